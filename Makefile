@@ -1,0 +1,50 @@
+# make demo | test | check | bench: each works alone on a fresh machine with Python 3.11 and make.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON := $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+DEV := .venv/dev.stamp
+BENCH := .venv/bench.stamp
+
+.PHONY: help demo test check bench clean
+
+help: ## Say what there is.
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+
+# The constraints hold every version, torch's above all: left alone, pip takes the newest torch
+# with gigabytes of CUDA.
+$(DEV): pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-dev.txt --editable '.[dev]'
+	touch $@
+
+$(BENCH): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-dev.txt --editable '.[bench]'
+	touch $@
+
+demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
+	rm -rf build/demo
+	$(BIN)/forebay preprocess examples/split_audio.py:split_audio \
+		examples/recordings.csv build/demo/
+	@echo
+	@$(BIN)/python examples/show_table.py build/demo/
+
+test: $(DEV) ## Run all tests.
+	$(BIN)/python -m pytest -q
+
+check: $(DEV) ## Lint, formatting, types, and the architecture's rules.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(BENCH) ## Measure forebay beside its peers.
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what make made.
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

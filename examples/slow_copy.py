@@ -1,0 +1,9 @@
+"""Copy files slowly: a stand-in for work that takes a while, to be killed half-way."""
+
+import time
+
+
+def slow_copy(source, out):
+    """Copy one file, in half a second."""
+    time.sleep(0.5)
+    out.file(source.name).write_bytes(source.read_bytes())

@@ -1,0 +1,38 @@
+"""Split recordings into overlapping pieces of two seconds.
+
+    forebay preprocess examples/split_audio.py:split_audio examples/recordings.csv pieces/
+
+Only one piece is in memory at a time, so a recording may be larger than memory.
+"""
+
+from pathlib import Path
+
+import soundfile
+
+WINDOW_S = 2.0
+OVERLAP_S = 0.5
+
+
+def split_audio(source, out):
+    """Write one recording's pieces, and say where each lies in it.
+
+    The last piece is as long as what is left. It always holds something new: what an overlap
+    alone would fill is in the piece before.
+    """
+    # A manifest's row comes as a dict, anything else as a path.
+    row = source if isinstance(source, dict) else {"path": source, "label": None}
+    path = Path(row["path"])
+    with soundfile.SoundFile(path) as recording:
+        rate = recording.samplerate
+        window, overlap = round(WINDOW_S * rate), round(OVERLAP_S * rate)
+        # 16-bit recordings are read as they are, so their pieces are exact copies.
+        dtype = "int16" if recording.subtype == "PCM_16" else "float32"
+        for k, piece in enumerate(recording.blocks(window, overlap, dtype=dtype)):
+            destination = out.file(f"{path.stem}-{k:04d}.flac")
+            soundfile.write(destination, piece, rate)
+            yield {
+                "destination": destination,
+                "start_s": k * (window - overlap) / rate,
+                "duration_s": len(piece) / rate,
+                "label": row["label"],
+            }

@@ -1,0 +1,411 @@
+"""The engine's mind: events in, commands out. PURE: no clock, process, thread or file.
+
+    consumer ── ResultsWanted, ResultsReleased ──┐
+    pool ────── WorkerStarted, TaskFinished, … ──┼─> Flow.handle(event, now) ─> [Command, …]
+    source ──── TasksQueued ─────────────────────┘
+
+Guarantees, checked by a random state machine in the tests:
+- `free + running + ready + leased == slots`, and each task in exactly one state (`check`);
+- a task is delivered or reported failed exactly once, whatever dies on the way;
+- an answer from a worker that is gone, or for an attempt that is over, changes nothing;
+- with `in_order`, results and failures come in the order of the source.
+
+Long because every decision about a task is here, so that nothing else has to be read to know it.
+
+Who is blamed. A worker acknowledges each task by itself and runs its tasks in the order they
+were sent, so when it dies the first unanswered one is the suspect and all others are innocent.
+A suspect is tried again alone, with nothing else running, after everything else (or once
+`max_suspects` wait): an innocent that was hit by its neighbour's memory gets a fair trial. With
+`in_order` a retry comes at once instead, since all delivery waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.engine.events import (
+    AlarmRang,
+    Cause,
+    Command,
+    DeliverResult,
+    Event,
+    FetchTasks,
+    Finish,
+    GiveUp,
+    KillWorker,
+    ReportFailure,
+    ReportRetry,
+    ResultsReleased,
+    ResultsWanted,
+    SendTasks,
+    SetAlarm,
+    StartWorker,
+    TaskFailed,
+    TaskFinished,
+    TasksQueued,
+    TasksReturned,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.engine.limits import Limits
+from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
+
+# Workers lost in a row, with no answer in between, after which starting more is pointless.
+MAX_FRUITLESS_DEATHS = 10
+
+
+@dataclass(slots=True)
+class _Task:
+    """One unit of work and where it stands; `attempt` counts from 1."""
+
+    state: State = State.QUEUED
+    attempt: int = 1
+    nbytes: int = 0
+    seconds: float = 0.0
+    result: Any = None
+    cause: Cause | None = None
+    story: list[Move] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker, the tasks it holds in the order it runs them, and when the first must be over."""
+
+    started: bool = False
+    tasks: deque[int] = field(default_factory=deque)
+    deadline: float | None = None
+    condemned: int | None = None
+
+
+class Flow:
+    """Decides which worker runs what, and what becomes of each answer, death and delay."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Start with no workers and no tasks; the first `handle` asks for both."""
+        self.limits = limits
+        self.counts = dict.fromkeys(State, 0)
+        self.ready_bytes = 0
+        self._tasks: dict[int, _Task] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._next_worker = 0
+        self._queue: deque[int] = deque()  # fresh tasks, and innocent ones to be redone, in front
+        self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
+        self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
+        self._trying_suspects = False
+        self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
+        self._wanted = 0
+        self._largest = 0  # bytes to expect of a running task: the largest result seen
+        self._estimate: float | None = None  # seconds a task takes, smoothed
+        self._filling = True
+        self._fetching = False
+        self._ended = False
+        self._fruitless_deaths = 0
+        self._alarm: float | None = None
+        self._over = False
+
+    # ---- the one door --------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Command]:
+        """Return the first commands."""
+        commands: list[Command] = []
+        self._go_on(now, commands)
+        return commands
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in what happened at `now` and return what is to be done, in order."""
+        commands: list[Command] = []
+        match event:
+            case TaskFinished():
+                self._on_finished(event, now, commands)
+            case TaskFailed():
+                self._on_failed(event, now, commands)
+            case TasksQueued():
+                self._on_queued(event)
+            case TasksReturned():
+                self._on_returned(event, now)
+            case WorkerStarted():
+                worker = self._workers.get(event.worker)
+                if worker is not None:
+                    worker.started = True
+            case WorkerDied():
+                self._on_died(event, commands)
+            case AlarmRang():
+                self._on_alarm(now, commands)
+            case ResultsWanted():
+                self._wanted += event.count
+                self._deliver(commands)
+            case ResultsReleased():
+                for key in event.tasks:
+                    self._move(key, Move.RELEASED)
+                    del self._tasks[key]
+        self._go_on(now, commands)
+        return commands
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def _on_queued(self, event: TasksQueued) -> None:
+        self._fetching = False
+        self._ended = event.ended
+        for key in event.tasks:
+            self._tasks[key] = _Task()
+            self.counts[State.QUEUED] += 1
+            self._queue.append(key)
+            if self.limits.in_order:
+                self._order.append(key)
+
+    def _on_finished(self, event: TaskFinished, now: float, commands: list[Command]) -> None:
+        task = self._answered(event.worker, event.task, event.attempt, now, commands)
+        if task is None:
+            return
+        self._fruitless_deaths = 0
+        old = self._estimate
+        self._estimate = event.seconds if old is None else old + 0.1 * (event.seconds - old)
+        self._largest = max(self._largest, event.nbytes)
+        task.nbytes, task.seconds, task.result = event.nbytes, event.seconds, event.result
+        self.ready_bytes += event.nbytes
+        self._move(event.task, Move.FINISHED)
+        if not self.limits.in_order:
+            self._order.append(event.task)
+        self._deliver(commands)
+
+    def _on_failed(self, event: TaskFailed, now: float, commands: list[Command]) -> None:
+        task = self._answered(event.worker, event.task, event.attempt, now, commands)
+        if task is None:
+            return
+        self._fruitless_deaths = 0
+        task.seconds = event.seconds
+        self._fail(event.task, event.cause, commands, self._retries, final=event.final)
+
+    def _on_returned(self, event: TasksReturned, now: float) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        given = set(event.tasks)
+        for key in reversed([key for key in worker.tasks if key in given]):
+            self._move(key, Move.RETURNED)
+            self._queue.appendleft(key)
+        worker.tasks = deque(key for key in worker.tasks if key not in given)
+        if not worker.tasks:
+            worker.deadline = None
+
+    def _on_died(self, event: WorkerDied, commands: list[Command]) -> None:
+        worker = self._workers.pop(event.worker, None)
+        if worker is None:
+            return
+        self._fruitless_deaths += 1
+        broken = not worker.started and event.cause.kind == "exception"
+        if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            self._over = True
+            commands.append(GiveUp(event.cause))
+        suspect, cause = (worker.tasks[0] if worker.tasks else None), event.cause
+        if worker.condemned is not None:
+            suspect = worker.condemned if worker.condemned == suspect else None
+            cause = Cause(
+                "timeout",
+                "SampleTimeoutError",
+                f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed",
+                event.cause.traceback,
+            )
+        elif event.blameless:
+            suspect = None
+        for key in reversed(worker.tasks):
+            if key != suspect:
+                self._move(key, Move.ORPHANED)
+                self._queue.appendleft(key)
+        if suspect is not None:
+            if cause.kind == "timeout":
+                self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
+            self._fail(suspect, cause, commands, self._suspects)
+
+    def _on_alarm(self, now: float, commands: list[Command]) -> None:
+        self._alarm = None
+        for number, worker in self._workers.items():
+            if worker.deadline is None or worker.condemned is not None:
+                continue
+            if worker.deadline <= now:
+                worker.condemned = worker.tasks[0]
+                commands.append(KillWorker(number))
+            elif self._alarm is None or worker.deadline < self._alarm:
+                self._alarm = worker.deadline
+        if self._alarm is not None:
+            commands.append(SetAlarm(self._alarm))
+
+    # ---- what becomes of a task ----------------------------------------------------------------
+
+    def _answered(
+        self, number: int, key: int, attempt: int, now: float, commands: list[Command]
+    ) -> _Task | None:
+        """Take an answered task from its worker; None if the answer is late or unknown."""
+        worker = self._workers.get(number)
+        if worker is None or not worker.tasks or worker.tasks[0] != key:
+            return None
+        task = self._tasks[key]
+        if task.attempt != attempt:
+            return None
+        worker.tasks.popleft()
+        self._begin(worker, now, commands)
+        return task
+
+    def _fail(
+        self, key: int, cause: Cause, commands: list[Command], again: deque[int], final: bool = False
+    ) -> None:
+        task = self._tasks[key]
+        if task.attempt > self.limits.retries or final:
+            self._move(key, Move.FAILED)
+            task.cause = cause
+            if not self.limits.in_order:
+                self._order.append(key)
+            self._deliver(commands)
+            return
+        self._move(key, Move.RETRIED)
+        commands.append(ReportRetry(key, task.attempt, cause))
+        task.attempt += 1
+        if self.limits.in_order:
+            self._queue.appendleft(key)
+        else:
+            again.append(key)
+
+    def _deliver(self, commands: list[Command]) -> None:
+        """Hand over what is next in line: results as they are wanted, failures at once."""
+        while self._order:
+            key = self._order[0]
+            task = self._tasks[key]
+            if task.state is State.FAILED:
+                assert task.cause is not None
+                commands.append(ReportFailure(key, task.attempt, task.seconds, task.cause))
+                del self._tasks[key]
+            elif task.state is State.READY and self._wanted > 0:
+                self._wanted -= 1
+                self.ready_bytes -= task.nbytes
+                self._move(key, Move.DELIVERED)
+                commands.append(DeliverResult(key, task.attempt, task.seconds, task.result))
+                task.result = None
+            else:
+                return
+            self._order.popleft()
+
+    def _move(self, key: int, move: Move) -> None:
+        task = self._tasks[key]
+        after = TRANSITIONS.get((task.state, move))
+        if after is None:
+            story = " > ".join(past.name for past in task.story)
+            raise IllegalMoveError(f"task {key} is {task.state.value}, not to be {move}; {story}")
+        self.counts[task.state] -= 1
+        self.counts[after] += 1
+        task.state = after
+        task.story.append(move)
+
+    # ---- what happens next ---------------------------------------------------------------------
+
+    def _go_on(self, now: float, commands: list[Command]) -> None:
+        if self._over:
+            return
+        counts = self.counts
+        todo = counts[State.QUEUED] + counts[State.RUNNING]
+        if self._ended and not todo and not counts[State.READY] and not self._fetching:
+            self._over = True
+            commands.append(Finish())
+            return
+        if counts[State.QUEUED]:
+            while len(self._workers) < min(self.limits.num_workers, todo):
+                self._workers[self._next_worker] = _Worker()
+                commands.append(StartWorker(self._next_worker))
+                self._next_worker += 1
+            self._feed(now, commands)
+        queued = len(self._queue)
+        if not self._ended and not self._fetching and queued <= self.limits.lookahead // 2:
+            self._fetching = True
+            commands.append(FetchTasks(self.limits.lookahead - queued))
+
+    def _feed(self, now: float, commands: list[Command]) -> None:
+        """Send work to every worker that has room for it."""
+        fresh = bool(self._queue or self._retries)
+        if not self._suspects:
+            self._trying_suspects = False
+        elif len(self._suspects) >= self.limits.max_suspects or (self._ended and not fresh):
+            self._trying_suspects = True
+        alone = self._trying_suspects
+        if alone and self.counts[State.RUNNING]:
+            return
+        for number, worker in self._workers.items():
+            if not worker.started or worker.condemned is not None:
+                continue
+            queue = self._suspects if alone else self._retries or self._queue
+            # What all delivery waits for must not wait for room in its turn.
+            awaited = self.limits.in_order and bool(queue) and queue[0] == self._order[0]
+            free = self._free_slots(awaited)
+            count = min(1 if alone else self._room(worker, queue), free, len(queue))
+            if count <= 0:
+                continue
+            keys = [queue.popleft() for _ in range(count)]
+            for key in keys:
+                self._move(key, Move.SENT)
+            idle = not worker.tasks
+            worker.tasks.extend(keys)
+            if idle:
+                self._begin(worker, now, commands)
+            pairs = tuple((key, self._tasks[key].attempt) for key in keys)
+            commands.append(SendTasks(number, pairs))
+            if alone:
+                return
+
+    def _room(self, worker: _Worker, queue: deque[int]) -> int:
+        """Return how many tasks to send: about `group_s` of work, none bound to it needlessly."""
+        held, limits = len(worker.tasks), self.limits
+        if queue is self._retries or self._estimate is None or not limits.group_s:
+            return 0 if held else 1
+        if held * self._estimate > limits.group_s / 2:
+            return 0  # the next one would only wait there, where no other worker can take it
+        size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
+        if self._ended:
+            size = min(size, -(-len(queue) // limits.num_workers))  # leave the others their share
+        return max(size, 0 if held else 1)
+
+    def _free_slots(self, awaited: bool) -> int:
+        """Return how many tasks may begin now, within slots, bytes and the low mark."""
+        limits, running, ready = self.limits, self.counts[State.RUNNING], self.counts[State.READY]
+        slots = limits.slots - running - ready - self.counts[State.LEASED]
+        free = slots
+        if limits.max_bytes is not None and self._largest:
+            left = limits.max_bytes - self.ready_bytes - running * self._largest
+            free = min(slots, left // self._largest)
+        if limits.refill_below is not None:
+            if free <= 0:
+                self._filling = False
+            elif running + ready < limits.refill_below:
+                self._filling = True
+            if not self._filling:
+                free = 0
+        if free <= 0 and (awaited or running + ready == 0):
+            free = 1  # also when a single result is larger than the whole budget
+        return min(free, slots)
+
+    def _begin(self, worker: _Worker, now: float, commands: list[Command]) -> None:
+        """Note that the worker begins its next task now, and by when that must be over."""
+        timeout = self.limits.timeout_s
+        if timeout is None:
+            return
+        worker.deadline = now + timeout if worker.tasks else None
+        if self._alarm is None and worker.deadline is not None:
+            self._alarm = worker.deadline
+            commands.append(SetAlarm(self._alarm))
+
+    # ---- for tests and statistics --------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the accounting: every task in one state and one place, no slot lost."""
+        held = dict.fromkeys(State, 0)
+        for task in self._tasks.values():
+            held[task.state] += 1
+        for state in (State.QUEUED, State.RUNNING, State.READY, State.LEASED):
+            assert held[state] == self.counts[state], (state, held, self.counts)
+        waiting = [*self._queue, *self._retries, *self._suspects]
+        assert len(waiting) == len(set(waiting)) == held[State.QUEUED]
+        on_workers = [key for worker in self._workers.values() for key in worker.tasks]
+        assert len(on_workers) == len(set(on_workers)) == held[State.RUNNING]
+        used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
+        assert used <= self.limits.slots, (used, self.limits.slots)
+        ready = [task for task in self._tasks.values() if task.state is State.READY]
+        assert self.ready_bytes == sum(task.nbytes for task in ready)

@@ -1,0 +1,38 @@
+"""What the flow may do, as one frozen record. PURE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the flow may do.
+
+    Attributes:
+        num_workers: Workers kept alive while there is work for them; at least 1.
+        slots: Results being made, ready or in the consumer's hands, at most.
+        max_bytes: Bytes of results being made or ready, at most; None for no limit. One task
+            may always run, however large.
+        refill_below: Once full, wait until fewer than this many results are being made or
+            ready before making more; None refills at once.
+        in_order: Deliver in the order of the source.
+        retries: Further tries for a task that failed.
+        timeout_s: Seconds one try may take; None for no limit.
+        group_s: Seconds of work to aim at in one message to a worker; 0 sends tasks singly.
+        max_group: Tasks in one message, at most.
+        lookahead: Tasks to hold queued, taken from the source in advance.
+        max_suspects: How many suspects may wait before they are tried, alone.
+    """
+
+    num_workers: int
+    slots: int
+    max_bytes: int | None = None
+    refill_below: int | None = None
+    in_order: bool = False
+    retries: int = 0
+    timeout_s: float | None = None
+    group_s: float = 0.0
+    max_group: int = 1
+    lookahead: int = 1
+    max_suspects: int = 64

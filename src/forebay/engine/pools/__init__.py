@@ -1,0 +1,1 @@
+"""Where workers run: one file per kind of worker, all behind the contract in `base.py`."""

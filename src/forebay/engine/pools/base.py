@@ -1,0 +1,40 @@
+"""The contract of a pool.
+
+A pool hosts workers. It decides nothing: it starts, feeds and kills workers as it is told, and
+`wait` returns what happened to them. `forebay.testing.PoolTests` holds every pool to this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from forebay.engine.events import Event
+from forebay.engine.job import Assignment
+
+
+class Pool(ABC):
+    """Workers of one kind. All methods are called from one thread."""
+
+    @abstractmethod
+    def start(self, worker: int) -> None:
+        """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows from `wait`."""
+
+    @abstractmethod
+    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+        """Hand over tasks to be run in this order; never blocks; no-op for a dead worker."""
+
+    @abstractmethod
+    def kill(self, worker: int) -> None:
+        """Kill a worker that hangs; `WorkerDied`, with the stack of the hang, follows."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return what happened, waiting up to `timeout` seconds (None: for ever) for something.
+
+        The events of one worker come in the order in which they happened, its death last.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every worker, within seconds, by force if need be. Safe to call twice."""

@@ -1,0 +1,59 @@
+"""One worker in the caller's own thread: nothing to start, real tracebacks, a debugger's friend.
+
+It cannot be killed: a task that hangs hangs the caller, as any function call would.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+from forebay.engine.events import Event, WorkerDied, WorkerStarted
+from forebay.engine.job import Assignment, Job
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.worker import cause_of, perform
+
+
+@final
+class InlinePool(Pool):
+    """Runs one task in each `wait`."""
+
+    def __init__(self, job: Job) -> None:
+        """Host `job` in this thread."""
+        self._job = job
+        self._events: deque[Event] = deque()
+        self._held: deque[tuple[int, Assignment]] = deque()
+        self._open = False
+
+    def start(self, worker: int) -> None:
+        """Set the job up, now."""
+        try:
+            self._job.open(worker)
+        except Exception as error:
+            self._events.append(WorkerDied(worker, cause_of(error)))
+            return
+        self._open = True
+        self._events.append(WorkerStarted(worker))
+
+    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+        """Keep the tasks for the next calls of `wait`."""
+        self._held.extend((worker, each) for each in assignments)
+
+    def kill(self, worker: int) -> None:
+        """Do nothing: whoever calls this is the one who would have to be killed."""
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return what is known, or else run one task and return how it went."""
+        if not self._events and self._held:
+            worker, assignment = self._held.popleft()
+            return [perform(worker, self._job, assignment)]
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Tidy the job up."""
+        if self._open:
+            self._open = False
+            self._job.close()

@@ -1,0 +1,90 @@
+"""Workers as threads of this process: no pickling, one interpreter lock.
+
+A thread cannot be killed. One that hangs is abandoned: it is a daemon, nothing waits for it, and
+whatever it still says is dropped, since the flow knows its number no more.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import final
+
+from forebay.engine.events import Cause, Event, WorkerDied
+from forebay.engine.job import Assignment, Job
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.worker import serve
+
+# How long `close` waits for workers that are in the middle of a task, in all.
+CLOSE_S = 1.0
+
+
+class _Worker:
+    """A thread and the queue of what it is to do; None in it means that it is over."""
+
+    def __init__(self, number: int, job: Job, events: queue.SimpleQueue[Event]) -> None:
+        self.tasks: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(
+            target=serve,
+            args=(number, job, self._receive, events.put),
+            name=f"forebay-worker-{number}",
+            daemon=True,
+        )
+        self.thread.start()
+
+    def _receive(self, wait: bool) -> Sequence[Assignment] | None:
+        try:
+            return self.tasks.get(block=wait)
+        except queue.Empty:
+            return ()
+
+
+@final
+class ThreadPool(Pool):
+    """Runs each worker in a daemon thread."""
+
+    def __init__(self, job: Job) -> None:
+        """Host `job`, one object for all threads."""
+        self._job = job
+        self._workers: dict[int, _Worker] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def start(self, worker: int) -> None:
+        """Start a thread."""
+        self._workers[worker] = _Worker(worker, self._job, self._events)
+
+    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+        """Put the tasks into the thread's queue."""
+        if worker in self._workers:
+            self._workers[worker].tasks.put(assignments)
+
+    def kill(self, worker: int) -> None:
+        """Abandon a thread, noting where it hangs."""
+        abandoned = self._workers.pop(worker)
+        abandoned.tasks.put(None)
+        frame = sys._current_frames().get(abandoned.thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        cause = Cause("crash", "WorkerDiedError", "the thread was abandoned", stack)
+        self._events.put(WorkerDied(worker, cause))
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return everything that the threads have said."""
+        try:
+            events = [self._events.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        return events
+
+    def close(self) -> None:
+        """Tell every thread to go; wait a moment for those in the middle of a task."""
+        for worker in self._workers.values():
+            worker.tasks.put(None)
+        share = CLOSE_S / max(len(self._workers), 1)
+        for worker in self._workers.values():
+            worker.thread.join(share)
+        self._workers.clear()

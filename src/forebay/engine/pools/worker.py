@@ -1,0 +1,105 @@
+"""The loop inside any worker, whatever hosts it: take a task, run it, answer, at once.
+
+Answers are never held back: the driver lays a death to the first unanswered task, so each answer
+must be on its way before the next task begins.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from forebay.engine.events import (
+    Cause,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TasksReturned,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.engine.job import Assignment, Job, Refusal
+
+# A task that takes longer than this gives back those queued behind it for others to take.
+GIVE_BACK_S = 0.2
+
+
+def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
+    """Run one task and return the event that tells how it went."""
+    task, attempt, _ = assignment
+    began = time.perf_counter()
+    try:
+        result, nbytes = job.run(assignment)
+    except KeyboardInterrupt:
+        raise  # the user at the keyboard, not the task
+    except BaseException as error:  # SystemExit too: a task must not end its worker
+        final = isinstance(error, Refusal)
+        if isinstance(error, Refusal):
+            cause = cause_of(error.__cause__ or error, error.kind)
+        else:
+            cause = cause_of(error)
+        return TaskFailed(worker, task, attempt, cause, time.perf_counter() - began, final)
+    return TaskFinished(worker, task, attempt, result, nbytes, time.perf_counter() - began)
+
+
+def cause_of(error: BaseException, kind: str = "exception") -> Cause:
+    """Describe an exception, without the frames of forebay's own loop that led to it."""
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return Cause(kind, type(error).__name__, str(error), text, error)
+
+
+def serve(
+    worker: int,
+    job: Job,
+    receive: Callable[[bool], Sequence[Assignment] | None],
+    report: Callable[[Event], None],
+) -> None:
+    """Serve until `receive` says that it is over.
+
+    Args:
+        worker: This worker's number.
+        job: What to do; its `open` is called first.
+        receive: Returns tasks, waiting for some if called with True, or None when it is over.
+            Called with False it returns at once, with an empty sequence if there are none.
+        report: Sends an event to the driver.
+    """
+    try:
+        job.open(worker)
+    except Exception as error:
+        report(WorkerDied(worker, cause_of(error)))
+        return
+    report(WorkerStarted(worker))
+    held: deque[Assignment] = deque()
+    while True:
+        received = receive(not held)
+        while received:
+            held.extend(received)
+            received = receive(False)
+        if received is None:
+            break
+        event = perform(worker, job, held.popleft())
+        report(event)
+        if event.seconds > GIVE_BACK_S and held:
+            report(TasksReturned(worker, tuple(each.task for each in held)))
+            held.clear()
+    job.close()
+
+
+def portable(event: TaskFailed) -> TaskFailed:
+    """Return the event fit for pickling: without an exception that does not come through whole."""
+    cause = event.cause
+    try:
+        copy = pickle.loads(pickle.dumps(cause.exception))
+        whole = type(copy) is type(cause.exception) and str(copy) == str(cause.exception)
+    except Exception:
+        whole = False
+    if whole:
+        return event
+    bare = Cause(cause.kind, cause.error, cause.message, cause.traceback)
+    return TaskFailed(event.worker, event.task, event.attempt, bare, event.seconds, event.final)

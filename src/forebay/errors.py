@@ -1,0 +1,63 @@
+"""Every error forebay raises on purpose, in one tree.
+
+    ForebayError
+    ├── OptionError(ValueError)       a setting is impossible; raised before anything starts
+    ├── InputError(ValueError)        the inputs (a manifest, a folder, a list) cannot be used as they are
+    ├── OutputError                   an output is unusable: full, read-only, a name that escapes or is claimed twice
+    ├── LedgerError                   the ledger is damaged, foreign, or cannot be written
+    │   ├── BusyError                 another run holds this output folder
+    │   └── ChangedError              the function or its parameters are not those of the earlier run
+    ├── FailuresError                 the run stopped early: too many inputs failed, or the first ones all alike
+    ├── SampleTimeoutError(TimeoutError)   one input or sample ran past `timeout`
+    ├── WorkerDiedError(RuntimeError)      a worker left: its signal or exit code, and what it was doing
+    └── ClosedError                   you closed it
+
+A message says, in this order: what happened, to whom, the numbers, what forebay did, what to do.
+Its first line stands alone.
+"""
+
+from __future__ import annotations
+
+
+class ForebayError(Exception):
+    """The root of all errors that forebay raises on purpose."""
+
+
+class OptionError(ForebayError, ValueError):
+    """A setting is impossible; raised before anything starts."""
+
+
+class InputError(ForebayError, ValueError):
+    """The inputs cannot be used as they are: a missing folder, a torn manifest, a duplicate."""
+
+
+class OutputError(ForebayError):
+    """An output cannot be written: a full or read-only folder, a name that escapes or clashes."""
+
+
+class LedgerError(ForebayError):
+    """The ledger is damaged, foreign to this version, or cannot be written."""
+
+
+class BusyError(LedgerError):
+    """Another run holds this output folder."""
+
+
+class ChangedError(LedgerError):
+    """The function or its parameters differ from those the ledger was written with."""
+
+
+class FailuresError(ForebayError):
+    """A run stopped early: more inputs failed than allowed, or the first ones all failed alike."""
+
+
+class SampleTimeoutError(ForebayError, TimeoutError):
+    """One input or sample ran past `timeout`; the message holds the stack of the hang."""
+
+
+class WorkerDiedError(ForebayError, RuntimeError):
+    """A worker died; the message names its signal or exit code and what it was doing."""
+
+
+class ClosedError(ForebayError):
+    """The object was closed by its user."""

@@ -1,0 +1,1 @@
+"""preprocess's own rooms: what comes in, what goes out, and the ledger that remembers both."""

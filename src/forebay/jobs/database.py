@@ -1,0 +1,204 @@
+"""The ledger's SQLite file: its tables, how it is opened and checked, and its errors in words."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import BusyError, LedgerError
+
+NAME = "ledger.sqlite"
+FORMAT = 1
+APPLICATION_ID = 0x666F7265  # "fore"
+
+# user_version is `FORMAT << 24 | commits`. SQLite leaves its own change counter alone in
+# exclusive locking mode; this one is what tells a reader that the pages moved under it.
+_COMMITS = 1 << 24
+# SQLite's limit of parameters in one statement was 999 for long.
+_PARAMETERS = 500
+
+TODO, DONE, FAILED, GONE = range(4)
+
+# `ordinal` is the place in the listing, from 1; gone inputs have negative ones.
+# `outputs` is set if and only if the input was done, `error` if and only if it failed.
+# A name that two inputs claimed has no ordinal but a rival: one of those that lost it.
+# The index holds failed inputs alone, so it costs the good ones nothing.
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE inputs(
+    ordinal INTEGER PRIMARY KEY, source TEXT NOT NULL, row TEXT, identity TEXT NOT NULL,
+    state INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
+    seconds REAL NOT NULL DEFAULT 0, outputs TEXT, metadata TEXT, error TEXT);
+CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
+CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
+CREATE TABLE chores(name TEXT NOT NULL, staged TEXT);
+"""
+
+# File names may hold bytes that are not UTF-8, which Python keeps as lone surrogates.
+_decode = partial(str, encoding="utf-8", errors="surrogatepass")
+
+
+def storable(text: str) -> str | bytes:
+    """Return `text` in a form that `CAST(? AS TEXT)` stores whole, lone surrogates included."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def storable_or_none(text: str | None) -> str | bytes | None:
+    """Return `storable(text)`, or None for None."""
+    return None if text is None else storable(text)
+
+
+class Database:
+    """One connection to a ledger's file, with transactions and errors in words.
+
+    Args:
+        path: The file; made if it does not exist.
+        locks: False where the file system has no locks: SQLite then takes none either, and the
+            folder's own lock is the only guard.
+    """
+
+    def __init__(self, path: Path, *, locks: bool = True) -> None:
+        self.path = path
+        self._commits = 0
+        query = "mode=rwc" if locks else "mode=rwc&nolock=1"
+        with in_words(path):
+            self._connection = connect(path, query)
+        try:
+            with in_words(path):
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block does, all of it or, if it raises, nothing."""
+        db = self._connection
+        with in_words(self.path):
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                self._commits = (self._commits + 1) % _COMMITS
+                db.execute(f"PRAGMA user_version = {FORMAT * _COMMITS + self._commits}")
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:  # SQLite itself rolls back when a disk is full
+                    db.execute("ROLLBACK")
+                raise
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query; the caller keeps them few with LIMIT."""
+        with in_words(self.path):
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def _prepare(self) -> None:
+        db = self._connection
+        # Right without shared memory maps (NFS, Lustre), and no other process may slip in between.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        fresh = check(db, self.path)
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -65536")
+        self._commits = db.execute("PRAGMA user_version").fetchone()[0] % _COMMITS
+        if fresh:
+            with self.transaction():
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in _SCHEMA.split(";\n"):
+                    db.execute(statement)
+
+
+def connect(path: Path, query: str) -> sqlite3.Connection:
+    """Open an SQLite file with text as the ledger keeps it and transactions left to the caller."""
+    uri = f"{path.absolute().as_uri()}?{query}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None)
+    db.text_factory = _decode
+    return db
+
+
+def check(db: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file is still empty.
+
+    Raises:
+        LedgerError: It is not a ledger, or one of a newer forebay.
+    """
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0] // _COMMITS
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not (application or version or tables):
+        return True
+    if application != APPLICATION_ID:
+        raise LedgerError(
+            f"{path} is an SQLite file, but not a ledger of forebay's\n"
+            "  It was left as it is. Choose another output folder."
+        )
+    if version > FORMAT:
+        raise LedgerError(
+            f"{path} was written by a newer forebay: format {version}, this one reads {FORMAT}\n"
+            "  It was left as it is. Upgrade forebay, or choose another output folder."
+        )
+    return False
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into `LedgerError`s that name the file, the cause and the way on."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # our own mistake, such as a call after `close`; not the file's
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        kind = BusyError if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else LedgerError
+        raise kind(f"{_first_line(path, name)}\n  {_advice(name)} (SQLite: {error})") from error
+
+
+def _first_line(path: Path, name: str) -> str:
+    if name.startswith("SQLITE_FULL"):
+        return f"the disk is full: the ledger {path} cannot grow"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return f"the ledger {path} is read-only or cannot be opened"
+    if name.startswith("SQLITE_IOERR"):
+        return f"the ledger {path} cannot be written: the file system reports an error"
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return f"another process has the ledger {path} open"
+    return f"the ledger {path} is damaged"
+
+
+def _advice(name: str) -> str:
+    if name.startswith("SQLITE_FULL"):
+        return "Nothing recorded was lost. Free some space (also for temporary files), call again."
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return "Nothing was changed. Check the rights of the file and its folder."
+    if name.startswith("SQLITE_IOERR"):
+        return "Nothing recorded was lost. Check quota, disk and mount, then call again."
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "This run touched nothing. Close that process, then call again."
+    return (
+        "It was left as it is. Bring back a copy of it, or move its folder away and run again: "
+        "everything is then done anew."
+    )
+
+
+def put_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    """Keep a text under a key."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES(?, CAST(? AS TEXT))", (key, storable(value)))
+
+
+def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
+    """Cut `items` into lists short enough for one statement, each with its `?,?,...`."""
+    everything = list(items)
+    for start in range(0, len(everything), _PARAMETERS):
+        part = everything[start : start + _PARAMETERS]
+        yield part, ",".join("?" * len(part))

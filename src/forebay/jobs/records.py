@@ -1,0 +1,120 @@
+"""The plain records that preprocess's rooms hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input as it was listed.
+
+    Attributes:
+        source: Path or URL as the user gave it; for a manifest's row the value of its path
+            column ("" if it has none); for a Dataset the index as text.
+        row: The manifest's row as a JSON object, columns in the manifest's order; None for a path.
+        identity: What tells a changed input from the same one: "size:mtime_ns" or an etag;
+            "missing" where there is no such file; "" where there is nothing to look at.
+    """
+
+    source: str
+    row: str | None = None
+    identity: str = ""
+
+    @property
+    def key(self) -> str:
+        """What makes this input itself: its row, or else its path."""
+        return self.source if self.row is None else self.row
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """One input that still has to be worked on, as the ledger lists it."""
+
+    ordinal: int
+    source: str
+    row: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One file an input produced.
+
+    Attributes:
+        name: Final name, relative to the output folder, with "/" between its parts.
+        size: Bytes.
+        staged: Where it waits, relative to the output folder; "" if it is at its name already.
+    """
+
+    name: str
+    size: int
+    staged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The work on one input ended well.
+
+    Attributes:
+        ordinal: The input's place in the listing.
+        attempts: How many tries it took in this run, the good one included.
+        seconds: Wall time of the good try.
+        outputs: Its files, in the order the function asked for them.
+        metadata: A JSON list of objects: its rows of the metadata table, without the
+            manifest's columns and `source`; `destination` holds an output's final name.
+    """
+
+    ordinal: int
+    attempts: int
+    seconds: float
+    outputs: tuple[OutputFile, ...]
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The work on one input failed for good in this run.
+
+    Attributes:
+        ordinal: The input's place in the listing.
+        attempts: How many tries it took.
+        seconds: Wall time of the last try.
+        kind: "exception", "timeout", "crash", "input" (missing, a directory) or "output"
+            (a name that escapes or is claimed twice).
+        error: The error's type, such as "ValueError".
+        message: The error's own words, one or more lines.
+        traceback: Text; the user's frames, or the stack of a hang; "" if there is none.
+    """
+
+    ordinal: int
+    attempts: int
+    seconds: float
+    kind: str
+    error: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Something to do in the output folder after a commit, safe to do twice.
+
+    A chore with a `staged` path renames it to `name`; one without removes `name`.
+    """
+
+    name: str
+    staged: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many inputs are in which state; `total = done + failed + todo`."""
+
+    total: int
+    done: int
+    failed: int
+
+    @property
+    def todo(self) -> int:
+        """Inputs neither done nor failed."""
+        return self.total - self.done - self.failed

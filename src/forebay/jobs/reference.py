@@ -1,0 +1,86 @@
+"""Finding a function by the text that names it: `split.py:split_audio` or `package.module:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forebay.errors import OptionError
+
+
+def load_work(reference: str) -> Any:
+    """Return what a reference names.
+
+    Args:
+        reference: `FILE.py:NAME` or `MODULE:NAME`; NAME may have dots.
+
+    Raises:
+        OptionError: There is no such file, module or name, or importing it failed.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise OptionError(
+            f"{reference!r} names no function\n"
+            "  Write FILE.py:FUNCTION (split.py:split_audio) or MODULE:FUNCTION."
+        )
+    is_file = place.endswith(".py") or os.sep in place
+    try:
+        module = _from_file(Path(place)) if is_file else _from_path(place)
+    except OptionError:
+        raise
+    except Exception as error:
+        raise OptionError(
+            f"{place!r} cannot be imported: {type(error).__name__}: {error}\n"
+            "  Nothing was started. Try it by itself: "
+            + (f"python {place}" if is_file else f"python -c 'import {place}'")
+        ) from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise OptionError(f"{place!r} has no {name!r}; it has {_functions(module)}")
+        found = getattr(found, part)
+    return found
+
+
+def _from_path(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a script as `python script.py` would find its neighbours, without running it as main."""
+    import cloudpickle
+
+    if not path.is_file():
+        raise OptionError(f"{str(path)!r} is no file; looked from {os.getcwd()!r}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    known = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        if known is not None:
+            sys.modules[path.stem] = known
+        raise
+    cloudpickle.register_pickle_by_value(module)  # workers need not find the file again
+    return module
+
+
+def _functions(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    return ", ".join(map(repr, names)) or "no functions"

@@ -1,0 +1,102 @@
+"""What a function returned, turned into the rows that it adds to the metadata table. PURE."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+def rows_of(returned: Any) -> list[dict[str, Any]] | None:
+    """Return the rows in what a function returned, exhausting it if it is a generator.
+
+    None means that the function said nothing. A mapping is one row, an iterable of mappings one
+    row each; anything else is one row with the value in the column `metadata`.
+
+    Raises:
+        TypeError: Some elements are mappings and others are not.
+    """
+    if returned is None:
+        return None
+    if isinstance(returned, Mapping):
+        return [dict(returned)]
+    is_scalar = isinstance(returned, str | bytes | os.PathLike)
+    if is_scalar or not isinstance(returned, Iterable):
+        return [{"metadata": returned}]
+    values = list(returned)
+    mappings = sum(isinstance(value, Mapping) for value in values)
+    if mappings == len(values):
+        return [dict(value) for value in values]
+    if mappings:
+        other = next(value for value in values if not isinstance(value, Mapping))
+        raise TypeError(
+            f"metadata must be dicts throughout, but one of {len(values)} is a "
+            f"{type(other).__name__}"
+        )
+    return [{"metadata": values}]
+
+
+def encode(
+    rows: list[dict[str, Any]] | None, names: list[str], final_name: Callable[[str], str | None]
+) -> str:
+    """Return the rows as JSON, with every staged path replaced by its final name.
+
+    Where the function named no destination and it is plain which one it is (a single output; or
+    nothing returned at all, then one row an output), it is filled in.
+
+    Args:
+        rows: What `rows_of` returned.
+        names: Final names of the input's outputs, in order.
+        final_name: Returns the final name of a staged path, None for any other text.
+
+    Raises:
+        TypeError: A value cannot be JSON; the message names the column.
+    """
+    if rows is None:
+        rows = [{"destination": name} for name in names] or [{}]
+    elif len(names) == 1:
+        rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            text = os.fspath(value)
+            return final_name(text) or text
+        for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
+            if hasattr(value, method) and hasattr(value, "dtype"):
+                try:
+                    return getattr(value, method)()
+                except (ValueError, RuntimeError):
+                    continue
+        if isinstance(value, set | frozenset):
+            return sorted(value)
+        if isinstance(value, Mapping):
+            return dict(value)
+        if hasattr(value, "isoformat"):
+            return value.isoformat()
+        raise TypeError(type(value).__name__)
+
+    for row in rows:
+        for column, value in row.items():
+            if type(value) is str:
+                row[column] = final_name(value) or value
+            elif type(value) is float and not math.isfinite(value):
+                row[column] = None  # JSON has no such number
+    try:
+        return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TypeError(_what_is_wrong(rows, plain)) from error
+
+
+def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> str:
+    for row in rows:
+        for column, value in row.items():
+            try:
+                json.dumps({column: value}, default=plain)
+            except (TypeError, ValueError) as error:
+                return (
+                    f"metadata {column!r} cannot be JSON: {error} (a {type(value).__name__})\n"
+                    "  Return numbers, text, lists and dicts; write anything larger to out.file()."
+                )
+    return "the metadata cannot be JSON"

@@ -1,0 +1,165 @@
+"""The job of a preprocess worker: one input in, its staged files and its metadata out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.engine.job import Answer, Assignment, Refusal
+from forebay.errors import OutputError
+from forebay.jobs.outputs import Output
+from forebay.jobs.records import OutputFile
+from forebay.jobs.rows import encode, rows_of
+from forebay.jobs.seeds import generator_states, restore_generators, seed_everything
+
+# Errors that are the machine's and not the input's: every other input would meet them too.
+_ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
+
+class WorkerEnd(Protocol):
+    """A worker's end of wherever the outputs go."""
+
+    def open(self, worker: int) -> None:
+        """Set up in the worker."""
+
+    def begin(self) -> Output:
+        """Return the `out` of one input."""
+        ...
+
+    def commit(self, output: Output) -> tuple[OutputFile, ...]:
+        """Return what one input made, safe against the worker's death."""
+        ...
+
+    def is_full(self) -> bool:
+        """Tell whether there is no room left for outputs."""
+        ...
+
+
+class Fetch(Protocol):
+    """Brings a remote input to a local path for as long as it is worked on."""
+
+    def __call__(self, source: str) -> AbstractContextManager[Path]:
+        """Return the local path, removed on leaving."""
+        ...
+
+
+class PreprocessJob:
+    """Calls the user's function, or asks the user's Dataset, for one input at a time.
+
+    Args:
+        work: The function, or the Dataset.
+        kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
+        outputs: Where files are staged.
+        fetch: For inputs that have to be brought here first; None if they are local.
+        restore: Leave this process's random generators as they were found (`num_workers=0`).
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        kind: str,
+        outputs: WorkerEnd,
+        fetch: Fetch | None = None,
+        restore: bool = False,
+    ) -> None:
+        """See the class."""
+        self._work = work
+        self._kind = kind
+        self._outputs = outputs
+        self._fetch = fetch
+        self._restore = restore
+        self._states: list[Any] | None = None
+
+    def open(self, worker: int) -> None:
+        """Make the staging folder."""
+        self._outputs.open(worker)
+        if self._restore:
+            self._states = generator_states()
+
+    def close(self) -> None:
+        """Give the random generators back."""
+        if self._states is not None:
+            restore_generators(self._states)
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Return `((OutputFile, …), metadata JSON)` for one input `(source, row)`.
+
+        Raises:
+            Refusal: "input": there is no such file. "output": a name or file is not acceptable.
+                "environment": the disk is full or read-only; not the input's fault.
+        """
+        source, row = assignment.payload
+        seed_everything(source if row is None else row)
+        out = self._outputs.begin()
+        try:
+            returned = self._call(source, row, out)
+            rows = rows_of(returned)
+            files = self._outputs.commit(out)
+            metadata = encode(rows, out.names(), out.final_name)
+        except BaseException as error:
+            full = isinstance(error, Exception) and self._is_environment(error)
+            out.discard()
+            if full:
+                raise Refusal("environment") from error
+            if isinstance(error, OutputError):
+                raise Refusal("output") from error
+            raise
+        return Answer((files, metadata), len(metadata))
+
+    def _call(self, source: str, row: str | None, out: Output) -> Any:
+        if self._kind == "indices":
+            return self._work[int(source)]
+        if row is not None:
+            return _exhausted(self._work(json.loads(row), out))
+        try:
+            with self._local(source) as path:
+                return _exhausted(self._work(path, out))
+        except _NoInputError as error:
+            raise Refusal("input") from error.__cause__
+
+    def _local(self, source: str) -> AbstractContextManager[Path]:
+        if self._fetch is not None:
+            return self._fetch(source)
+        path = Path(source)
+        try:
+            mode = os.stat(path).st_mode
+        except OSError as error:
+            raise _NoInputError from error
+        if (mode & 0o170000) == 0o040000:
+            cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
+            raise _NoInputError from cause
+        return nullcontext(path)
+
+    def _is_environment(self, error: Exception) -> bool:
+        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
+            return True
+        try:
+            return self._outputs.is_full()
+        except OSError:
+            return False
+
+
+class _NoInputError(Exception):
+    """There is no such input; the cause says why."""
+
+
+def _exhausted(returned: Any) -> Any:
+    """Run a generator to its end, while its input and `out` are still valid."""
+    is_lazy = hasattr(returned, "__next__")
+    return list(returned) if is_lazy else returned
+
+
+def check_callable(work: Callable[..., Any]) -> None:
+    """Raise TypeError if a function cannot be called as `work(source, out)`."""
+    import inspect
+
+    try:
+        signature = inspect.signature(work)
+    except ValueError:
+        return  # a builtin that does not tell
+    signature.bind("source", "out")

@@ -1,0 +1,91 @@
+"""Progress on a terminal as a bar, elsewhere as a line now and then. Writes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Without a terminal: seconds until the first line, and the longest wait between two.
+FIRST_LINE_S = 10.0
+SLOWEST_LINE_S = 60.0
+
+
+class Progress:
+    """Shows done, failed, rate and time left.
+
+    Args:
+        total: Inputs in all.
+        done: Inputs done before this run.
+        visible: Show anything at all.
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        visible: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the clock."""
+        self.done = done
+        self.failed = 0
+        self._total = total
+        self._before = done
+        self._clock = clock
+        self._began = clock()
+        self._visible = visible
+        self._bar: Any = None
+        self._next_line = self._began + FIRST_LINE_S
+        self._pause = FIRST_LINE_S
+        if visible and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
+            self._bar = tqdm(total=total, initial=done, unit="input", dynamic_ncols=True)
+
+    def update(self, done: int, failed: int) -> None:
+        """Take note that in this run `done` and `failed` more inputs ended."""
+        self.done += done
+        self.failed += failed
+        if self._bar is not None:
+            self._bar.update(done + failed)
+            if self.failed:
+                self._bar.set_postfix(failed=self.failed, refresh=False)
+        elif self._visible and self._clock() >= self._next_line:
+            self._pause = min(self._pause * 2, SLOWEST_LINE_S)
+            self._next_line = self._clock() + self._pause
+            print(self.line(), file=sys.stderr, flush=True)
+
+    def rate(self) -> float:
+        """Return inputs ended a second, over this run."""
+        ended = self.done - self._before + self.failed
+        return ended / max(self._clock() - self._began, 1e-9)
+
+    def line(self) -> str:
+        """Return the state of the run in one line."""
+        rate = self.rate()
+        left = self._total - self.done - self.failed
+        eta = duration(left / rate) if rate else "unknown"
+        return (
+            f"forebay: {self.done:,} of {self._total:,} done, {self.failed:,} failed, "
+            f"{rate:,.1f} inputs/s, {eta} left"
+        )
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: "42 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

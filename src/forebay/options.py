@@ -1,0 +1,111 @@
+"""The settings of each verb as frozen records, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import OptionError
+
+BACKENDS = ("process", "thread")
+TABLE_FORMATS = ("parquet", "csv", "jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreprocessOptions:
+    """How `forebay.preprocess` runs; its docstring says what each setting means.
+
+    Raises:
+        OptionError: A setting is impossible, or two contradict each other.
+    """
+
+    num_workers: int | None
+    backend: str
+    timeout: float | None
+    retries: int
+    on_error: str | None
+    max_failures: int | float | None
+    limit: int | None
+    resume: bool
+    metadata: str
+    version: str | None
+    progress: bool
+
+    def __post_init__(self) -> None:
+        """Check each setting by itself, then those that bear on each other."""
+        _check(_is_count(self.num_workers), "num_workers", self.num_workers, "0, 1, 2, … or None")
+        _check(self.backend in BACKENDS, "backend", self.backend, " or ".join(map(repr, BACKENDS)))
+        _check(
+            self.timeout is None or _is_number(self.timeout) and self.timeout > 0,
+            "timeout",
+            self.timeout,
+            "a number of seconds above 0, or None",
+        )
+        _check(
+            self.retries is not None and _is_count(self.retries), "retries", self.retries, "0, 1, …"
+        )
+        _check(self.on_error in (None, "skip", "raise"), "on_error", self.on_error, "'skip', 'raise'")
+        _check(
+            _is_count(self.limit) and self.limit != 0, "limit", self.limit, "1, 2, 3, … or None"
+        )
+        _check(self.resume in (True, False), "resume", self.resume, "True or False")
+        _check(
+            self.metadata in TABLE_FORMATS,
+            "metadata",
+            self.metadata,
+            " or ".join(map(repr, TABLE_FORMATS)),
+        )
+        _check(
+            self.version is None or isinstance(self.version, str) and self.version != "",
+            "version",
+            self.version,
+            "a text such as '2', or None",
+        )
+        if self.timeout is not None and self.num_workers == 0:
+            raise OptionError(
+                f"timeout={self.timeout:g} needs a worker that can be killed, and num_workers=0 "
+                "has none\n  Set num_workers to 1 or more, or leave the timeout out."
+            )
+
+    @property
+    def workers(self) -> int:
+        """How many workers to run; a trial (`limit`) runs in this process if it may."""
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.limit is not None:
+            return 0 if self.timeout is None else 1
+        return usable_cores()
+
+    @property
+    def stops_at_first_failure(self) -> bool:
+        """Whether a failure ends the run; in a trial (`limit`) it does unless told otherwise."""
+        if self.on_error is None:
+            return self.limit is not None
+        return self.on_error == "raise"
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity, and its container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    try:  # control groups, version 2
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check(fine: bool, name: str, value: object, allowed: str) -> None:
+    if not fine:
+        raise OptionError(f"{name}={value!r} is not possible; it takes {allowed}")

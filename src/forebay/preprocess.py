@@ -1,0 +1,345 @@
+"""preprocess(): InputFile -> (OutputFiles, Metadata) for every input, on every core, resumably.
+
+    inputs ── listing ──> ledger ── pending ──> engine ── workers ──> staged files, metadata
+                            ^                                                   │
+                            └──── commit: flush, record, publish <──────────────┘
+
+This file introduces the rooms to each other: what is listed (`jobs/manifest.py`), remembered
+(`jobs/ledger.py`), worked on (`jobs/work.py`), staged (`jobs/outputs.py`) and written at the end
+(`jobs/metadata.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import textwrap
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import ChangedError, LedgerError, OptionError
+from forebay.jobs.budget import FailureBudget
+from forebay.jobs.fingerprint import Fingerprint, describe, difference
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.listing import Listing, indices, list_inputs
+from forebay.jobs.metadata import write_metadata
+from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.report import Failure, Report
+from forebay.jobs.work import PreprocessJob, check_callable
+from forebay.observe.progress import Progress
+from forebay.options import TABLE_FORMATS, PreprocessOptions
+from forebay.run import run
+
+_PAGE = 1024
+_TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
+
+
+def preprocess(
+    work: Any,
+    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    num_workers: int | None = None,
+    backend: str = "process",
+    timeout: float | None = None,
+    retries: int = 1,
+    on_error: str | None = None,
+    max_failures: int | float | None = None,
+    limit: int | None = None,
+    resume: bool = True,
+    metadata: str = "parquet",
+    version: str | None = None,
+    progress: bool = True,
+) -> Report:
+    """Work on every input once, keep what comes out, and write one table of metadata.
+
+    The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
+    the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
+    returns or yields its metadata: None, a dict, or any iterable of dicts, one for each row it
+    adds to the table. A map-style Dataset in place of the function needs no inputs:
+    `dataset[i]` does the work and returns any metadata that can be JSON.
+
+    The same call again continues: what is done stays, what failed is tried again, a changed input
+    is redone and its old outputs go.
+
+    Args:
+        work: The function, or the Dataset.
+        inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
+            a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
+        output: Folder for the outputs, the table and forebay's own `.forebay`; made if missing.
+        num_workers: Workers; None for one a core, 0 to work in this very process.
+        backend: "process", or "thread" for work that releases the interpreter lock.
+        timeout: Seconds one input may take; then its worker is killed and its stack recorded.
+        retries: Further tries for an input that failed, alone.
+        on_error: "skip" records failures and goes on; "raise" stops at the first and raises the
+            function's own exception. None means "skip", with `limit` "raise".
+        max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
+        limit: Work on the first so many inputs only, in this process unless `num_workers` is set:
+            the way to try a function.
+        resume: False forgets the earlier run and removes its outputs first.
+        metadata: Format of the table: "parquet", "csv" or "jsonl".
+        version: Your own name for the state of `work`. While it stays the same, changes of the
+            code are accepted; a new one redoes every input.
+        progress: Show progress on stderr.
+
+    Returns:
+        The report. The table has the manifest's columns, `source`, `destination` (relative to
+        `output`) and what the function returned, one row an output, in input order: the same
+        bytes for any number of workers, and however often the run was interrupted.
+
+    Raises:
+        OptionError: A setting is impossible, or `work` cannot be used as it is.
+        InputError: The inputs are missing, empty or torn.
+        OutputError: The output folder cannot be written to, or is full.
+        ChangedError: `work` is not what the earlier run worked with.
+        BusyError: Another run is working on this output folder.
+        FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
+        WorkerDiedError: Workers cannot be kept alive.
+    """
+    options = PreprocessOptions(
+        num_workers=num_workers,
+        backend=backend,
+        timeout=timeout,
+        retries=retries,
+        on_error=on_error,
+        max_failures=max_failures,
+        limit=limit,
+        resume=resume,
+        metadata=metadata,
+        version=version,
+        progress=progress,
+    )
+    if output is None:
+        raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
+    listing = _listing(work, inputs)
+    with _Session(work, output, options) as session:
+        _keep_apart(inputs, session.folder.path)
+        session.enrol(listing, inputs)
+        return session.work_off(listing.kind)
+
+
+def retry(
+    work: Any,
+    output: str | os.PathLike[str],
+    *,
+    num_workers: int | None = None,
+    backend: str = "process",
+    timeout: float | None = None,
+    retries: int = 1,
+    version: str | None = None,
+    progress: bool = True,
+) -> Report:
+    """Try the failed inputs of an earlier run again, and nothing else.
+
+    Args:
+        work: The function of that run.
+        output: The folder of that run.
+        num_workers: As in `preprocess`, like all that follow.
+        backend: See `preprocess`.
+        timeout: See `preprocess`.
+        retries: See `preprocess`.
+        version: See `preprocess`.
+        progress: See `preprocess`.
+
+    Returns:
+        The report over all inputs.
+
+    Raises:
+        LedgerError: The folder holds no run.
+        ChangedError: `work` is not what the earlier run worked with.
+    """
+    options = PreprocessOptions(
+        num_workers=num_workers,
+        backend=backend,
+        timeout=timeout,
+        retries=retries,
+        on_error="skip",
+        max_failures=None,
+        limit=None,
+        resume=True,
+        metadata="parquet",
+        version=version,
+        progress=progress,
+    )
+    with _Session(work, output, options) as session:
+        call = json.loads(session.ledger.get_meta("call") or "null")
+        if call is None:
+            raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
+        session.options = replace(options, metadata=call["metadata"])
+        failed = {record.ordinal for _, record in session.ledger.failures()}
+        return session.work_off(call["kind"], only=failed)
+
+
+class _Session:
+    """One run on one output folder, from taking the lock to giving it back."""
+
+    def __init__(
+        self, work: Any, output: str | os.PathLike[str], options: PreprocessOptions
+    ) -> None:
+        self.options = options
+        self.folder = OutputFolder(Path(os.path.abspath(os.fspath(output))))
+        self.ledger = Ledger.open(self.folder.private)
+        self._work = work
+        self._output = os.fspath(output)
+        self._began = time.monotonic()
+        self._changed = False
+
+    def __enter__(self) -> _Session:
+        try:
+            self._settle()
+            self._agree_on_work()
+        except BaseException:
+            self.ledger.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ledger.close()
+
+    def enrol(self, listing: Listing, inputs: Any) -> None:
+        """Tell the ledger what the inputs are now."""
+        limit = self.options.limit
+        listed = itertools.islice(listing, limit)
+        enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
+        self._changed |= bool(enrolment.new or enrolment.changed or enrolment.gone)
+        self._settle()
+        print_spec = os.fspath(inputs) if isinstance(inputs, str | os.PathLike) else None
+        call = {
+            "kind": listing.kind,
+            "inputs": print_spec,
+            "described": listing.description,
+            "metadata": self.options.metadata,
+        }
+        self.ledger.set_meta("call", json.dumps(call))
+        self.ledger.set_meta("columns", json.dumps(listing.columns))
+
+    def work_off(self, kind: str, only: set[int] | None = None) -> Report:
+        """Work on what is to be done (on `only` these, if given), write the table, report."""
+        ledger, options = self.ledger, self.options
+        if ledger.counts().failed:
+            ledger.reopen_failures()
+        before = ledger.counts()
+        ledger.set_meta(
+            "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
+        )
+        last = options.limit if options.limit is not None else before.total
+        todo = _pending(ledger, last, only)
+        job = PreprocessJob(
+            self._work, kind, self.folder.staging(_TABLES), restore=options.workers == 0
+        )
+        self._changed |= run(
+            job,
+            todo,
+            ledger,
+            self.folder,
+            options,
+            FailureBudget(options.max_failures, min(last, before.total)),
+            Progress(min(last, before.total), before.done, options.progress),
+        )
+        path = self.folder.path / f"metadata.{options.metadata}"
+        if self._changed or not path.exists():
+            self._write_table(path, kind)
+        counts = ledger.counts()
+        return Report(
+            output=self._output,
+            done=counts.done,
+            failed=counts.failed,
+            resumed=before.done,
+            failures=tuple(Failure.of(source, failed) for source, failed in ledger.failures()),
+            elapsed_s=time.monotonic() - self._began,
+            metadata_path=path,
+        )
+
+    def _settle(self) -> None:
+        """Do what a run that was killed, or a change of the inputs, left to be done."""
+        chores = self.ledger.chores()
+        if chores:
+            self.folder.perform(chores)
+            self.folder.flush()
+            self.ledger.clear_chores()
+        self.folder.clean()
+
+    def _agree_on_work(self) -> None:
+        """Start over where that was asked for; else see that the work is what it was."""
+        ledger, version = self.ledger, self.options.version
+        now = describe(self._work)
+        was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
+        is_trial = ledger.get_meta("trial") == "yes"
+        changes = "" if was is None else difference(Fingerprint.from_json(was), now)
+        renamed = version is not None and was_version is not None and version != was_version
+        if not self.options.resume or renamed or (changes and is_trial):
+            ledger.restart()
+            self._changed = True
+            self._settle()
+        elif changes and version is None:
+            raise ChangedError(
+                f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
+                f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
+                "  Nothing was started, and nothing is lost. Choose one:\n"
+                "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
+                "  - keep what is done and use the new code for the rest: version='2', or "
+                "--version 2;\n"
+                "  - another output folder."
+            )
+        ledger.set_meta("work", now.to_json())
+        if version is not None:
+            ledger.set_meta("version", version)
+        trial = self.options.limit is not None and (was is None or is_trial)
+        ledger.set_meta("trial", "yes" if trial else "no")
+
+    def _write_table(self, path: Path, kind: str) -> None:
+        columns = tuple(json.loads(self.ledger.get_meta("columns") or "[]"))
+
+        def records() -> Iterator[tuple[str | int, str | None, str]]:
+            for result in self.ledger.results():
+                source = int(result.source) if kind == "indices" else result.source
+                yield source, result.row, result.metadata
+
+        write_metadata(path, self.options.metadata, columns, records)
+
+
+def _listing(work: Any, inputs: Any) -> Listing:
+    """Return the inputs, having made sure that `work` can take them."""
+    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
+        if inputs is not None:
+            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
+        return indices(len(work))
+    if not callable(work):
+        raise OptionError(
+            f"work must be a function(source, out) or a map-style Dataset, not a "
+            f"{type(work).__name__}"
+        )
+    if inputs is None:
+        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
+    check_callable(work)
+    return list_inputs(inputs)
+
+
+def _keep_apart(inputs: Any, output: Path) -> None:
+    """Refuse an output folder that would become an input of the next run."""
+    if not isinstance(inputs, str | os.PathLike) or not os.path.isdir(inputs):
+        return
+    folder, inside = os.path.realpath(inputs), os.path.realpath(output)
+    if inside == folder or inside.startswith(folder + os.sep):
+        raise OptionError(
+            f"the output folder {str(output)!r} lies in the input folder {os.fspath(inputs)!r}\n"
+            "  Its files would be the next run's inputs. Choose an output folder outside."
+        )
+
+
+def _pending(
+    ledger: Ledger, last: int, only: set[int] | None
+) -> Iterator[tuple[int, tuple[str, str | None]]]:
+    """Yield the inputs that are to be worked on, in order, reading the ledger page by page."""
+    after = 0
+    while page := ledger.pending(after, _PAGE):
+        for todo in page:
+            after = todo.ordinal
+            if after > last:
+                return
+            if only is None or after in only:
+                yield after, (todo.source, todo.row)

@@ -1,0 +1,208 @@
+"""What every pool promises, as tests that any pool can inherit.
+
+    class TestMyPool(PoolTests):
+        def make_pool(self, job): return MyPool(job)
+
+The suite needs pytest. It drives the pool as the engine does, and waits for events only: no test
+sleeps, and each ends by an event or by the suite's patience.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from forebay.engine.events import (
+    Event,
+    TaskFailed,
+    TaskFinished,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.engine.job import Assignment, Job
+from forebay.engine.pools.base import Pool
+from forebay.testing.faults import FaultyJob, Gate
+
+# Longest wait for something that is sure to happen, on a loaded machine.
+PATIENCE_S = 30.0
+
+
+class PoolTests:
+    """Inherit, and say how to make the pool; override the flags that do not hold for it."""
+
+    survives_death = True  # a worker can die without taking the pool along
+    can_kill = True  # a worker that hangs can be got rid of
+
+    def make_pool(self, job: Job) -> Pool:
+        """Return a fresh pool for `job`, with room for two workers."""
+        raise NotImplementedError
+
+    @contextmanager
+    def running(self, job: Job | None = None, workers: int = 1) -> Iterator[Pool]:
+        """A pool with so many started workers, closed at the end."""
+        pool = self.make_pool(job or FaultyJob())
+        try:
+            for worker in range(workers):
+                pool.start(worker)
+            heard: list[Event] = []
+            while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
+                heard += self.hear(pool)
+            yield pool
+        finally:
+            pool.close()
+
+    def hear(
+        self, pool: Pool, until: Callable[[list[Event]], bool] = lambda heard: bool(heard)
+    ) -> list[Event]:
+        """Collect events until `until` is content."""
+        heard: list[Event] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not until(heard):
+            left = deadline - time.monotonic()
+            assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {heard}"
+            heard += pool.wait(left)
+        return heard
+
+    def died(self, heard: list[Event]) -> bool:
+        """Tell whether a death is among the events."""
+        return any(isinstance(event, WorkerDied) for event in heard)
+
+    def test_a_worker_says_that_it_has_started(self) -> None:
+        """`start` is followed by exactly one `WorkerStarted`."""
+        pool = self.make_pool(FaultyJob())
+        try:
+            pool.start(7)
+            assert self.hear(pool) == [WorkerStarted(7)]
+        finally:
+            pool.close()
+
+    def test_tasks_are_answered_in_order_one_by_one(self) -> None:
+        """Each task of a message gets an answer of its own, in the order sent."""
+        with self.running() as pool:
+            pool.send(0, [Assignment(task, 1, f"payload {task}") for task in range(5)])
+            heard = self.hear(pool, lambda heard: len(heard) == 5)
+        assert [(event.task, event.result) for event in heard] == [  # type: ignore[union-attr]
+            (task, f"payload {task}") for task in range(5)
+        ]
+
+    def test_an_answer_names_its_worker_and_attempt(self) -> None:
+        """What the flow needs to tell a late answer from a good one is there."""
+        with self.running() as pool:
+            pool.send(0, [Assignment(3, 2, "x")])
+            (event,) = self.hear(pool)
+        assert isinstance(event, TaskFinished)
+        assert (event.worker, event.task, event.attempt, event.nbytes) == (0, 3, 2, 1)
+        assert event.seconds >= 0
+
+    @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
+    def test_an_exception_fails_its_task_and_the_worker_lives_on(self, fault: str) -> None:
+        """The failure tells the type, the words and the user's frames; the next task runs."""
+        with self.running() as pool:
+            pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
+            failed, finished = self.hear(pool, lambda heard: len(heard) == 2)
+        assert isinstance(failed, TaskFailed)
+        assert failed.cause.error == ("ValueError" if fault == "raise" else "SystemExit")
+        assert failed.cause.kind == "exception"
+        assert "faults.py" in failed.cause.traceback
+        assert isinstance(finished, TaskFinished)
+
+    def test_a_job_that_cannot_be_set_up_is_a_death_with_its_exception(self) -> None:
+        """The cause of the death is the exception, so that the run can end with it."""
+        pool = self.make_pool(FaultyJob(broken="raise"))
+        try:
+            pool.start(0)
+            heard = self.hear(pool, self.died)
+        finally:
+            pool.close()
+        (death,) = heard
+        assert isinstance(death, WorkerDied)
+        assert (death.cause.kind, death.cause.error) == ("exception", "ValueError")
+
+    def test_large_payloads_and_results_come_through(self) -> None:
+        """Megabytes both ways at once neither block nor tear."""
+        blob = b"x" * (8 << 20)
+        with self.running() as pool:
+            pool.send(0, [Assignment(task, 1, blob) for task in range(3)])
+            heard = self.hear(pool, lambda heard: len(heard) == 3)
+        assert all(event.result == blob for event in heard)  # type: ignore[union-attr]
+
+    def test_waiting_ends_by_the_timeout(self) -> None:
+        """With nothing to report, `wait` comes back empty."""
+        with self.running() as pool:
+            assert pool.wait(0.0) == []
+
+    def test_closing_twice_is_closing_once(self) -> None:
+        """`close` may be called again, also on a pool that never started anything."""
+        pool = self.make_pool(FaultyJob())
+        pool.close()
+        pool.close()
+
+    @pytest.mark.parametrize("fault", ["os._exit", "SIGSEGV", "SIGKILL"])
+    def test_a_death_comes_after_all_that_the_worker_said(self, fault: str) -> None:
+        """Answers given before the death are not lost, and the death says how it came."""
+        if not self.survives_death:
+            pytest.skip("a death here is the death of everything")
+        with self.running() as pool:
+            tasks = [Assignment(0, 1, "a"), Assignment(1, 1, "b"), Assignment(2, 1, fault)]
+            pool.send(0, [*tasks, Assignment(3, 1, "never")])
+            *answers, death = self.hear(pool, self.died)
+        assert [event.task for event in answers] == [0, 1]  # type: ignore[union-attr]
+        assert isinstance(death, WorkerDied)
+        assert death.cause.kind == "crash"
+        word = {"os._exit": "code 3", "SIGSEGV": "SIGSEGV", "SIGKILL": "SIGKILL"}[fault]
+        assert word in death.cause.message
+
+    def test_a_death_leaves_the_other_workers_alone(self) -> None:
+        """One worker's death is nobody else's, and a replacement can be started."""
+        if not self.survives_death:
+            pytest.skip("a death here is the death of everything")
+        with self.running(workers=2) as pool:
+            pool.send(0, [Assignment(0, 1, "SIGKILL")])
+            assert self.died(self.hear(pool))
+            pool.send(0, [Assignment(1, 1, "to the dead")])
+            pool.send(1, [Assignment(2, 1, "to the living")])
+            pool.start(2)
+            heard = self.hear(pool, lambda heard: len(heard) == 2)
+        assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
+
+    @pytest.mark.parametrize("fault", ["hang", "hang, deaf"])
+    def test_a_worker_that_hangs_can_be_killed(self, fault: str) -> None:
+        """`kill` is followed by the death, which tells where it hung."""
+        if not self.can_kill:
+            pytest.skip("a worker here cannot be killed")
+        with self.running() as pool:
+            pool.send(0, [Assignment(0, 1, fault)])
+            pool.kill(0)
+            (death,) = self.hear(pool, self.died)
+        assert isinstance(death, WorkerDied)
+
+    def test_the_stack_of_a_hang_is_told(self, tmp_path: Any) -> None:
+        """The death of a killed worker names the user's function that did not return."""
+        if not self.can_kill:
+            pytest.skip("a worker here cannot be killed")
+        gate = Gate(tmp_path)
+        with self.running() as pool:
+            pool.send(0, [Assignment(0, 1, ("gate", gate))])
+            gate.wait_reached()
+            pool.kill(0)
+            (death,) = self.hear(pool, self.died)
+            if not self.survives_death:
+                gate.open()  # let the abandoned thread end
+        assert isinstance(death, WorkerDied)
+        assert "in wait" in death.cause.traceback
+
+    def test_closing_does_not_wait_for_a_hang(self, tmp_path: Any) -> None:
+        """`close` returns although a worker is in the middle of a task that never ends."""
+        if not self.can_kill:
+            pytest.skip("a worker here cannot be killed")
+        gate = Gate(tmp_path)
+        with self.running() as pool:
+            pool.send(0, [Assignment(0, 1, ("gate", gate))])
+            gate.wait_reached()
+            pool.close()
+            if not self.survives_death:
+                gate.open()

@@ -1,0 +1,118 @@
+"""Jobs and faults to test with: tasks that die, hang or raise on demand, and gates to hold them.
+
+Everything here travels to worker processes by pickle and needs no clock: a gate is a pair of
+files, and a task that waits at one tells so before it waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from forebay.engine.job import Answer, Assignment
+
+
+def hang() -> NoReturn:
+    """Never return; a Python loop, so that signals other than SIGKILL are handled."""
+    while True:
+        time.sleep(3600)
+
+
+def hang_deaf() -> NoReturn:
+    """Never return, and ignore every signal that can be ignored."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hang()
+
+
+def segfault() -> None:
+    """Crash in native code."""
+    ctypes.string_at(0)
+
+
+def kill_self(number: int = signal.SIGKILL) -> None:
+    """Die by a signal."""
+    os.kill(os.getpid(), number)
+    hang()  # until it arrives
+
+
+FAULTS = {
+    "raise": lambda: (_ for _ in ()).throw(ValueError("told to raise")),
+    "sys.exit": lambda: sys.exit(3),
+    "os._exit": lambda: os._exit(3),
+    "SIGSEGV": segfault,
+    "SIGKILL": kill_self,
+    "hang": hang,
+    "hang, deaf": hang_deaf,
+}
+
+
+class Gate:
+    """A place where a task waits, in whatever process, until it is let through.
+
+    Args:
+        folder: An existing folder to keep the gate in.
+        name: Tells gates in one folder apart.
+    """
+
+    def __init__(self, folder: Path, name: str = "gate") -> None:
+        """Close the gate."""
+        self._reached = folder / f"{name}.reached"
+        self._opened = folder / f"{name}.opened"
+        for path in (self._reached, self._opened):
+            if not path.exists():
+                os.mkfifo(path)
+
+    def wait(self) -> None:
+        """Tell that the gate was reached, then wait until it is opened."""
+        self._reached.write_text("here\n")
+        self._opened.read_text()
+
+    def wait_reached(self) -> None:
+        """Wait until a task has come to the gate."""
+        self._reached.read_text()
+
+    def open(self) -> None:
+        """Let one waiting task through."""
+        self._opened.write_text("go\n")
+
+
+class FaultyJob:
+    """A job whose payloads say what is to happen.
+
+    A payload that names a fault (`FAULTS`) meets it; `("once", path, fault)` meets it only the
+    first time, leaving a file at `path`; `("gate", gate)` waits at it; anything else is answered
+    with itself.
+
+    Args:
+        broken: A fault to meet in `open`.
+    """
+
+    def __init__(self, broken: str | None = None) -> None:
+        """See the class."""
+        self._broken = broken
+
+    def open(self, worker: int) -> None:
+        """Meet the fault that was asked for, if any."""
+        if self._broken is not None:
+            FAULTS[self._broken]()
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Do as the payload says."""
+        payload: Any = assignment.payload
+        if isinstance(payload, str) and payload in FAULTS:
+            FAULTS[payload]()
+        if isinstance(payload, tuple) and payload[0] == "once" and not os.path.exists(payload[1]):
+            Path(payload[1]).touch()
+            FAULTS[payload[2]]()
+        if isinstance(payload, tuple) and payload[0] == "gate":
+            payload[1].wait()
+        return Answer(payload, 1)
+
+    def close(self) -> None:
+        """Nothing to tidy up."""

@@ -1,0 +1,287 @@
+"""`no_leaks`: whatever a block of code started, opened or mapped is gone when it ends.
+
+What is looked at, and how an item is known to be this process's own:
+
+    processes     descendants; also orphans, which carry a mark in their environment
+                  (they were started by `exec`) or stayed in this process group (they were forked)
+    threads       `threading.enumerate()`
+    descriptors   /proc/self/fd, told apart by number, device and inode
+    /dev/shm      new names that no foreign process has mapped or open
+    memfds        mappings of `memfd_create` files in /proc/self/maps
+
+Some things are meant to live as long as the process: multiprocessing's resource tracker and
+forkserver, and the thread that fsspec runs its event loop in. They do not count.
+Without /proc (so not on Linux) only threads are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
+_MARK = "FOREBAY_NO_LEAKS"
+# What long-lived helpers of libraries call their threads.
+_LIBRARY_THREADS = frozenset({"fsspecIO"})
+# libffi keeps its trampolines in a memfd for as long as the process lives.
+_LIBRARY_MEMFDS = ("/memfd:libffi",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One line of /proc: who it is, whose child, in which group, and whether it has ended."""
+
+    pid: int
+    started: str
+    parent: int
+    group: int
+    state: str
+    command: str
+
+    def __str__(self) -> str:
+        ended = ", ended but never waited for" if self.state == "Z" else ""
+        return f"process {self.pid} (parent {self.parent}{ended}): {self.command}"
+
+
+@contextlib.contextmanager
+def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
+    """Fail if the block leaves processes, threads, descriptors or shared memory behind.
+
+    An error raised in the block passes through unchanged, and nothing is checked then.
+    **Threads.** Other threads of this process must not start or open things meanwhile.
+
+    Args:
+        wait_s: Seconds that things which are just ending are waited for, at least 0.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        AssertionError: Something is left; the message lists each thing.
+
+    Example::
+
+        with no_leaks():
+            forebay.preprocess(work, inputs, output="pieces/")
+    """
+    with _marked_environment():
+        before = _everything()
+        yield
+        deadline = time.monotonic() + wait_s
+        while left := _left(before):
+            # What nothing refers to any more is not a leak, and the collector may not have run.
+            gc.collect()
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.01)
+    if left:
+        lines = "\n".join(f"  {line}" for line in left)
+        raise AssertionError(f"{len(left)} left behind, {wait_s:g} s after the end:\n{lines}")
+
+
+@contextlib.contextmanager
+def _marked_environment() -> Iterator[None]:
+    """Let programs started from here be told by their environment, wherever they end up."""
+    earlier = os.environ.get(_MARK)
+    os.environ[_MARK] = str(os.getpid())
+    try:
+        yield
+    finally:
+        if earlier is None:
+            os.environ.pop(_MARK, None)
+        else:
+            os.environ[_MARK] = earlier
+
+
+def _everything() -> set[Hashable]:
+    """Return what is there now; of processes all, for those there now cannot be leaks."""
+    there: set[Hashable] = set(threading.enumerate())
+    there.update((process.pid, process.started) for process in _processes())
+    there.update(_descriptors())
+    there.update(_shm_names())
+    there.update(_memfds())
+    return there
+
+
+def _left(before: set[Hashable]) -> list[str]:
+    """Return a line for each thing of ours that is here and was not here before."""
+    lines = _left_processes(before)
+    lines += [
+        f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
+        for thread in threading.enumerate()
+        if thread not in before and thread.name not in _LIBRARY_THREADS
+    ]
+    library_descriptors = _library_descriptors()
+    lines += [
+        f"descriptor {key[0]}: {target}"
+        for key, target in _descriptors().items()
+        if key not in before and key[0] not in library_descriptors
+    ]
+    lines += [
+        f"shared memory /dev/shm/{key[1]}"
+        for key in _shm_names()
+        if key not in before and not _is_foreign(key[1])
+    ]
+    lines += [f"mapping of {line}" for key, line in _memfds().items() if key not in before]
+    return lines
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+def _processes() -> Iterator[_Process]:
+    for name in _names(_PROC):
+        if name.isdigit() and (process := _process(int(name))) is not None:
+            yield process
+
+
+def _process(pid: int) -> _Process | None:
+    """Read one process, or return None if it has gone."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return None
+    # The name in brackets may itself hold brackets and spaces; fields are counted after the last.
+    head, _, tail = stat.rpartition(")")
+    fields = tail.split()
+    words = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return _Process(
+        pid=pid,
+        started=fields[19],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        state=fields[0],
+        command=words or head.partition("(")[2],
+    )
+
+
+def _left_processes(before: set[Hashable]) -> list[str]:
+    me = _process(os.getpid())
+    if me is None:
+        return []
+    kept = _library_processes()
+    everyone = {process.pid: process for process in _processes()}
+    return [
+        str(process)
+        for process in everyone.values()
+        if (process.pid, process.started) not in before
+        and process.pid not in kept
+        and (
+            _descends(process, me.pid, everyone)
+            or _is_marked(process.pid, me.pid)
+            or _is_orphan(process, me, everyone)
+        )
+    ]
+
+
+def _descends(process: _Process, ancestor: int, everyone: dict[int, _Process]) -> bool:
+    seen: set[int] = set()
+    at: _Process | None = process
+    while at is not None and at.pid not in seen:
+        if at.parent == ancestor:
+            return True
+        seen.add(at.pid)
+        at = everyone.get(at.parent)
+    return False
+
+
+def _is_marked(pid: int, owner: int) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{_MARK}={owner}".encode() in environment.split(b"\0")
+
+
+def _is_orphan(process: _Process, me: _Process, everyone: dict[int, _Process]) -> bool:
+    """Whether it is of our process group and its parent, once of the same group, has died."""
+    parent = everyone.get(process.parent)
+    was_adopted = parent is None or parent.group != me.group
+    return process.group == me.group and was_adopted and process.parent != me.parent
+
+
+def _library_processes() -> set[int | None]:
+    """The helpers that multiprocessing starts once and keeps."""
+    kept: set[int | None] = set()
+    if (tracker := sys.modules.get("multiprocessing.resource_tracker")) is not None:
+        kept.add(getattr(tracker._resource_tracker, "_pid", None))
+    if (forkserver := sys.modules.get("multiprocessing.forkserver")) is not None:
+        kept.add(getattr(forkserver._forkserver, "_forkserver_pid", None))
+    return kept
+
+
+# ---- descriptors and memory ---------------------------------------------------------------------
+
+
+def _descriptors() -> dict[tuple[int, int, int], str]:
+    """Return open descriptors: (number, device, inode) and what each leads to."""
+    found = {}
+    for name in _names(_PROC / "self" / "fd"):
+        # The folder's own descriptor is closed by now, and another thread may close one any time.
+        with contextlib.suppress(OSError):
+            stat = os.fstat(int(name))
+            found[int(name), stat.st_dev, stat.st_ino] = os.readlink(_PROC / "self" / "fd" / name)
+    return found
+
+
+def _library_descriptors() -> set[int | None]:
+    """The descriptors of the helpers that libraries keep."""
+    kept: set[int | None] = set()
+    if (tracker := sys.modules.get("multiprocessing.resource_tracker")) is not None:
+        kept.add(getattr(tracker._resource_tracker, "_fd", None))
+    if (forkserver := sys.modules.get("multiprocessing.forkserver")) is not None:
+        kept.add(getattr(forkserver._forkserver, "_forkserver_alive_fd", None))
+    if (asyn := sys.modules.get("fsspec.asyn")) is not None and (loop := asyn.loop[0]) is not None:
+        kept.update(end.fileno() for end in (loop._selector, loop._ssock, loop._csock))
+    return kept
+
+
+def _shm_names() -> set[tuple[str, str]]:
+    return {("/dev/shm", name) for name in _names(_SHM)}  # noqa: S108 - a name for a key
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether a process that is not ours has this piece of /dev/shm open or mapped."""
+    path = f"{_SHM}/{name}"
+    everyone = {process.pid: process for process in _processes()}
+    for process in everyone.values():
+        me = os.getpid()
+        if process.pid == me or _descends(process, me, everyone) or _is_marked(process.pid, me):
+            continue
+        folder = _PROC / str(process.pid)
+        with contextlib.suppress(OSError):
+            if path in (folder / "maps").read_text(errors="replace"):
+                return True
+            for number in _names(folder / "fd"):
+                if os.readlink(folder / "fd" / number) == path:
+                    return True
+    return False
+
+
+def _memfds() -> dict[tuple[str, str], str]:
+    """Return this process's mappings of memfds: (inode, address) and a line for people."""
+    with contextlib.suppress(OSError):
+        lines = (_PROC / "self" / "maps").read_text(errors="replace").splitlines()
+        fields = [line.split(maxsplit=5) for line in lines if "/memfd:" in line]
+        return {
+            (inode, addresses): f"{name} at {addresses}"
+            for addresses, _, _, _, inode, name in fields
+            if not name.startswith(_LIBRARY_MEMFDS)
+        }
+    return {}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

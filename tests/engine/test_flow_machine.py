@@ -1,0 +1,245 @@
+"""A random state machine over the flow: whatever dies, nothing is lost, doubled or miscounted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.engine.events import (
+    AlarmRang,
+    Cause,
+    DeliverResult,
+    Event,
+    FetchTasks,
+    Finish,
+    GiveUp,
+    KillWorker,
+    ReportFailure,
+    ResultsReleased,
+    ResultsWanted,
+    SendTasks,
+    SetAlarm,
+    StartWorker,
+    TaskFailed,
+    TaskFinished,
+    TasksQueued,
+    TasksReturned,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.engine.flow import MAX_FRUITLESS_DEATHS, Flow
+from forebay.engine.limits import Limits
+
+CRASH = Cause("crash", "WorkerDiedError", "gone")
+BOOM = Cause("exception", "ValueError", "boom")
+
+
+class FlowMachine(RuleBasedStateMachine):
+    """Plays pool, source and consumer at random, and keeps its own books."""
+
+    @initialize(
+        tasks=st.integers(0, 30),
+        workers=st.integers(1, 4),
+        slots=st.integers(1, 8),
+        max_bytes=st.none() | st.integers(1, 60),
+        low=st.none() | st.integers(1, 3),
+        in_order=st.booleans(),
+        retries=st.integers(0, 2),
+        timeout=st.none() | st.just(5.0),
+        group=st.sampled_from([0.0, 0.05]),
+        lookahead=st.integers(1, 12),
+    )
+    def begin(
+        self,
+        tasks: int,
+        workers: int,
+        slots: int,
+        max_bytes: int | None,
+        low: int | None,
+        in_order: bool,
+        retries: int,
+        timeout: float | None,
+        group: float,
+        lookahead: int,
+    ) -> None:
+        limits = Limits(
+            num_workers=workers,
+            slots=slots,
+            max_bytes=max_bytes,
+            refill_below=None if low is None else min(low, slots),
+            in_order=in_order,
+            retries=retries,
+            timeout_s=timeout,
+            group_s=group,
+            max_group=4,
+            lookahead=lookahead,
+            max_suspects=2,
+        )
+        self.flow = Flow(limits)
+        self.limits = limits
+        self.now = 0.0
+        self.total = tasks
+        self.fetched = 0
+        self.starting: set[int] = set()
+        self.alive: dict[int, list[tuple[int, int]]] = {}
+        self.gone: list[tuple[int, int, int]] = []
+        self.condemned: set[int] = set()
+        self.ends: list[int] = []
+        self.leased: set[int] = set()
+        self.finished = self.gave_up = False
+        self.wanted = 0
+        self.deaths = 0
+        self.alarm: float | None = None
+        self.obey(self.flow.start(self.now))
+
+    def say(self, event: Event) -> None:
+        self.obey(self.flow.handle(event, self.now))
+
+    def obey(self, commands: list[Any]) -> None:
+        for command in commands:
+            match command:
+                case FetchTasks(count):
+                    keys = tuple(range(self.fetched, min(self.fetched + count, self.total)))
+                    self.fetched += len(keys)
+                    self.say(TasksQueued(keys, ended=len(keys) < count))
+                case StartWorker(worker):
+                    self.starting.add(worker)
+                case SendTasks(worker, tasks):
+                    assert worker not in self.condemned
+                    self.alive[worker].extend(tasks)
+                case KillWorker(worker):
+                    self.condemned.add(worker)
+                case SetAlarm(at):
+                    self.alarm = at
+                case DeliverResult(task):
+                    self.ends.append(task)
+                    self.leased.add(task)
+                    self.wanted -= 1
+                case ReportFailure(task):
+                    self.ends.append(task)
+                case Finish():
+                    self.finished = True
+                case GiveUp():
+                    self.gave_up = True
+
+    def busy(self) -> list[int]:
+        return [worker for worker, held in self.alive.items() if held]
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data())
+    def worker_starts(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.starting)))
+        self.starting.discard(worker)
+        self.alive[worker] = []
+        self.say(WorkerStarted(worker))
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), nbytes=st.integers(0, 40), seconds=st.sampled_from([0.001, 0.02, 1.0]))
+    def task_finishes(self, data: Any, nbytes: int, seconds: float) -> None:
+        worker = data.draw(st.sampled_from(self.busy()))
+        task, attempt = self.alive[worker].pop(0)
+        self.deaths = 0
+        self.say(TaskFinished(worker, task, attempt, None, nbytes, seconds))
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), final=st.booleans())
+    def task_raises(self, data: Any, final: bool) -> None:
+        worker = data.draw(st.sampled_from(self.busy()))
+        task, attempt = self.alive[worker].pop(0)
+        self.deaths = 0
+        self.say(TaskFailed(worker, task, attempt, BOOM, 0.1, final))
+
+    @precondition(lambda self: (self.alive or self.starting) and self.deaths < 5)
+    @rule(data=st.data(), blameless=st.booleans())
+    def worker_dies(self, data: Any, blameless: bool) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
+        self.starting.discard(worker)
+        self.gone += [(worker, *pair) for pair in self.alive.pop(worker, [])]
+        self.condemned.discard(worker)
+        self.deaths += 1
+        self.say(WorkerDied(worker, CRASH, blameless))
+
+    @precondition(lambda self: any(len(held) > 1 for held in self.alive.values()))
+    @rule(data=st.data())
+    def worker_gives_back(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from([w for w, held in self.alive.items() if len(held) > 1]))
+        first, *rest = self.alive[worker]
+        self.alive[worker] = [first]
+        self.say(TasksReturned(worker, tuple(task for task, _ in rest)))
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def late_answer(self, data: Any) -> None:
+        worker, task, attempt = data.draw(st.sampled_from(self.gone))
+        before = len(self.ends)
+        self.say(TaskFinished(worker, task, attempt, None, 1, 0.1))
+        assert len(self.ends) == before
+
+    @precondition(lambda self: self.alarm is not None)
+    @rule()
+    def time_passes(self) -> None:
+        assert self.alarm is not None
+        self.now, self.alarm = max(self.now, self.alarm), None
+        self.say(AlarmRang())
+
+    @rule(count=st.integers(1, 5))
+    def consumer_wants(self, count: int) -> None:
+        self.wanted += count
+        self.say(ResultsWanted(count))
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def consumer_releases(self, data: Any) -> None:
+        task = data.draw(st.sampled_from(sorted(self.leased)))
+        self.leased.discard(task)
+        self.say(ResultsReleased((task,)))
+
+    @invariant()
+    def accounts_are_right(self) -> None:
+        if hasattr(self, "flow"):
+            self.flow.check()
+            assert len(self.ends) == len(set(self.ends)), "something ended twice"
+            if self.limits.in_order:
+                assert self.ends == sorted(self.ends)
+            assert self.wanted >= 0
+
+    def teardown(self) -> None:
+        """From wherever it is, a machine in which nothing dies any more comes to its end."""
+        if not hasattr(self, "flow"):
+            return
+        for _ in range(5000):
+            if self.finished or self.gave_up:
+                break
+            if self.wanted < 10:
+                self.consumer_wants_all()
+            for task in sorted(self.leased):
+                self.leased.discard(task)
+                self.say(ResultsReleased((task,)))
+            for worker in sorted(self.starting):
+                self.starting.discard(worker)
+                self.alive[worker] = []
+                self.say(WorkerStarted(worker))
+            for worker in sorted(self.condemned & set(self.alive)):
+                self.condemned.discard(worker)
+                self.alive.pop(worker)
+                self.say(WorkerDied(worker, CRASH))
+            for worker in self.busy():
+                task, attempt = self.alive[worker].pop(0)
+                self.say(TaskFinished(worker, task, attempt, None, 5, 0.01))
+        assert self.finished or self.gave_up
+        if not self.gave_up:
+            assert sorted(self.ends) == list(range(self.total)), "something was lost"
+
+    def consumer_wants_all(self) -> None:
+        self.wanted += 100
+        self.say(ResultsWanted(100))
+
+
+FlowMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+)
+TestFlowMachine = FlowMachine.TestCase
+assert MAX_FRUITLESS_DEATHS > 5, "the machine lets at most 5 workers die in a row"

@@ -1,0 +1,120 @@
+"""Every pool against the one conformance suite, and what is particular to each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from forebay.engine.events import TaskFinished, WorkerDied, WorkerStarted
+from forebay.engine.job import Assignment, Job
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.inline import InlinePool
+from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.threads import ThreadPool
+from forebay.errors import OptionError
+from forebay.testing.conformance import PoolTests
+from forebay.testing.faults import FaultyJob, Gate
+
+
+class TestInline(PoolTests):
+    """The caller's own thread."""
+
+    survives_death = False
+    can_kill = False
+
+    def make_pool(self, job: Job) -> Pool:
+        return InlinePool(job)
+
+
+class TestThreads(PoolTests):
+    """Threads of this process."""
+
+    survives_death = False
+
+    def make_pool(self, job: Job) -> Pool:
+        return ThreadPool(job)
+
+    @pytest.mark.skip(reason="a thread that hangs for ever would stay for the other tests")
+    def test_a_worker_that_hangs_can_be_killed(self) -> None:
+        """Covered by the stack of a hang, which ends by its gate."""
+
+
+class TestProcesses(PoolTests):
+    """Processes, forked from a zygote that is forked from here."""
+
+    def make_pool(self, job: Job) -> Pool:
+        return ProcessPool(job, 2)
+
+    def test_the_zygotes_death_is_blameless_and_mended(self) -> None:
+        """A killed zygote takes its workers along; nobody is blamed, and the next start works."""
+        with self.running(workers=2) as pool:
+            assert isinstance(pool, ProcessPool)
+            assert pool._zygote is not None
+            os.kill(pool._zygote[0], signal.SIGKILL)
+            deaths = self.hear(pool, lambda heard: len(heard) == 2)
+            assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
+            pool.start(2)
+            assert self.hear(pool) == [WorkerStarted(2)]
+            pool.send(2, [Assignment(0, 1, "x")])
+            assert isinstance(self.hear(pool)[0], TaskFinished)
+
+    def test_what_a_killed_worker_has_started_dies_with_it(self, tmp_path: Path) -> None:
+        """A kill reaches the programs that the user's function runs."""
+        gate = Gate(tmp_path)
+        with self.running(_StartsAProgram(gate)) as pool:
+            pool.send(0, [Assignment(0, 1, None)])
+            gate.wait_reached()
+            pool.kill(0)
+            self.hear(pool, self.died)
+        # the autouse leak check fails if the program is still there
+
+    def test_a_job_that_cannot_be_pickled_is_refused_at_once(self) -> None:
+        """Before anything starts, with what to do about it."""
+        job = FaultyJob()
+        job.lock = threading.Lock()  # type: ignore[attr-defined]
+        with pytest.raises(OptionError, match="cannot be sent to worker processes"):
+            ProcessPool(job, 1)
+
+    def test_too_few_descriptors_are_noticed_at_once(self) -> None:
+        """Before anything starts, with the numbers."""
+        with pytest.raises(OptionError, match="num_workers=10000000 needs about 10000048 open"):
+            ProcessPool(FaultyJob(), 10_000_000)
+
+
+class TestProcessesOfAThreadedDriver(PoolTests):
+    """Processes, where forking this process would not be safe."""
+
+    @pytest.fixture(autouse=True)
+    def another_thread(self) -> object:
+        """Keep a second thread alive, which rules a fork out."""
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
+        thread.start()
+        yield
+        over.set()
+        thread.join()
+
+    def make_pool(self, job: Job) -> Pool:
+        return ProcessPool(job, 2)
+
+
+class _StartsAProgram:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def open(self, worker: int) -> None:
+        pass
+
+    def run(self, assignment: Assignment) -> object:
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]):
+            self._gate.wait()
+        raise AssertionError("not reached")
+
+    def close(self) -> None:
+        pass
