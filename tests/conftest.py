@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import pytest
+from pyarrow import csv
 
 from forebay.testing.leaks import no_leaks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_libraries_keep() -> None:
+    """Have pyarrow open the pipe for signals that it keeps from its first CSV file on."""
+    csv.read_csv(io.BytesIO(b"a\n1\n"))
 
 
 @pytest.fixture(autouse=True)

@@ -106,6 +106,18 @@ def test_the_commands_exist(document: Path, tmp_path: Path) -> None:
             assert re.search(rf"{option}\b", helps[name]), f"forebay {name} has no {option}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("document", TUTORIALS, ids=relative)
+def test_the_commands_run(document: Path, tmp_path: Path) -> None:
+    """The shell blocks' `forebay` commands work, in order, beside the examples."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    found = commands(document.read_text(encoding="utf-8"))
+    assert found, "there is nothing to run"
+    for words in found:
+        done = run("-m", *words, cwd=tmp_path)
+        assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_make_knows_its_targets(document: Path) -> None:
     """Every `make` line in a shell block names targets of the Makefile."""

@@ -4,7 +4,7 @@
                             ^                                                   │
                             └──── commit: flush, record, publish <──────────────┘
 
-This file introduces the rooms to each other: what is listed (`jobs/manifest.py`), remembered
+This file introduces the rooms to each other: what is listed (`jobs/listing.py`), remembered
 (`jobs/ledger.py`), worked on (`jobs/work.py`), staged (`jobs/outputs.py`) and written at the end
 (`jobs/metadata.py`).
 """
@@ -118,7 +118,7 @@ def preprocess(
     listing = _listing(work, inputs)
     with _Session(work, output, options) as session:
         _keep_apart(inputs, session.folder.path)
-        session.enrol(listing, inputs)
+        session.enrol(listing)
         return session.work_off(listing.kind)
 
 
@@ -200,22 +200,16 @@ class _Session:
     def __exit__(self, *_: object) -> None:
         self.ledger.close()
 
-    def enrol(self, listing: Listing, inputs: Any) -> None:
+    def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
         limit = self.options.limit
         listed = itertools.islice(listing, limit)
         enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
-        self._changed |= bool(enrolment.new or enrolment.changed or enrolment.gone)
+        news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
+        self._changed |= any(news)
         self._settle()
-        print_spec = os.fspath(inputs) if isinstance(inputs, str | os.PathLike) else None
-        call = {
-            "kind": listing.kind,
-            "inputs": print_spec,
-            "described": listing.description,
-            "metadata": self.options.metadata,
-        }
+        call = {"kind": listing.kind, "metadata": self.options.metadata}
         self.ledger.set_meta("call", json.dumps(call))
-        self.ledger.set_meta("columns", json.dumps(listing.columns))
 
     def work_off(self, kind: str, only: set[int] | None = None) -> Report:
         """Work on what is to be done (on `only` these, if given), write the table, report."""

@@ -96,6 +96,7 @@ class _Batch:
         self._done: list[Done] = []
         self._failed: dict[int, Failed] = {}
         self._retrying: dict[int, Failed] = {}
+        self._unflushed = False
         self._last = time.monotonic()
 
     def add(self, outcome: Outcome) -> None:
@@ -132,11 +133,13 @@ class _Batch:
             self._retrying = {}
         if not (self._done or self._failed):
             return
-        if any(done.outputs for done in self._done):
+        # Before recording: what was staged since, and what the last commit published.
+        if self._unflushed or any(done.outputs for done in self._done):
             self._folder.flush()
         delivered = [done.ordinal for done in self._done]
         done, refused = self._acceptable()
         recorded = self._ledger.record(done, [*self._failed.values(), *refused])
+        self._unflushed = bool(recorded.chores)
         self._folder.perform(recorded.chores)
         self._engine.release(delivered)
         self.committed += len(delivered) + len(self._failed)

@@ -83,14 +83,14 @@ def test_an_input_that_is_gone_keeps_its_outputs_and_comes_back_done(ledger):
     """An input that leaves the listing is not counted, not lost, and not done again."""
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(1, "x"), done(2, "y")], [failed(3)])
-    assert ledger.enrol(paths("b"), (), True) == Enrolment(0, 1, 0, 2)
+    assert ledger.enrol(paths("b"), (), True) == Enrolment(0, 1, 0, 2, 1)
     assert ledger.counts() == Counts(1, 1, 0)
     assert states(ledger) == {"b": ["y"]}
     assert {(name, ordinal > 0) for name, _, ordinal in ledger.outputs()} == {
         ("x", False),
         ("y", True),
     }
-    assert ledger.enrol(paths("c", "b", "a"), (), True) == Enrolment(0, 3, 0, 0)
+    assert ledger.enrol(paths("c", "b", "a"), (), True) == Enrolment(0, 3, 0, 0, 3)
     assert states(ledger) == {"a": ["x"], "b": ["y"], "c": "failed"}
     assert ledger.counts() == Counts(3, 2, 1)
     assert list(ledger.outputs()) == [("y", 7, 2), ("x", 7, 3)]
@@ -112,10 +112,18 @@ def test_a_listing_cut_short_leaves_the_others_alone(ledger):
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(3, "x")], [])
     assert ledger.enrol(paths("a"), (), False) == Enrolment(0, 1, 0, 0)
-    assert ledger.enrol(paths("n", "b"), (), False) == Enrolment(1, 1, 0, 0)
+    assert ledger.enrol(paths("n", "b"), (), False) == Enrolment(1, 1, 0, 0, 2)
     assert [todo.source for todo in ledger.pending(0, 9)] == ["n", "b", "a"]
     assert [(result.ordinal, result.source) for result in ledger.results()] == [(4, "c")]
     assert ledger.counts() == Counts(4, 1, 0)
+
+
+def test_another_order_alone_is_told(ledger):
+    """Nothing is redone, but whoever keeps a table in input order has to write it again."""
+    ledger.enrol(paths("a", "b", "c"), (), True)
+    ledger.record([done(1, "x"), done(2, "y"), done(3, "z")], [])
+    assert ledger.enrol(paths("a", "c", "b"), (), True) == Enrolment(0, 3, 0, 0, 2)
+    assert [result.source for result in ledger.results()] == ["a", "c", "b"]
 
 
 def test_claims_follow_their_inputs_to_new_places(ledger):
@@ -158,7 +166,7 @@ def test_a_listing_that_raises_changes_nothing(ledger):
         ledger.enrol(torn(), ("y",), True)
     assert [todo.source for todo in ledger.pending(0, 9)] == ["a", "b"]
     assert ledger.get_meta("columns") == '["x"]'
-    assert ledger.enrol(paths("b"), (), True) == Enrolment(0, 1, 0, 1)
+    assert ledger.enrol(paths("b"), (), True) == Enrolment(0, 1, 0, 1, 1)
 
 
 def test_names_that_are_not_unicode_are_kept(ledger):

@@ -67,12 +67,14 @@ class Enrolment:
         same: Inputs it knew with the same identity, those that came back included.
         changed: Inputs it knew with another identity; they are to be done again.
         gone: Inputs it has that a complete listing no longer names, counted when they go.
+        moved: Inputs of the same identity that have another ordinal now, or came back.
     """
 
     new: int
     same: int
     changed: int
     gone: int
+    moved: int = 0
 
 
 def merge(db: sqlite3.Connection, listing: Iterable[Input], complete: bool) -> Enrolment:
@@ -159,6 +161,9 @@ def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
     (changed,) = db.execute("SELECT count(*) FROM places WHERE what = 1").fetchone()
     (matched,) = db.execute("SELECT count(*) FROM places").fetchone()
     unlisted = _place_unlisted(db, known, complete)
+    (moved,) = db.execute(
+        "SELECT count(*) FROM places WHERE old != new AND new > 0 AND what != 1"
+    ).fetchone()
     if changed:
         stale = "FROM outputs WHERE ordinal IN (SELECT old FROM places WHERE what = 1)"
         db.execute(f"INSERT INTO chores SELECT name, NULL {stale}")
@@ -177,7 +182,8 @@ def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
             "UPDATE outputs SET ordinal = (SELECT new FROM places WHERE old = ordinal) "
             "WHERE ordinal IN (SELECT old FROM places WHERE old != new)"
         )
-    return Enrolment(new, known + matched - changed, changed, unlisted if complete else 0)
+    gone = unlisted if complete else 0
+    return Enrolment(new, known + matched - changed, changed, gone, moved)
 
 
 def _place_unlisted(db: sqlite3.Connection, known: int, complete: bool) -> int:

@@ -120,7 +120,7 @@ class FolderLock:
         )
         if not self.native:
             lines.append(
-                "  This file system has no locks, so a run on a machine that was lost cannot be told "
+                "  This file system has no locks, so a run on a lost machine cannot be told "
                 f"from a live one: if it is surely over, delete {self.path}."
             )
         return BusyError("\n".join(lines))

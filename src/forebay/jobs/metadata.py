@@ -61,8 +61,8 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"
-            "  The inputs are done and in the ledger; an earlier table is as it was. Make room, or\n"
-            "  give the folder's rights back, and run again: only the table is left to write."
+            "  The inputs are done and in the ledger; an earlier table is as it was.\n"
+            "  Make room, or give the folder's rights back, and run again to write it."
         ) from error
     return count
 

@@ -10,7 +10,8 @@ What is looked at, and how an item is known to be this process's own:
     memfds        mappings of `memfd_create` files in /proc/self/maps
 
 Some things are meant to live as long as the process: multiprocessing's resource tracker and
-forkserver, and the thread that fsspec runs its event loop in. They do not count.
+forkserver, and the thread that fsspec runs its event loop in. They do not count. What other
+libraries keep from their first use on cannot be told from a leak: use them once beforehand.
 Without /proc (so not on Linux) only threads are compared.
 """
 
