@@ -25,14 +25,14 @@ from forebay.options import PreprocessOptions
 
 # Seconds, and results, between two commits.
 COMMIT_S = 0.5
-COMMIT_RESULTS = 2048
+COMMIT_RESULTS = 8192
 # Results that may exist without being committed, and the bytes of metadata in them.
-SLOTS = 4 * COMMIT_RESULTS
+SLOTS = 2 * COMMIT_RESULTS
 MAX_BYTES = 256 * 2**20
 # Work to send in one message, where inputs are short.
 GROUP_S = 0.05
-MAX_GROUP = 256
-LOOKAHEAD = 2048
+MAX_GROUP = 1024
+LOOKAHEAD = 4096
 
 
 def run(

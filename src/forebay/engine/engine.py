@@ -37,6 +37,10 @@ from forebay.errors import WorkerDiedError
 
 Outcome = DeliverResult | ReportRetry | ReportFailure
 
+# While every worker has more to do than its present task, answers are collected for this long
+# before they are looked at: being woken for each one would take a core from the workers.
+COLLECT_S = 0.003
+
 
 class Engine:
     """Runs the tasks of a source on the workers of a pool.
@@ -86,6 +90,8 @@ class Engine:
             if self._alarm is not None:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
+            if self._flow.is_relaxed and (timeout is None or timeout > COLLECT_S):
+                time.sleep(COLLECT_S)
             events: list[Event] = self._pool.wait(timeout)
             if self._alarm is not None and self._alarm <= self._clock():
                 self._alarm = None

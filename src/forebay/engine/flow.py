@@ -333,10 +333,12 @@ class Flow:
             if not worker.started or worker.condemned is not None:
                 continue
             queue = self._suspects if alone else self._retries or self._queue
+            room = 1 if alone else self._room(worker, queue)
+            if not room or not queue:
+                continue
             # What all delivery waits for must not wait for room in its turn.
-            awaited = self.limits.in_order and bool(queue) and queue[0] == self._order[0]
-            free = self._free_slots(awaited)
-            count = min(1 if alone else self._room(worker, queue), free, len(queue))
+            awaited = self.limits.in_order and queue[0] == self._order[0]
+            count = min(room, self._free_slots(awaited), len(queue))
             if count <= 0:
                 continue
             keys = [queue.popleft() for _ in range(count)]
@@ -391,6 +393,11 @@ class Flow:
         if self._alarm is None and worker.deadline is not None:
             self._alarm = worker.deadline
             commands.append(SetAlarm(self._alarm))
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether every worker has more to do than its present task, so that nobody waits."""
+        return bool(self._workers) and all(len(held.tasks) > 1 for held in self._workers.values())
 
     # ---- for tests and statistics --------------------------------------------------------------
 

@@ -18,6 +18,8 @@ class State(Enum):
     RELEASED = "released"
     FAILED = "failed"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs Python code
+
 
 class Move(Enum):
     """What takes a task from one state to the next."""
@@ -30,6 +32,8 @@ class Move(Enum):
     FAILED = "failed, no tries left"
     DELIVERED = "handed to the consumer"
     RELEASED = "let go by the consumer"
+
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: dict[tuple[State, Move], State] = {

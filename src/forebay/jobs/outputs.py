@@ -37,6 +37,8 @@ def checked_name(name: object, reserved: frozenset[str] = frozenset()) -> str:
     text = os.fspath(name)
     if isinstance(text, bytes) or "\0" in text:
         raise OutputError(f"out.file({text!r}): a name is text without NUL characters")
+    if "/" not in text and text not in reserved and not text.startswith("."):
+        return text  # the usual case, and the quick one
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.name:
         raise OutputError(
@@ -54,7 +56,7 @@ class Output:
     Its paths are valid until the function returns (for a generator: is exhausted).
     """
 
-    def __init__(self, folder: Path, reserved: frozenset[str]) -> None:
+    def __init__(self, folder: str, reserved: frozenset[str]) -> None:
         """Stage files in `folder`."""
         self._folder = folder
         self._reserved = reserved
@@ -76,7 +78,7 @@ class Output:
         final = checked_name(name, self._reserved)
         if final in self._paths:
             return self._paths[final]
-        path = os.path.join(self._folder, final)
+        path = f"{self._folder}/{final}"
         number = 0
         while os.path.lexists(path):  # an earlier input's, reported and not yet published
             number += 1
@@ -95,14 +97,14 @@ class Output:
         """Return the final names, in the order they were asked for."""
         return list(self._names.values())
 
-    def collect(self, root: Path) -> tuple[OutputFile, ...]:
+    def collect(self, root: str) -> tuple[OutputFile, ...]:
         """Return what was written, with staged paths relative to `root`.
 
         Raises:
             OutputError: A file that was asked for is missing, or is not a regular file.
         """
         files = []
-        start = len(str(root)) + 1
+        start = len(root) + 1
         for staged, name in self._names.items():
             try:
                 status = os.lstat(staged)
@@ -133,13 +135,13 @@ class Staging:
 
     def __init__(self, root: Path, reserved: frozenset[str]) -> None:
         """Stage below `root`, the output folder."""
-        self._root = root
+        self._root = str(root)
         self._reserved = reserved
-        self._folder = root
+        self._folder = ""
 
     def open(self, worker: int) -> None:
         """Make this worker's own folder."""
-        self._folder = self._root / PRIVATE / "staging" / f"w{worker}"
+        self._folder = os.path.join(self._root, PRIVATE, "staging", f"w{worker}")
         os.makedirs(self._folder, exist_ok=True)
 
     def begin(self) -> Output:
@@ -168,6 +170,7 @@ class OutputFolder:
             OutputError: It cannot be made, is a file, or cannot be written to.
         """
         self.path = path
+        self._root = str(path)
         self.private = path / PRIVATE
         self._admitted = {""}  # parents known not to lead out of the folder
         self._made = {""}  # parents known to exist
@@ -204,9 +207,9 @@ class OutputFolder:
         Raises:
             OutputError: A folder on the way leads out of the output folder.
         """
-        root = str(self.path)
+        root = self._root
         for chore in chores:
-            final = os.path.join(root, chore.name)
+            final = f"{root}/{chore.name}"
             if chore.staged is None:
                 try:
                     os.unlink(final)
@@ -219,7 +222,7 @@ class OutputFolder:
                 os.makedirs(os.path.dirname(final), exist_ok=True)
                 self._made.add(parent)
             try:
-                os.replace(os.path.join(root, chore.staged), final)
+                os.replace(f"{root}/{chore.staged}", final)
             except FileNotFoundError:
                 if not os.path.lexists(final):
                     raise OutputError(
@@ -243,7 +246,7 @@ class OutputFolder:
 
     def holds(self, name: str) -> bool:
         """Tell whether there is something under a final name."""
-        return os.path.lexists(os.path.join(self.path, name))
+        return os.path.lexists(f"{self._root}/{name}")
 
     def size(self, name: str) -> int | None:
         """Return a published file's bytes; None if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,7 @@ class Input:
         return self.source if self.row is None else self.row
 
 
-@dataclass(frozen=True, slots=True)
-class Todo:
+class Todo(NamedTuple):
     """One input that still has to be worked on, as the ledger lists it."""
 
     ordinal: int
@@ -36,9 +36,8 @@ class Todo:
     row: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """One file an input produced.
+class OutputFile(NamedTuple):
+    """One file an input produced. A tuple, since it is pickled for every one of them.
 
     Attributes:
         name: Final name, relative to the output folder, with "/" between its parts.
@@ -51,8 +50,7 @@ class OutputFile:
     staged: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The work on one input ended well.
 
     Attributes:

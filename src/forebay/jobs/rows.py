@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
@@ -83,6 +86,10 @@ def encode(
                 row[column] = final_name(value) or value
             elif type(value) is float and not math.isfinite(value):
                 row[column] = None  # JSON has no such number
+    try:
+        return _ENCODER.encode(rows)  # the usual case, and the quick one
+    except (TypeError, ValueError):
+        pass
     try:
         return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
     except (TypeError, ValueError) as error:
