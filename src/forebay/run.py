@@ -25,9 +25,9 @@ from forebay.options import PreprocessOptions
 
 # Seconds, and results, between two commits.
 COMMIT_S = 0.5
-COMMIT_RESULTS = 8192
+COMMIT_RESULTS = 1024
 # Results that may exist without being committed, and the bytes of metadata in them.
-SLOTS = 2 * COMMIT_RESULTS
+SLOTS = 8 * COMMIT_RESULTS
 MAX_BYTES = 256 * 2**20
 # Work to send in one message, where inputs are short.
 GROUP_S = 0.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -80,12 +79,16 @@ def encode(
             return value.isoformat()
         raise TypeError(type(value).__name__)
 
-    for row in rows:
-        for column, value in row.items():
-            if type(value) is str:
-                row[column] = final_name(value) or value
-            elif type(value) is float and not math.isfinite(value):
-                row[column] = None  # JSON has no such number
+    def named(value: Any) -> Any:
+        if type(value) is str:
+            return final_name(value) or value
+        if isinstance(value, list | tuple):
+            return [named(one) for one in value]
+        if isinstance(value, dict):
+            return {key: named(one) for key, one in value.items()}
+        return value
+
+    rows = [named(row) for row in rows]
     try:
         return _ENCODER.encode(rows)  # the usual case, and the quick one
     except (TypeError, ValueError):
