@@ -69,7 +69,12 @@ def cli() -> None:
 @_version
 @_quiet
 def preprocess_command(
-    work: str, inputs: str, output: str, max_failures: str | None, restart: bool, quiet: bool,
+    work: str,
+    inputs: str,
+    output: str,
+    max_failures: str | None,
+    restart: bool,
+    quiet: bool,
     **settings: Any,
 ) -> int:
     """Call FUNCTION(source, out) for every one of INPUTS; publish its files in OUTPUT.
@@ -148,7 +153,9 @@ def verify_command(output: str) -> int:
     read_snapshot(_private(output))  # a folder that is no output of forebay's is left alone
     folder = OutputFolder(Path(output).absolute())
     with Ledger.open(folder.private, "verify") as ledger:
-        folder.perform(ledger.chores())
+        folder.perform(ledger.chores())  # what vanished is found missing
+        folder.flush()
+        ledger.clear_chores()
         found = [(name, folder.size(name) or 0) for name in folder.names()]
         own = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
         result = hold_against(ledger.outputs(), found, own)
@@ -174,7 +181,9 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("forebay: interrupted; what was done is kept, the same command continues", err=True)
+        click.echo(
+            "forebay: interrupted; what was done is kept, the same command continues", err=True
+        )
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -207,7 +216,9 @@ def _count_or_fraction(text: str | None) -> int | float | None:
 
 def _status(snapshot: Snapshot, now: float) -> str:
     counts = snapshot.counts
-    lines = [f"{counts.done:,} of {counts.total:,} done, {counts.failed:,} failed, {counts.todo:,} to do"]
+    lines = [
+        f"{counts.done:,} of {counts.total:,} done, {counts.failed:,} failed, {counts.todo:,} to do"
+    ]
     run = json.loads(snapshot.meta.get("run", "{}"))
     if snapshot.live is not None:
         elapsed = max(now - run.get("began", now), 1e-9)

@@ -17,10 +17,13 @@ import os
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forebay.engine.engine import pool_for
+from forebay.engine.pools.base import Pool
 from forebay.errors import ChangedError, LedgerError, OptionError
 from forebay.jobs.budget import FailureBudget
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
@@ -29,6 +32,7 @@ from forebay.jobs.listing import Listing, indices, list_inputs
 from forebay.jobs.metadata import write_metadata
 from forebay.jobs.outputs import OutputFolder
 from forebay.jobs.report import Failure, Report
+from forebay.jobs.seeds import generators_kept
 from forebay.jobs.work import PreprocessJob, check_callable
 from forebay.observe.progress import Progress
 from forebay.options import TABLE_FORMATS, PreprocessOptions
@@ -116,8 +120,9 @@ def preprocess(
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = _listing(work, inputs)
+    _keep_apart(inputs, output)
     with _Session(work, output, options) as session:
-        _keep_apart(inputs, session.folder.path)
+        session.hire(listing.kind)
         session.enrol(listing)
         return session.work_off(listing.kind)
 
@@ -171,6 +176,7 @@ def retry(
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
         session.options = replace(options, metadata=call["metadata"])
         failed = {record.ordinal for _, record in session.ledger.failures()}
+        session.hire(call["kind"])
         return session.work_off(call["kind"], only=failed)
 
 
@@ -187,9 +193,13 @@ class _Session:
         self._output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
+        self._pool: Pool | None = None
+        self._table: str | None = None  # the format in which the table was up to date
 
     def __enter__(self) -> _Session:
         try:
+            self._table = self.ledger.get_meta("table")
+            self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
             self._settle()
             self._agree_on_work()
         except BaseException:
@@ -198,7 +208,14 @@ class _Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
         self.ledger.close()
+
+    def hire(self, kind: str) -> None:
+        """Begin to bring the workers up, which goes on while the inputs are listed."""
+        job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES))
+        self._pool = pool_for(self.options.backend, self.options.workers, job)
 
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
@@ -222,21 +239,23 @@ class _Session:
         )
         last = options.limit if options.limit is not None else before.total
         todo = _pending(ledger, last, only)
-        job = PreprocessJob(
-            self._work, kind, self.folder.staging(_TABLES), restore=options.workers == 0
-        )
-        self._changed |= run(
-            job,
-            todo,
-            ledger,
-            self.folder,
-            options,
-            FailureBudget(options.max_failures, min(last, before.total)),
-            Progress(min(last, before.total), before.done, options.progress),
-        )
+        assert self._pool is not None, "hire comes first"
+        is_here = options.workers == 0 or options.backend == "thread"
+        with generators_kept() if is_here else nullcontext():
+            self._changed |= run(
+                self._pool,
+                todo,
+                ledger,
+                self.folder,
+                options,
+                FailureBudget(options.max_failures, min(last, before.total)),
+                Progress(min(last, before.total), before.done, options.progress),
+            )
+        self._settle()
         path = self.folder.path / f"metadata.{options.metadata}"
-        if self._changed or not path.exists():
+        if self._changed or self._table != options.metadata or not path.exists():
             self._write_table(path, kind)
+        ledger.set_meta("table", options.metadata)
         counts = ledger.counts()
         return Report(
             output=self._output,
@@ -249,12 +268,14 @@ class _Session:
         )
 
     def _settle(self) -> None:
-        """Do what a run that was killed, or a change of the inputs, left to be done."""
-        chores = self.ledger.chores()
-        if chores:
-            self.folder.perform(chores)
+        """Do what this run, one that was killed, or a change of the inputs left to be done."""
+        while chores := self.ledger.chores():
+            vanished = set(self.folder.perform(chores))
             self.folder.flush()
             self.ledger.clear_chores()
+            if vanished:  # somebody removed them since; their inputs are redone
+                lost = {ordinal for name, _, ordinal in self.ledger.outputs() if name in vanished}
+                self.ledger.mark_todo(lost)
         self.folder.clean()
 
     def _agree_on_work(self) -> None:
@@ -270,13 +291,14 @@ class _Session:
             self._changed = True
             self._settle()
         elif changes and version is None:
+            keep = was_version or "2"
             raise ChangedError(
                 f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
                 f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
                 "  Nothing was started, and nothing is lost. Choose one:\n"
                 "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-                "  - keep what is done and use the new code for the rest: version='2', or "
-                "--version 2;\n"
+                f"  - keep what is done and use the new code for the rest: version={keep!r}, or "
+                f"--version {keep};\n"
                 "  - another output folder."
             )
         ledger.set_meta("work", now.to_json())
@@ -313,14 +335,14 @@ def _listing(work: Any, inputs: Any) -> Listing:
     return list_inputs(inputs)
 
 
-def _keep_apart(inputs: Any, output: Path) -> None:
+def _keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
     """Refuse an output folder that would become an input of the next run."""
     if not isinstance(inputs, str | os.PathLike) or not os.path.isdir(inputs):
         return
     folder, inside = os.path.realpath(inputs), os.path.realpath(output)
     if inside == folder or inside.startswith(folder + os.sep):
         raise OptionError(
-            f"the output folder {str(output)!r} lies in the input folder {os.fspath(inputs)!r}\n"
+            f"the output folder {os.fspath(output)!r} lies in the input folder {os.fspath(inputs)!r}\n"
             "  Its files would be the next run's inputs. Choose an output folder outside."
         )
 

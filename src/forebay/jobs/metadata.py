@@ -1,7 +1,7 @@
 r"""The metadata table: what each input gave, in input order, the same bytes always.
 
     pass 1   read every row, find the columns and their kinds
-    pass 2   read every row again, write it
+    pass 2   read every row again (a short table's are kept from pass 1), write it
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
 Nothing in the file depends on when, how often or by how many workers the inputs were done. The
@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +40,7 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
         path: The file; half a table is never seen under this name.
         fmt: "parquet", "csv" or "jsonl".
         columns: The manifest's columns.
-        records: Called twice, for the same sequence of (source, the manifest's row as a JSON
+        records: Called once or twice, for the same sequence of (source, the manifest's row as a JSON
             object or None, metadata as a JSON list of objects). A key of the metadata that is
             also a column takes its place in that row.
 
@@ -50,14 +51,17 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
         raise OptionError(f"metadata={fmt!r} is no table format: choose from {sorted(_WRITERS)}")
     front = [name for name in columns if name not in ("source", "destination")]
     kinds = dict.fromkeys([*front, "source", "destination"], NULL)
+    rows = _rows(records(), columns)
+    head = list(islice(rows, GROUP_ROWS))
     count = 0
-    for row in _rows(records(), columns):
+    for row in chain(head, rows):
         widen_row(kinds, row)
         count += 1
+    again = iter(head) if count == len(head) else _rows(records(), columns)
     final = {name: settled(kind) for name, kind in kinds.items()}
     try:
         with _replacing(path) as file:
-            _WRITERS[fmt](file, final, _rows(records(), columns))
+            _WRITERS[fmt](file, final, again)
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"

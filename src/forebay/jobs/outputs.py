@@ -80,11 +80,9 @@ class Output:
             return self._paths[final]
         path = f"{self._folder}/{final}"
         number = 0
-        while os.path.lexists(path):  # an earlier input's, reported and not yet published
-            number += 1
+        while not _make_room(path, alone=not number and "/" not in final):
+            number += 1  # an earlier input's is there, reported and not yet published
             path = os.path.join(self._folder, f"{PRIVATE}{number}", final)
-        if number or "/" in final:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
         self._names[path] = final
         self._paths[final] = Path(path)
         return self._paths[final]
@@ -128,6 +126,18 @@ class Output:
                 shutil.rmtree(staged, ignore_errors=True)
         self._names.clear()
         self._paths.clear()
+
+
+def _make_room(path: str, alone: bool) -> bool:
+    """Make the folder of a path, unless it is there (`alone`); return whether the path is free."""
+    if os.path.lexists(path):
+        return False
+    if not alone:
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
+            return False
+    return True
 
 
 class Staging:
@@ -174,8 +184,11 @@ class OutputFolder:
         self.private = path / PRIVATE
         self._admitted = {""}  # parents known not to lead out of the folder
         self._made = {""}  # parents known to exist
+        self._was_empty = False
         try:
-            self.private.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+            self._was_empty = not any(os.scandir(path))
+            self.private.mkdir(exist_ok=True)
             probe = self.private / "probe"
             probe.write_bytes(b"forebay")
             probe.unlink()
@@ -201,20 +214,24 @@ class OutputFolder:
         finally:
             os.close(descriptor)
 
-    def perform(self, chores: Sequence[Chore]) -> None:
+    def perform(self, chores: Sequence[Chore]) -> list[str]:
         """Publish and remove files as the ledger says. Safe to do twice.
+
+        Returns:
+            Names that could not be published: neither staged any more nor there already.
 
         Raises:
             OutputError: A folder on the way leads out of the output folder.
         """
         root = self._root
+        vanished = []
         for chore in chores:
             final = f"{root}/{chore.name}"
             if chore.staged is None:
                 try:
                     os.unlink(final)
-                except FileNotFoundError:
-                    pass
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    pass  # gone, or something that is not ours
                 continue
             parent = os.path.dirname(chore.name)
             if parent not in self._made:
@@ -225,14 +242,11 @@ class OutputFolder:
                 os.replace(f"{root}/{chore.staged}", final)
             except FileNotFoundError:
                 if not os.path.lexists(final):
-                    raise OutputError(
-                        f"{chore.name!r} vanished between being staged and being published\n"
-                        "  Something else removes files below "
-                        f"{str(self.private)!r}. Run `forebay verify` and the same call again."
-                    ) from None
+                    vanished.append(chore.name)
+        return vanished
 
     def admit(self, name: str) -> None:
-        """Raise OutputError if a symbolic link on the way to `name` leads out of the folder."""
+        """Raise OutputError if `name` leads out of the folder, or through something else's file."""
         parent = os.path.dirname(name)
         if parent in self._admitted:
             return
@@ -242,11 +256,19 @@ class OutputFolder:
                 f"{name!r} would leave the output folder: a symbolic link leads to {real!r}\n"
                 "  Nothing was written there. Remove the link, or name the file differently."
             )
+        above = Path(real)
+        while not os.path.lexists(above):
+            above = above.parent
+        if not above.is_dir():
+            raise OutputError(
+                f"{name!r} needs a folder where there is a file: {str(above)!r}\n"
+                "  Nothing was written there. Name one of the two differently."
+            )
         self._admitted.add(parent)
 
     def holds(self, name: str) -> bool:
-        """Tell whether there is something under a final name."""
-        return os.path.lexists(f"{self._root}/{name}")
+        """Tell whether something stood under a final name before this run published anything."""
+        return not self._was_empty and os.path.lexists(f"{self._root}/{name}")
 
     def size(self, name: str) -> int | None:
         """Return a published file's bytes; None if there is none."""

@@ -79,16 +79,12 @@ def encode(
             return value.isoformat()
         raise TypeError(type(value).__name__)
 
-    def named(value: Any) -> Any:
-        if type(value) is str:
-            return final_name(value) or value
-        if isinstance(value, list | tuple):
-            return [named(one) for one in value]
-        if isinstance(value, dict):
-            return {key: named(one) for key, one in value.items()}
-        return value
-
-    rows = [named(row) for row in rows]
+    for row in rows:
+        for column, value in row.items():
+            if type(value) is str:
+                row[column] = final_name(value) or value
+            elif isinstance(value, list | tuple | dict):
+                row[column] = _named(value, final_name)
     try:
         return _ENCODER.encode(rows)  # the usual case, and the quick one
     except (TypeError, ValueError):
@@ -97,6 +93,16 @@ def encode(
         return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise TypeError(_what_is_wrong(rows, plain)) from error
+
+
+def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
+    if type(value) is str:
+        return final_name(value) or value
+    if isinstance(value, list | tuple):
+        return [_named(one, final_name) for one in value]
+    if isinstance(value, dict):
+        return {key: _named(one, final_name) for key, one in value.items()}
+    return value
 
 
 def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> str:

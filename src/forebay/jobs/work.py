@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
-from forebay.errors import OutputError
+from forebay.errors import OptionError, OutputError
 from forebay.jobs.outputs import Output
 from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
-from forebay.jobs.seeds import generator_states, restore_generators, seed_everything
+from forebay.jobs.seeds import seed_everything, seed_no_more, seed_what_is_imported
 
 # Errors that are the machine's and not the input's: every other input would meet them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -56,7 +56,6 @@ class PreprocessJob:
         kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
         outputs: Where files are staged.
         fetch: For inputs that have to be brought here first; None if they are local.
-        restore: Leave this process's random generators as they were found (`num_workers=0`).
     """
 
     def __init__(
@@ -65,26 +64,21 @@ class PreprocessJob:
         kind: str,
         outputs: WorkerEnd,
         fetch: Fetch | None = None,
-        restore: bool = False,
     ) -> None:
         """See the class."""
         self._work = work
         self._kind = kind
         self._outputs = outputs
         self._fetch = fetch
-        self._restore = restore
-        self._states: list[Any] | None = None
 
     def open(self, worker: int) -> None:
         """Make the staging folder."""
         self._outputs.open(worker)
-        if self._restore:
-            self._states = generator_states()
+        seed_what_is_imported()
 
     def close(self) -> None:
-        """Give the random generators back."""
-        if self._states is not None:
-            restore_generators(self._states)
+        """Leave imports as they were."""
+        seed_no_more()
 
     def run(self, assignment: Assignment) -> Answer:
         """Return `((OutputFile, …), metadata JSON)` for one input `(source, row)`.
@@ -155,11 +149,18 @@ def _exhausted(returned: Any) -> Any:
 
 
 def check_callable(work: Callable[..., Any]) -> None:
-    """Raise TypeError if a function cannot be called as `work(source, out)`."""
+    """Raise OptionError if a function cannot be called as `work(source, out)`."""
     import inspect
 
     try:
         signature = inspect.signature(work)
     except ValueError:
         return  # a builtin that does not tell
-    signature.bind("source", "out")
+    try:
+        signature.bind("source", "out")
+    except TypeError as error:
+        name = getattr(work, "__name__", type(work).__name__)
+        raise OptionError(
+            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
+            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
+        ) from error

@@ -53,7 +53,7 @@ class ProcessPool(Pool):
     """
 
     def __init__(self, job: Job, num_workers: int) -> None:
-        """Pickle the job; the first `start` brings up the zygote."""
+        """Pickle the job and begin to bring up the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = num_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
@@ -67,6 +67,7 @@ class ProcessPool(Pool):
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
+        self._start_zygote()
 
     def start(self, worker: int) -> None:
         """Have the zygote fork a worker."""

@@ -1,0 +1,209 @@
+"""Commits: results on their way from the engine into the ledger and the output folder.
+
+    collect ──> flush ──> record ──> publish
+      loop      thread     loop      thread
+
+A commit begins half a second after the last one, or sooner when many results wait, so a kill of
+this process costs at most that much finished work, and a result costs little however small it is.
+Flushing and publishing are waits for the disk, so a thread does them while the loop goes on
+feeding the workers; the ledger is touched by the loop alone. One commit is under way at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.engine.events import Cause, DeliverResult, ReportFailure, ReportRetry
+from forebay.errors import OutputError
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.records import Chore, Done, Failed
+
+# Seconds, and results, after which a commit is due.
+COMMIT_S = 0.5
+COMMIT_RESULTS = 1024
+# While a commit is under way, how often the loop looks whether its thread is through.
+LOOK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit did.
+
+    Attributes:
+        delivered: The inputs whose results it took in.
+        done: How many more inputs are done, less those that were withdrawn.
+        failed: How many more have failed.
+        refused: Inputs that came through and failed all the same, for the names they chose.
+    """
+
+    delivered: list[int]
+    done: int
+    failed: int
+    refused: list[Failed]
+
+
+class Commits:
+    """Collects results and commits them, stage by stage, as `go_on` is called."""
+
+    def __init__(self, ledger: Ledger, folder: OutputFolder) -> None:
+        """Commit into this ledger and this folder."""
+        self._ledger = ledger
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "forebay-commits")
+        self._done: list[Done] = []
+        self._failed: dict[int, Failed] = {}
+        self._retrying: dict[int, Failed] = {}
+        self._finished: list[Commit] = []
+        self._stages: Iterator[Future[Any]] | None = None  # of the commit under way
+        self._stage: Future[Any] | None = None
+        self._unflushed = False
+        self._last = time.monotonic()
+
+    def add(self, outcome: DeliverResult | ReportRetry | ReportFailure) -> None:
+        """Take in what the engine delivered."""
+        match outcome:
+            case DeliverResult():
+                files, metadata = outcome.result
+                done = Done(outcome.task, outcome.attempt, outcome.seconds, files, metadata)
+                self._done.append(done)
+                if self._retrying:
+                    self._retrying.pop(outcome.task, None)
+            case ReportFailure() if outcome.cause.kind != "environment":
+                self._retrying.pop(outcome.task, None)
+                self._failed[outcome.task] = _failed(outcome, outcome.cause, outcome.seconds)
+            case ReportRetry():
+                self._retrying[outcome.task] = _failed(outcome, outcome.cause, 0.0)
+            case _:
+                pass
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is not committed yet, or not reported by `go_on`."""
+        return bool(self._done or self._failed or self._finished or self._stages)
+
+    def due_in(self) -> float | None:
+        """Return the seconds until `go_on` has something to do; None if nothing waits."""
+        if self._stages is not None:
+            return LOOK_S
+        if not (self._done or self._failed):
+            return None
+        return max(self._last + COMMIT_S - time.monotonic(), 0.0)
+
+    def go_on(self, at_once: bool = False) -> list[Commit]:
+        """Take the commit under way further, begin one if it is due; return the finished ones.
+
+        Args:
+            at_once: Commit everything now, and wait for it.
+        """
+        while True:
+            if self._stages is None:
+                enough = len(self._done) + len(self._failed) >= COMMIT_RESULTS
+                if not (at_once or enough or self.due_in() == 0.0):
+                    break
+                if not (self._done or self._failed):
+                    break
+                self._stages = self._commit()
+                self._stage = next(self._stages, None)
+            elif self._stage is None:
+                self._stages, self._last = None, time.monotonic()
+            elif at_once or self._stage.done():
+                self._stage.result()
+                self._stage = next(self._stages, None)
+            else:
+                break
+        finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> int:
+        """Commit what is left, failures that were still to be tried again too; return how many."""
+        try:
+            self._failed |= self._retrying
+            commits = self.go_on(at_once=True)
+        finally:
+            self._thread.shutdown()
+        return sum(len(commit.delivered) + commit.failed for commit in commits)
+
+    def _commit(self) -> Iterator[Future[Any]]:
+        """Commit what is collected, yielding each wait for the disk."""
+        delivered, failed = self._done, self._failed
+        self._done, self._failed = [], {}
+        try:
+            # Before recording: what was staged since, and what the last commit published.
+            if self._unflushed or any(done.outputs for done in delivered):
+                yield self._thread.submit(self._folder.flush)
+            done, refused = self._acceptable(delivered)
+            recorded = self._ledger.record(done, [*failed.values(), *refused])
+            self._unflushed = bool(recorded.chores)
+            if recorded.chores:
+                yield self._thread.submit(self._publish, recorded.chores)
+        except BaseException:
+            # Interrupted, perhaps: nothing is lost by committing the same once more, in `close`.
+            self._done = delivered + self._done
+            self._failed = failed | self._failed
+            raise
+        late = recorded.failed[len(failed) :]
+        good = len(delivered) - len(late)
+        ordinals = [done.ordinal for done in delivered]
+        self._finished.append(Commit(ordinals, good, len(recorded.failed), late))
+
+    def _publish(self, chores: list[Chore]) -> None:
+        vanished = self._folder.perform(chores)
+        if vanished:
+            raise OutputError(
+                f"{vanished[0]!r} vanished between being staged and being published\n"
+                f"  Something else removes files below {str(self._folder.private)!r}. The same "
+                "call again redoes what was lost."
+            )
+
+    def _acceptable(self, delivered: list[Done]) -> tuple[list[Done], list[Failed]]:
+        """Set aside the inputs whose outputs must not be published."""
+        done, refused = [], []
+        names: set[str] = set()
+        folders: set[str] = set()
+        for each in delivered:
+            try:
+                for file in each.outputs:
+                    self._folder.admit(file.name)
+                    if file.name in folders or not names.isdisjoint(_folders_of(file.name)):
+                        raise OutputError(
+                            f"{file.name!r} is a file for one input and a folder for another\n"
+                            "  Only one of them was kept. Name one of the two differently."
+                        )
+                    if self._folder.holds(file.name) and not self._ledger.knows(file.name):
+                        raise OutputError(
+                            f"{file.name!r} exists already, and no input of forebay's made it\n"
+                            "  It was left as it is. Name the output differently, or move it away."
+                        )
+            except OutputError as error:
+                seconds, attempts = each.seconds, each.attempts
+                refused.append(
+                    Failed(each.ordinal, attempts, seconds, "output", "OutputError", str(error))
+                )
+            else:
+                done.append(each)
+                for file in each.outputs:
+                    names.add(file.name)
+                    folders.update(_folders_of(file.name))
+        return done, refused
+
+
+def _folders_of(name: str) -> list[str]:
+    """Return every folder that a name lies in: "a" and "a/b" for "a/b/c"."""
+    return [name[:at] for at, character in enumerate(name) if character == "/"]
+
+
+def _failed(outcome: ReportFailure | ReportRetry, cause: Cause, seconds: float) -> Failed:
+    return Failed(
+        outcome.task,
+        outcome.attempt,
+        seconds,
+        cause.kind,
+        cause.error,
+        cause.message,
+        cause.traceback,
+    )

@@ -1,0 +1,91 @@
+"""Runs of the command line in processes of their own, to be watched and killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+WORKS = Path(__file__).with_name("works.py")
+# Longest wait for something that is sure to happen, on a loaded machine.
+PATIENCE_S = 60.0
+# In the environment of every run: finds its processes whatever became of their parents.
+MARK = "FOREBAY_TEST_RUN"
+
+
+def make_inputs(folder: Path, count: int, lines: int = 1) -> Path:
+    """Make a folder of numbered text files and return it."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        text = "".join(f"line {line} of {number}\n" for line in range(lines))
+        (folder / f"{number:04d}.txt").write_text(text)
+    return folder
+
+
+def start(*arguments: Any, prefix: tuple[Any, ...] = (), **environment: str) -> Any:
+    """Start `forebay ARGUMENTS` in a process group of its own; with `prefix` before the command."""
+    return subprocess.Popen(
+        [*map(str, prefix), sys.executable, "-m", "forebay", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, MARK: str(os.getpid()), **environment},
+    )
+
+
+def finish(process: Any) -> tuple[int, str, str]:
+    """Wait for a started command; return its exit code and what it printed on both streams."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+def call(*arguments: Any, **others: Any) -> tuple[int, str, str]:
+    """Run `forebay ARGUMENTS` to its end."""
+    return finish(start(*arguments, **others))
+
+
+def marked_processes() -> list[int]:
+    """Return the process ids of every run started from here that lives, workers included."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path("/proc", name, "environ").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={os.getpid()}".encode() in environment.split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def await_no_processes() -> None:
+    """Wait until no process of any run is left."""
+    deadline = time.monotonic() + PATIENCE_S
+    while left := marked_processes():
+        assert time.monotonic() < deadline, f"processes left: {left}"
+        time.sleep(0.005)
+
+
+def published(output: Path) -> dict[str, bytes]:
+    """Return everything visible in an output folder but the tables: name and contents."""
+    return {
+        str(path.relative_to(output)): path.read_bytes()
+        for path in sorted(output.rglob("*"))
+        if path.is_file() and ".forebay" not in path.parts and "metadata." not in path.name
+    }
+
+
+def staged(output: Path) -> list[Path]:
+    """Return the files that wait in the staging folder."""
+    return [path for path in (output / ".forebay" / "staging").rglob("*") if path.is_file()]
+
+
+def calls(folder: Path) -> list[str]:
+    """Return the names of the inputs that functions were called with, in order."""
+    path = folder / "calls"
+    return path.read_text().split() if path.exists() else []

@@ -1,0 +1,380 @@
+"""What preprocess promises when nothing goes wrong: files, table, report, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from functools import partial
+from pathlib import Path
+
+import pyarrow
+import pytest
+from driving import calls, make_inputs, published, staged
+from works import copy, draw, fail_once, fail_odd, nothing, split
+
+import forebay
+from forebay.errors import ChangedError, OptionError
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    return make_inputs(tmp_path / "in", 6, lines=2)
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+def run(work, inputs, output, **options):
+    return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 0, **options})
+
+
+def returns(value, source, out):
+    return value
+
+
+def writes(names, value, source, out):
+    for name in names:
+        out.file(f"{source.stem}{name}").write_text(name)
+    return value
+
+
+def yields_strings(source, out):
+    path = out.file(source.stem)
+    path.write_text("x")
+    yield {"destination": str(path), "all": [str(path)], "by": {"name": path}}
+
+
+def twice_as_long(source, out):
+    return {"length": 2 * source.stat().st_size}
+
+
+# ---- what a function may return -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        (None, [{}]),
+        ({"a": 1}, [{"a": 1}]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
+        (({"a": n} for n in range(2)), [{"a": 0}, {"a": 1}]),
+        ([], []),
+        (7, [{"metadata": 7}]),
+        (["x", "y"], [{"metadata": ["x", "y"]}]),
+        ({"a": {"b": [1, None]}}, [{"a": {"b": [1, None]}}]),
+    ],
+)
+def test_any_form_of_metadata_becomes_rows(inputs, output, value, rows):
+    """None, a dict, an iterable of dicts, or any value: one row each, `source` in front."""
+    first = str(inputs / "0000.txt")
+    table = run(partial(returns, value), [first], output).metadata
+    expected = [{"source": first, "destination": None, **row} for row in rows]
+    assert table.to_pylist() == expected
+
+
+def test_a_single_output_is_the_destination_of_every_row(inputs, output):
+    """With one output, rows that name no destination get it."""
+    table = run(partial(writes, [".a"], [{"n": 1}, {"n": 2}]), inputs, output, limit=1).metadata
+    assert table["destination"].to_pylist() == ["0000.a", "0000.a"]
+
+
+def test_a_function_that_says_nothing_gets_a_row_for_each_output(inputs, output):
+    """Outputs alone are metadata enough, in the order they were asked for."""
+    table = run(partial(writes, [".b", ".a"], None), inputs, output, limit=1).metadata
+    assert table["destination"].to_pylist() == ["0000.b", "0000.a"]
+
+
+def test_staged_paths_become_final_names_wherever_they_stand(inputs, output):
+    """As text, as a Path, in a list or a dict: no private path gets into the table."""
+    (row,) = run(yields_strings, inputs, output, limit=1).metadata.to_pylist()
+    assert row["destination"] == "0000"
+    assert row["all"] == ["0000"]
+    assert row["by"] == {"name": "0000"}
+
+
+def test_not_a_number_stays_a_float(inputs, output):
+    """NaN is a float in the table, whether Python's own or nested."""
+    report = run(partial(returns, {"a": float("nan")}), inputs, output, limit=1)
+    (row,) = report.metadata.to_pylist()
+    assert row["a"] != row["a"]
+
+
+def test_an_input_may_make_nothing(inputs, output):
+    """Zero outputs and zero rows is an answer: done, and not worked on again."""
+    report = run(partial(returns, []), inputs, output)
+    assert (report.done, report.failed, report.metadata.num_rows) == (6, 0, 0)
+
+
+def test_outputs_may_lie_in_subfolders(inputs, output):
+    """Names with folders are published with them."""
+    run(split, inputs, output)
+    assert len(published(output)) == 12
+    assert (output / "0003" / "1.txt").read_text() == "line 1 of 3"
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+
+class Words:
+    """A map-style Dataset, by its two methods alone."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, index):
+        return [self.words[index][at : at + 3] for at in range(len(self.words[index]) - 2)]
+
+
+def test_a_dataset_does_its_own_work(output):
+    """`dataset[i]` is called for each index; what it returns is its metadata."""
+    report = forebay.preprocess(Words(["simple", "abcd"]), output=output, num_workers=2)
+    assert report.metadata.to_pylist() == [
+        {"source": 0, "destination": None, "metadata": ["sim", "imp", "mpl", "ple"]},
+        {"source": 1, "destination": None, "metadata": ["abc", "bcd"]},
+    ]
+
+
+def test_a_manifests_rows_come_as_dicts_and_stay_columns(tmp_path, output):
+    """The function gets the row; the table has its columns first."""
+    manifest = tmp_path / "m.csv"
+    manifest.write_text("path,label\nb.wav,dog\na.wav,cat\n")
+    table = run(lambda row, out: {"upper": row["label"].upper()}, manifest, output).metadata
+    assert table.to_pylist() == [
+        {"path": "b.wav", "label": "dog", "source": "b.wav", "destination": None, "upper": "DOG"},
+        {"path": "a.wav", "label": "cat", "source": "a.wav", "destination": None, "upper": "CAT"},
+    ]
+
+
+def test_a_table_is_the_next_stages_manifest(inputs, output, tmp_path):
+    """What one stage wrote, the next one reads."""
+    first = run(copy, inputs, output)
+    second = run(lambda row, out: {"again": row["destination"]}, first.metadata_path, tmp_path / "2")
+    assert second.metadata["again"].to_pylist() == [f"{n:04d}.txt" for n in range(6)]
+
+
+# ---- the same bytes -----------------------------------------------------------------------------
+
+WAYS = [(0, "process"), (1, "process"), (2, "process"), (1, "thread"), (2, "thread")]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_the_table_is_the_same_bytes_however_many_workers(tmp_path, form):
+    """Workers and backend leave no trace in outputs or table, in any format."""
+    inputs = make_inputs(tmp_path / "in", 60, lines=3)
+    tables, files = set(), []
+    for number, (workers, backend) in enumerate(WAYS):
+        output = tmp_path / f"out{number}"
+        report = run(split, inputs, output, num_workers=workers, backend=backend, metadata=form)
+        assert report.metadata_path == output / f"metadata.{form}"
+        tables.add(report.metadata_path.read_bytes())
+        files.append(published(output))
+        assert not staged(output)
+    assert len(tables) == 1
+    assert all(each == files[0] for each in files)
+    assert len(files[0]) == 180
+
+
+def test_random_numbers_depend_on_the_input_alone(tmp_path):
+    """Equal for 0, 1 and 2 workers, also from a library that the function imports itself."""
+    inputs = make_inputs(tmp_path / "in", 12)
+    tables = [
+        run(draw, inputs, tmp_path / f"out{workers}", num_workers=workers).metadata
+        for workers in (0, 1, 2)
+    ]
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+    assert len(set(tables[0]["python"].to_pylist())) == 12
+    assert len(set(tables[0]["numpy"].to_pylist())) == 12
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "thread")])
+def test_the_callers_generators_are_left_alone(inputs, output, workers, backend):
+    """Working in this process does not touch this process's random numbers."""
+    random.seed(1)
+    expected = random.Random(1).random()
+    run(draw, inputs, output, num_workers=workers, backend=backend)
+    assert random.random() == expected
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_happened(inputs, output):
+    """Counts, failures, table and a summary to read."""
+    report = run(fail_odd, inputs, output, retries=0)
+    assert (report.done, report.failed, report.resumed) == (3, 3, 0)
+    assert report.elapsed_s > 0
+    assert isinstance(report.metadata, pyarrow.Table)
+    assert report.metadata_path == output / "metadata.parquet"
+    assert [Path(failure.source).name for failure in report.failures] == [
+        "0001.txt",
+        "0003.txt",
+        "0005.txt",
+    ]
+    text = repr(report)
+    assert text.startswith("3 done, 3 failed in ")
+    assert f"{inputs / '0003.txt'}: ValueError: number 3 is odd" in text
+    assert str(output) in text
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+
+def test_the_same_call_again_does_nothing(inputs, output, tmp_path):
+    """What is done stays done, and the table stays the same file."""
+    first = run(copy, inputs, output)
+    before = first.metadata_path.stat()
+    again = run(copy, inputs, output)
+    assert (again.done, again.resumed) == (6, 6)
+    assert len(calls(tmp_path)) == 6
+    assert again.metadata_path.stat() == before
+
+
+def test_failed_inputs_are_tried_again(inputs, output, tmp_path):
+    """A second call tries the failures, and only them."""
+    first = run(fail_once, inputs, output, retries=0)
+    second = run(fail_once, inputs, output, retries=0)
+    assert (first.failed, second.failed, second.done) == (6, 0, 6)
+    assert second.metadata["tries"].to_pylist() == [2] * 6
+    assert len(calls(tmp_path)) == 12
+
+
+def test_a_changed_input_is_redone_and_its_stale_outputs_go(inputs, output):
+    """One line fewer: one output fewer, and one row."""
+    run(split, inputs, output)
+    (inputs / "0002.txt").write_text("another line\n")
+    report = run(split, inputs, output)
+    assert (report.done, report.resumed) == (6, 5)
+    assert (output / "0002" / "0.txt").read_text() == "another line"
+    assert not (output / "0002" / "1.txt").exists()
+    assert report.metadata.num_rows == 11
+
+
+def test_new_inputs_join_and_removed_ones_leave_the_table(inputs, output, tmp_path):
+    """The table lists what is listed now, in its order; only the new one is worked on."""
+    run(copy, inputs, output)
+    (inputs / "0001.txt").unlink()
+    (inputs / "0000a.txt").write_text("new\n")
+    report = run(copy, inputs, output)
+    assert report.metadata["destination"].to_pylist() == [
+        "0000.txt",
+        "0000a.txt",
+        *(f"{number:04d}.txt" for number in range(2, 6)),
+    ]
+    assert calls(tmp_path)[6:] == ["0000a.txt"]
+
+
+def test_an_output_that_somebody_removed_stops_no_later_call(inputs, output):
+    """The ledger does not look at outputs; `verify` does. A later call simply works."""
+    run(copy, inputs, output)
+    (output / "0001.txt").unlink()
+    assert run(copy, inputs, output).done == 6
+
+
+def test_a_file_that_takes_a_removed_outputs_name_is_not_touched(inputs, output):
+    """What was removed once is not removed again by the next call."""
+    run(split, inputs, output)
+    (inputs / "0002.txt").write_text("another line\n")
+    run(split, inputs, output)
+    (output / "0002" / "1.txt").write_text("the user's own")
+    run(split, inputs, output)
+    assert (output / "0002" / "1.txt").read_text() == "the user's own"
+
+
+def test_a_limit_tries_the_first_inputs_and_the_full_call_goes_on(inputs, output, tmp_path):
+    """The trial's inputs are not done twice."""
+    trial = run(copy, inputs, output, num_workers=None, limit=2)
+    assert (trial.done, trial.metadata.num_rows) == (2, 2)
+    report = run(copy, inputs, output)
+    assert (report.done, report.resumed) == (6, 2)
+    assert len(calls(tmp_path)) == 6
+
+
+def test_without_resume_everything_is_done_anew(inputs, output, tmp_path):
+    """The earlier outputs go first, those with other names too."""
+    run(split, inputs, output)
+    report = run(copy, inputs, output, resume=False)
+    assert (report.done, report.resumed) == (6, 0)
+    assert sorted(published(output)) == [f"{number:04d}.txt" for number in range(6)]
+
+
+def test_another_format_is_written_from_the_ledger(inputs, output, tmp_path):
+    """Asking for CSV later costs no work; and back again, the table is up to date."""
+    run(copy, inputs, output)
+    (inputs / "0005.txt").unlink()
+    run(copy, inputs, output, metadata="csv")
+    assert (output / "metadata.csv").read_text().count("\n") == 6
+    assert run(copy, inputs, output).metadata.num_rows == 5
+    assert len(calls(tmp_path)) == 6
+
+
+# ---- a changed function -------------------------------------------------------------------------
+
+
+def test_a_changed_function_is_an_error_that_shows_the_difference(inputs, output):
+    """Old and new lines, the three ways on; and nothing is lost."""
+    run(copy, inputs, output)
+    with pytest.raises(ChangedError) as caught:
+        run(twice_as_long, inputs, output)
+    text = str(caught.value)
+    assert "twice_as_long is not what the earlier run worked with" in text
+    assert '+    return {"length": 2 * source.stat().st_size}' in text
+    assert "-    note_call(source)" in text
+    assert "resume=False" in text
+    assert "version='2'" in text
+    assert len(published(output)) == 6
+    assert run(copy, inputs, output).resumed == 6
+
+
+def test_changed_parameters_are_an_error_that_names_them(inputs, output):
+    """A partial's argument counts as the work."""
+    run(partial(returns, {"a": 1}), inputs, output)
+    with pytest.raises(ChangedError, match="different|differ|changed|'a'|earlier run"):
+        run(partial(returns, {"a": 2}), inputs, output)
+
+
+def test_a_first_version_keeps_what_is_done(inputs, output):
+    """The error's own advice: a version accepts the new code for what is left."""
+    run(copy, inputs, output)
+    report = run(nothing, inputs, output, version="2")
+    assert report.resumed == 6
+
+
+def test_the_error_advises_the_version_that_is_in_use(inputs, output):
+    """Naming another one would redo everything."""
+    run(copy, inputs, output, version="7")
+    with pytest.raises(ChangedError, match="version='7'"):
+        run(nothing, inputs, output)
+    assert run(nothing, inputs, output, version="7").resumed == 6
+
+
+def test_a_new_version_redoes_everything(inputs, output, tmp_path):
+    """Without a change of the code too."""
+    run(copy, inputs, output, version="1")
+    report = run(copy, inputs, output, version="2")
+    assert (report.done, report.resumed) == (6, 0)
+    assert len(calls(tmp_path)) == 12
+
+
+def test_impossible_settings_are_refused_before_anything_is_made(inputs, output):
+    """No folder, no ledger."""
+    with pytest.raises(OptionError, match="num_workers=-1"):
+        run(copy, inputs, output, num_workers=-1)
+    with pytest.raises(OptionError, match="timeout"):
+        run(copy, inputs, output, timeout=1.0, num_workers=0)
+    assert not output.exists()
+
+
+def test_a_report_survives_a_working_directory(inputs, tmp_path, monkeypatch):
+    """A relative output is meant from where the call was made."""
+    monkeypatch.chdir(tmp_path)
+    report = run(copy, "in", "out")
+    os.chdir(tmp_path.parent)
+    assert report.metadata.num_rows == 6
+    assert json.loads(json.dumps(report.metadata["source"].to_pylist()))[0] == "in/0000.txt"

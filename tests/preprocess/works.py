@@ -1,0 +1,93 @@
+"""Functions to preprocess with, importable by workers and named on command lines.
+
+Each call of one that counts adds a line to the file `calls` beside the input folder.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forebay.testing.faults import FAULTS
+
+
+def note_call(source: Path) -> None:
+    """Add the input's name to the file `calls` beside its folder, in one write."""
+    calls = os.open(source.parent.with_name("calls"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(calls, f"{source.name}\n".encode())
+    os.close(calls)
+
+
+def copy(source: Path, out: Any) -> dict[str, Any]:
+    """Copy the input; the plainest work there is."""
+    note_call(source)
+    out.file(source.name).write_bytes(source.read_bytes())
+    return {"bytes": source.stat().st_size}
+
+
+def nothing(source: Any, out: Any) -> None:
+    """Make nothing and say nothing."""
+
+
+def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:
+    """Write each line to a file in a folder of the input's own, as slowly as the environment says."""
+    for number, line in enumerate(source.read_text().splitlines()):
+        path = out.file(f"{source.stem}/{number}.txt")
+        with path.open("w") as file:
+            # In two writes with a pause between, so that a kill can tear it.
+            file.write(line[:3])
+            file.flush()
+            time.sleep(float(os.environ.get("WORK_PAUSE_S", "0")))
+            file.write(line[3:])
+        yield {"destination": path, "number": number}
+
+
+def draw(source: Path, out: Any) -> dict[str, float]:
+    """Return random numbers, from a library that only the function itself imports."""
+    import numpy
+
+    return {"python": random.random(), "numpy": float(numpy.random.rand())}
+
+
+def meet_fault(source: Path, out: Any) -> dict[str, str]:
+    """Meet the fault that the input names; leave a torn file behind if it kills."""
+    fault = source.read_text().strip()
+    out.file(source.name).write_text("torn")
+    if fault in FAULTS:
+        FAULTS[fault]()
+    out.file(source.name).write_text(f"whole {fault}")
+    return {"fault": fault}
+
+
+def fail_once(source: Path, out: Any) -> dict[str, int]:
+    """Fail at the first try of each input."""
+    note_call(source)
+    tries = source.parent.with_name("calls").read_text().split().count(source.name)
+    if tries == 1:
+        raise ValueError(f"{source.name} fails at first")
+    return {"tries": tries}
+
+
+def fail_odd(source: Path, out: Any) -> None:
+    """Fail for inputs with an odd number, differently each."""
+    note_call(source)
+    number = int(source.stem)
+    if number % 2:
+        raise (ValueError, KeyError, OSError)[number % 3](f"number {number} is odd")
+
+
+def wait_at_gate(source: Path, out: Any) -> None:
+    """Say who is at work, then wait until let through; each input only once."""
+    folder = source.parent.parent
+    once = folder / f"{source.name}.once"
+    if "gate" in source.name and not once.exists():
+        once.touch()
+        here = os.open(folder / "here", os.O_WRONLY)
+        os.write(here, f"{os.getpid()} {os.getppid()} {source.name}\n".encode())
+        os.close(here)
+        (folder / "go").read_text()
+    out.file(source.name).write_text("done")
