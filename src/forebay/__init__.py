@@ -8,7 +8,6 @@ from __future__ import annotations
 from forebay.errors import (
     BusyError,
     ChangedError,
-    ClosedError,
     FailuresError,
     ForebayError,
     InputError,
@@ -26,7 +25,6 @@ __version__ = "0.1.0"
 __all__ = [
     "BusyError",
     "ChangedError",
-    "ClosedError",
     "Failure",
     "FailuresError",
     "ForebayError",

@@ -1,16 +1,15 @@
 """Every error forebay raises on purpose, in one tree.
 
     ForebayError
-    ├── OptionError(ValueError)       a setting is impossible; raised before anything starts
-    ├── InputError(ValueError)        the inputs (a manifest, a folder, a list) cannot be used as they are
-    ├── OutputError                   an output is unusable: full, read-only, a name that escapes or is claimed twice
-    ├── LedgerError                   the ledger is damaged, foreign, or cannot be written
-    │   ├── BusyError                 another run holds this output folder
-    │   └── ChangedError              the function or its parameters are not those of the earlier run
-    ├── FailuresError                 the run stopped early: too many inputs failed, or the first ones all alike
+    ├── OptionError(ValueError)            a setting is impossible; nothing was started
+    ├── InputError(ValueError)             the inputs cannot be used as they are
+    ├── OutputError                        an output cannot be written
+    ├── LedgerError                        the ledger is damaged, foreign or not writable
+    │   ├── BusyError                      another run holds this output folder
+    │   └── ChangedError                   the function is not that of the earlier run
+    ├── FailuresError                      the run stopped early: too many inputs failed
     ├── SampleTimeoutError(TimeoutError)   one input or sample ran past `timeout`
-    ├── WorkerDiedError(RuntimeError)      a worker left: its signal or exit code, and what it was doing
-    └── ClosedError                   you closed it
+    └── WorkerDiedError(RuntimeError)      a worker left: its signal or exit code
 
 A message says, in this order: what happened, to whom, the numbers, what forebay did, what to do.
 Its first line stands alone.
@@ -57,7 +56,3 @@ class SampleTimeoutError(ForebayError, TimeoutError):
 
 class WorkerDiedError(ForebayError, RuntimeError):
     """A worker died; the message names its signal or exit code and what it was doing."""
-
-
-class ClosedError(ForebayError):
-    """The object was closed by its user."""

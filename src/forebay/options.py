@@ -34,20 +34,31 @@ class PreprocessOptions:
 
     def __post_init__(self) -> None:
         """Check each setting by itself, then those that bear on each other."""
-        _check(_is_count(self.num_workers), "num_workers", self.num_workers, "0, 1, 2, … or None")
+        _check(
+            self.num_workers is None or _is_count(self.num_workers),
+            "num_workers",
+            self.num_workers,
+            "0, 1, 2, … or None",
+        )
         _check(self.backend in BACKENDS, "backend", self.backend, " or ".join(map(repr, BACKENDS)))
         _check(
-            self.timeout is None or _is_number(self.timeout) and self.timeout > 0,
+            self.timeout is None or (_is_number(self.timeout) and self.timeout > 0),
             "timeout",
             self.timeout,
             "a number of seconds above 0, or None",
         )
+        _check(_is_count(self.retries), "retries", self.retries, "0, 1, 2, …")
         _check(
-            self.retries is not None and _is_count(self.retries), "retries", self.retries, "0, 1, …"
+            self.on_error in (None, "skip", "raise"),
+            "on_error",
+            self.on_error,
+            "'skip', 'raise' or None",
         )
-        _check(self.on_error in (None, "skip", "raise"), "on_error", self.on_error, "'skip', 'raise'")
         _check(
-            _is_count(self.limit) and self.limit != 0, "limit", self.limit, "1, 2, 3, … or None"
+            self.limit is None or (_is_count(self.limit) and self.limit > 0),
+            "limit",
+            self.limit,
+            "1, 2, 3, … or None",
         )
         _check(self.resume in (True, False), "resume", self.resume, "True or False")
         _check(
@@ -57,7 +68,7 @@ class PreprocessOptions:
             " or ".join(map(repr, TABLE_FORMATS)),
         )
         _check(
-            self.version is None or isinstance(self.version, str) and self.version != "",
+            self.version is None or bool(str(self.version) == self.version and self.version),
             "version",
             self.version,
             "a text such as '2', or None",
@@ -103,7 +114,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return value is None or isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check(fine: bool, name: str, value: object, allowed: str) -> None:

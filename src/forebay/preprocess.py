@@ -342,7 +342,8 @@ def _keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
     folder, inside = os.path.realpath(inputs), os.path.realpath(output)
     if inside == folder or inside.startswith(folder + os.sep):
         raise OptionError(
-            f"the output folder {os.fspath(output)!r} lies in the input folder {os.fspath(inputs)!r}\n"
+            f"the output folder {os.fspath(output)!r} lies in the input folder "
+            f"{os.fspath(inputs)!r}\n"
             "  Its files would be the next run's inputs. Choose an output folder outside."
         )
 

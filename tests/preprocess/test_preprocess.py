@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from driving import calls, make_inputs, published, staged
-from works import copy, draw, fail_once, fail_odd, nothing, split
+from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
 from forebay.errors import ChangedError, OptionError

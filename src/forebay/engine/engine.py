@@ -30,8 +30,8 @@ from forebay.engine.events import (
     TasksQueued,
 )
 from forebay.engine.flow import Flow
-from forebay.engine.limits import Limits
 from forebay.engine.job import Assignment, Job
+from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.errors import WorkerDiedError
 
@@ -124,7 +124,10 @@ class Engine:
                     payloads = self._payloads
                     self._pool.send(
                         command.worker,
-                        [Assignment(task, attempt, payloads[task]) for task, attempt in command.tasks],
+                        [
+                            Assignment(task, attempt, payloads[task])
+                            for task, attempt in command.tasks
+                        ],
                     )
                 case FetchTasks():
                     fetched = list(islice(self._source, command.count))

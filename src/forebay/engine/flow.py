@@ -249,7 +249,12 @@ class Flow:
         return task
 
     def _fail(
-        self, key: int, cause: Cause, commands: list[Command], again: deque[int], final: bool = False
+        self,
+        key: int,
+        cause: Cause,
+        commands: list[Command],
+        again: deque[int],
+        final: bool = False,
     ) -> None:
         task = self._tasks[key]
         if task.attempt > self.limits.retries or final:

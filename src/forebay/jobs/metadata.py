@@ -40,9 +40,9 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
         path: The file; half a table is never seen under this name.
         fmt: "parquet", "csv" or "jsonl".
         columns: The manifest's columns.
-        records: Called once or twice, for the same sequence of (source, the manifest's row as a JSON
-            object or None, metadata as a JSON list of objects). A key of the metadata that is
-            also a column takes its place in that row.
+        records: Called once or twice, for the same sequence of (source, the manifest's row as a
+            JSON object or None, metadata as a JSON list of objects). A key of the metadata that
+            is also a column takes its place in that row.
 
     Raises:
         OutputError: The file cannot be written.

@@ -187,7 +187,7 @@ class OutputFolder:
         self._was_empty = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._was_empty = not any(os.scandir(path))
+            self._was_empty = not os.listdir(path)
             self.private.mkdir(exist_ok=True)
             probe = self.private / "probe"
             probe.write_bytes(b"forebay")
@@ -237,7 +237,7 @@ class OutputFolder:
             if parent not in self._made:
                 self.admit(chore.name)
                 os.makedirs(os.path.dirname(final), exist_ok=True)
-                self._made.add(parent)
+                self._made.update([parent, *map(str, PurePosixPath(parent).parents)])
             try:
                 os.replace(f"{root}/{chore.staged}", final)
             except FileNotFoundError:
@@ -264,11 +264,13 @@ class OutputFolder:
                 f"{name!r} needs a folder where there is a file: {str(above)!r}\n"
                 "  Nothing was written there. Name one of the two differently."
             )
-        self._admitted.add(parent)
+        if above == Path(real):  # else a file may yet be published under that name
+            self._admitted.add(parent)
 
     def holds(self, name: str) -> bool:
         """Tell whether something stood under a final name before this run published anything."""
-        return not self._was_empty and os.path.lexists(f"{self._root}/{name}")
+        is_free = self._was_empty and name not in self._made
+        return not is_free and os.path.lexists(f"{self._root}/{name}")
 
     def size(self, name: str) -> int | None:
         """Return a published file's bytes; None if there is none."""

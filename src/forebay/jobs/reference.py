@@ -54,7 +54,7 @@ def _from_path(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a script as `python script.py` would find its neighbours, without running it as main."""
+    """Import a script, finding its neighbours as `python script.py` would, but not as main."""
     import cloudpickle
 
     if not path.is_file():

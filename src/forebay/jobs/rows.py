@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 

@@ -44,7 +44,9 @@ def verify(
     """
     sizes = dict(found)
     checked = 0
-    missing, altered, damaged = [], [], {}
+    missing: list[str] = []
+    altered: list[tuple[str, int, int]] = []
+    damaged: dict[int, None] = {}
     for name, size, ordinal in recorded:
         checked += 1
         actual = sizes.pop(name, None)

@@ -57,7 +57,7 @@ class Progress:
         elif self._visible and self._clock() >= self._next_line:
             self._pause = min(self._pause * 2, SLOWEST_LINE_S)
             self._next_line = self._clock() + self._pause
-            print(self.line(), file=sys.stderr, flush=True)
+            print(self.line(), file=sys.stderr, flush=True)  # noqa: T201 - this is its job
 
     def rate(self) -> float:
         """Return inputs ended a second, over this run."""

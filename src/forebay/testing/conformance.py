@@ -55,9 +55,7 @@ class PoolTests:
         finally:
             pool.close()
 
-    def hear(
-        self, pool: Pool, until: Callable[[list[Event]], bool] = lambda heard: bool(heard)
-    ) -> list[Event]:
+    def hear(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
         """Collect events until `until` is content."""
         heard: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S

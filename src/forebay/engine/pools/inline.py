@@ -30,7 +30,7 @@ class InlinePool(Pool):
         """Set the job up, now."""
         try:
             self._job.open(worker)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
             self._events.append(WorkerDied(worker, cause_of(error)))
             return
         self._open = True

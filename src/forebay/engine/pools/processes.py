@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, final
 
 from forebay.engine.events import Cause, Event, WorkerDied
-from forebay.engine.pools import zygote
 from forebay.engine.job import Assignment, Job
+from forebay.engine.pools import zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel
 from forebay.errors import OptionError
@@ -87,9 +88,7 @@ class ProcessPool(Pool):
         channel.queue([tuple(each) for each in assignments])
         if worker not in self._blocked and channel.flush():
             self._blocked.add(worker)
-            self._selector.modify(
-                channel, selectors.EVENT_READ | selectors.EVENT_WRITE, worker
-            )
+            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
     def kill(self, worker: int) -> None:
         """Have the zygote take the worker's stacks and kill it."""
@@ -154,7 +153,7 @@ class ProcessPool(Pool):
     def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            pid = _fork_zygote(ours, theirs, self._payload) or _exec_zygote(theirs, self._payload)
+            pid = _fork_zygote(theirs, self._payload) or _exec_zygote(theirs, self._payload)
         channel = Channel(ours)
         self._selector.register(channel, selectors.EVENT_READ, None)
         self._zygote = pid, channel, ours
@@ -165,10 +164,8 @@ class ProcessPool(Pool):
         if self._zygote is None:
             return
         order = zygote.ORDER.pack(what, worker, seconds)
-        try:
+        with suppress(OSError):  # the zygote is dead; `wait` reads its channel's end and says so
             socket.send_fds(self._zygote[2], [order], [] if descriptor is None else [descriptor])
-        except OSError:
-            pass  # the zygote is dead; `wait` reads the end of its channel and says so
 
     def _hear_zygote(self) -> None:
         assert self._zygote is not None
@@ -203,11 +200,9 @@ class ProcessPool(Pool):
                 if selector.select(left):
                     channel.receive_nowait()
         channel.close()
-        try:
+        with suppress(ProcessLookupError, ChildProcessError):  # somebody's `wait` was quicker
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass  # somebody else's `wait` was quicker
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:
@@ -242,7 +237,7 @@ def _pickled(job: Job) -> bytes:
         ) from error
 
 
-def _fork_zygote(ours: socket.socket, theirs: socket.socket, payload: bytes) -> int | None:
+def _fork_zygote(theirs: socket.socket, payload: bytes) -> int | None:
     """Fork the zygote from this process; None where that is not safe.
 
     It is safe with a single thread, the kernel's count and not only Python's: a lock held by any

@@ -35,7 +35,7 @@ def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | Tas
         result, nbytes = job.run(assignment)
     except KeyboardInterrupt:
         raise  # the user at the keyboard, not the task
-    except BaseException as error:  # SystemExit too: a task must not end its worker
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
         final = isinstance(error, Refusal)
         if isinstance(error, Refusal):
             cause = cause_of(error.__cause__ or error, error.kind)
@@ -71,7 +71,7 @@ def serve(
     """
     try:
         job.open(worker)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
         report(WorkerDied(worker, cause_of(error)))
         return
     report(WorkerStarted(worker))
@@ -95,9 +95,9 @@ def portable(event: TaskFailed) -> TaskFailed:
     """Return the event fit for pickling: without an exception that does not come through whole."""
     cause = event.cause
     try:
-        copy = pickle.loads(pickle.dumps(cause.exception))
+        copy = pickle.loads(pickle.dumps(cause.exception))  # noqa: S301 - what was just pickled
         whole = type(copy) is type(cause.exception) and str(copy) == str(cause.exception)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
         whole = False
     if whole:
         return event

@@ -86,8 +86,8 @@ class _Zygote:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._job: Job | None = None
         try:
-            self._job = pickle.loads(payload)
-        except BaseException as error:
+            self._job = pickle.loads(payload)  # noqa: S301 - from the driver, never from a disk
+        except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._driver.send(("broken", cause_of(error)))
         gc.freeze()  # keep the collector from touching, and so copying, what the workers share
 
@@ -98,10 +98,11 @@ class _Zygote:
             if self._closing_at is not None:
                 due.append(self._closing_at)
             timeout = max(min(due) - now, 0.0) if due else None
-            ready, _, _ = select.select([self._control, self._woken], [], [], timeout)
+            control = self._control.fileno()
+            ready, _, _ = select.select([control, self._woken], [], [], timeout)
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            if self._control in ready and not self._obey():
+            if control in ready and not self._obey():
                 break
             self._reap()
             now = time.monotonic()
@@ -109,9 +110,7 @@ class _Zygote:
                 if child.kill_at is not None and child.kill_at <= now:
                     child.kill_at = None
                     _kill_group(pid)
-            if self._closing_at is not None and (
-                not self._children or self._closing_at <= now
-            ):
+            if self._closing_at is not None and (not self._children or self._closing_at <= now):
                 break
         for pid in self._children:
             _kill_group(pid)

@@ -1,0 +1,21 @@
+"""Two bare processes with half of the inputs each: the most that two cores of this machine give."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from benchmarks.peers import WORKERS, loop
+
+NAME = "two bare processes, half each"
+
+
+def run(task: str, sources: list[str], folder: str) -> int:
+    processes = [
+        multiprocessing.Process(target=loop.run, args=(task, sources[at::WORKERS], folder))
+        for at in range(WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return len(sources)

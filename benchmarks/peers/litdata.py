@@ -1,0 +1,29 @@
+"""litdata.map: it writes files and takes no metadata, so what the work returns is dropped."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # it would ask the network
+
+import litdata  # noqa: E402
+
+from benchmarks.peers import WORKERS  # noqa: E402
+from benchmarks.work import TASKS  # noqa: E402
+
+NAME = "litdata.map"
+
+
+class Staged:
+    """Its function gets a temporary folder; files in there are moved to the output folder."""
+
+    def __init__(self, task: str) -> None:
+        self._task = TASKS[task]
+
+    def __call__(self, source: str, output_dir: str) -> None:
+        self._task(source, os.path.join(output_dir, os.path.basename(source)))
+
+
+def run(task: str, sources: list[str], folder: str) -> int:
+    litdata.map(Staged(task), sources, folder, num_workers=WORKERS, reorder_files=False)
+    return len(sources)

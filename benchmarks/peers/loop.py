@@ -1,0 +1,12 @@
+"""No library at all: one process, one after the other."""
+
+from __future__ import annotations
+
+from benchmarks.work import Into
+
+NAME = "plain loop, one process"
+
+
+def run(task: str, sources: list[str], folder: str) -> int:
+    work = Into(task, folder)
+    return len([work(source) for source in sources])

@@ -1,0 +1,69 @@
+"""What every peer does with one input: read 10 bytes, write 10 bytes, return a dict."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+
+# Settings travel in the environment: it reaches the workers of every peer, forked or spawned.
+SPINS = "BENCHMARK_SPINS"
+LOG = "BENCHMARK_LOG"
+
+
+def copy(source: str, target: str) -> dict[str, int]:
+    """Copy one small file: next to nothing, so that what is measured is the machinery."""
+    with open(source, "rb") as file:
+        body = file.read()
+    with open(target, "wb") as file:
+        file.write(body)
+    return {"n": len(body)}
+
+
+def burn(source: str, target: str) -> dict[str, int]:
+    """Use 5 ms of CPU, then copy."""
+    spin(int(os.environ[SPINS]))
+    return copy(source, target)
+
+
+def traced(source: str, target: str) -> dict[str, int]:
+    """Write down who works on what and when, then burn: how often an input ran shows later."""
+    line = f"{time.time():.6f} {os.getpid()} {os.path.basename(source)}\n"
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(log, line.encode())  # one write with O_APPEND: lines stay whole
+    finally:
+        os.close(log)
+    return burn(source, target)
+
+
+TASKS = {"copy": copy, "burn": burn, "traced": traced}
+
+
+class Into:
+    """A task for peers that call `work(source)`: it knows the folder the outputs go to."""
+
+    def __init__(self, task: str, folder: str) -> None:
+        self._task = TASKS[task]
+        self._folder = folder
+
+    def __call__(self, source: str) -> dict[str, int]:
+        return self._task(source, os.path.join(self._folder, os.path.basename(source)))
+
+
+def spin(times: int) -> int:
+    """Keep one core busy."""
+    value = 1
+    for _ in range(times):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    return value
+
+
+def spins_for(seconds: float) -> int:
+    """Return how many spins take so much CPU here, with nothing else running."""
+    times, costs = 200_000, []
+    for _ in range(9):
+        began = time.process_time()
+        spin(times)
+        costs.append(time.process_time() - began)
+    return round(times * seconds / statistics.median(costs))
