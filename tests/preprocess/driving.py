@@ -25,10 +25,15 @@ def make_inputs(folder: Path, count: int, lines: int = 1) -> Path:
     return folder
 
 
-def start(*arguments: Any, prefix: tuple[Any, ...] = (), **environment: str) -> Any:
+def start(
+    *arguments: Any,
+    prefix: tuple[Any, ...] = (),
+    program: tuple[Any, ...] = ("-m", "forebay"),
+    **environment: str,
+) -> Any:
     """Start `forebay ARGUMENTS` in a process group of its own; with `prefix` before the command."""
     return subprocess.Popen(
-        [*map(str, prefix), sys.executable, "-m", "forebay", *map(str, arguments)],
+        [str(word) for word in (*prefix, sys.executable, *program, *arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -187,7 +187,8 @@ class OutputFolder:
         self._was_empty = False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._was_empty = not os.listdir(path)
+            with os.scandir(path) as entries:
+                self._was_empty = next(entries, None) is None
             self.private.mkdir(exist_ok=True)
             probe = self.private / "probe"
             probe.write_bytes(b"forebay")

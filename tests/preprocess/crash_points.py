@@ -1,0 +1,88 @@
+"""The command line, with a SIGKILL to itself at a point of its work: `crash_points.py POINT ...`.
+
+What a random kill meets once in a thousand times is met here every time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forebay.preprocess
+from forebay.cli import main
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.outputs import OutputFolder
+
+
+def die() -> None:
+    """Be killed here."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(place: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+    """Die when a function is called in this process; not in the workers, which are forked later."""
+    original, driver = getattr(place, name), os.getpid()
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if os.getpid() == driver and when(*arguments):
+            die()
+        return original(*arguments, **options)
+
+    setattr(place, name, killed)
+
+
+def after(place: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+    """Die when a function has returned."""
+    original = getattr(place, name)
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        original(*arguments, **options)
+        if when(*arguments):
+            die()
+
+    setattr(place, name, killed)
+
+
+def is_table(_: Any, target: Any) -> bool:
+    """Tell whether a rename is that of the table."""
+    return Path(target).name.startswith("metadata.")
+
+
+def has_chores(_: Any, chores: Any) -> bool:
+    """Tell whether there is anything to publish."""
+    return len(chores) > 0
+
+
+class Third:
+    """True for the third output that is published."""
+
+    def __init__(self) -> None:
+        """Start to count."""
+        self.left = 3
+
+    def __call__(self, _: Any, target: Any) -> bool:
+        """Count one."""
+        self.left -= not is_table(_, target)
+        return self.left == 0
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    "before the flush": lambda: before(OutputFolder, "flush"),
+    "before the record": lambda: before(Ledger, "record"),
+    "after the record": lambda: after(Ledger, "record"),
+    "in the midst of publishing": lambda: before(os, "replace", Third()),
+    "after publishing": lambda: after(OutputFolder, "perform", has_chores),
+    "before the chores are forgotten": lambda: before(Ledger, "clear_chores"),
+    "before the table": lambda: before(forebay.preprocess, "write_metadata"),
+    "before the table has its name": lambda: before(os, "replace", is_table),
+    "after the table": lambda: after(forebay.preprocess, "write_metadata"),
+}
+
+
+if __name__ == "__main__":
+    POINTS[sys.argv.pop(1)]()
+    main()

@@ -1,0 +1,232 @@
+"""SIGKILL, of the driver, of workers and of the zygote: nothing is lost, torn or left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from crash_points import POINTS
+from driving import (
+    PATIENCE_S,
+    WORKS,
+    await_no_processes,
+    call,
+    finish,
+    make_inputs,
+    published,
+    staged,
+    start,
+)
+
+INPUTS = 200
+KILLS = 50
+CRASHES = Path(__file__).with_name("crash_points.py")
+
+
+def split(inputs, output, *options):
+    """Return the arguments of the run under test."""
+    return ["preprocess", f"{WORKS}:split", inputs, output, "--num-workers", 4, "--quiet", *options]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run that nobody killed: its inputs, its outputs, its table, and the seconds it took."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inputs = make_inputs(folder / "in", INPUTS, lines=2)
+    began = time.monotonic()
+    code, _, err = call(*split(inputs, folder / "out"))
+    assert code == 0, err
+    took = time.monotonic() - began
+    return inputs, published(folder / "out"), table(folder / "out"), took
+
+
+def table(output):
+    return (output / "metadata.parquet").read_bytes()
+
+
+def verify(output):
+    """Return the exit code of `forebay verify` and what it says."""
+    code, out, err = call("verify", output)
+    return code, out + err
+
+
+def assert_all_whole(found, expected):
+    """Whatever is published is whole, and nothing else is there."""
+    torn = [name for name, body in found.items() if expected.get(name) != body]
+    assert not torn
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_fifty_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path):
+    """Every output once and whole, the same table, no staging, no process."""
+    inputs, expected, expected_table, took = undisturbed
+    output = tmp_path / "out"
+    chance = random.Random(20)
+    kills = 0
+    while kills < KILLS:
+        process = start(*split(inputs, output), WORK_PAUSE_S="0.06")
+        try:
+            # Between the first import and, now and then, the end: never where we choose.
+            process.communicate(timeout=chance.uniform(0, 1.3 * took + 0.3))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+        else:
+            assert process.returncode == 0
+            for name in chance.sample(sorted(inputs.iterdir()), 20):  # some work for the next ones
+                name.touch()
+        await_no_processes()
+        if output.exists():
+            assert_all_whole(published(output), expected)
+        if kills % 10 == 5 and (output / ".forebay" / "ledger.sqlite").exists():
+            code, said = verify(output)
+            assert " 0 missing, 0 altered" in said, said
+
+    code, out, err = call(*split(inputs, output))
+    assert code == 0, err
+    assert published(output) == expected
+    assert table(output) == expected_table
+    assert not staged(output)
+    assert verify(output) == (
+        0,
+        f"{2 * INPUTS:,} outputs checked: 0 missing, 0 altered, 0 orphans\n",
+    )
+    await_no_processes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_every_point_of_a_commit_is_made_good(undisturbed, tmp_path, point):
+    """Before, between and after flush, record, publish and table; even in the repair itself."""
+    inputs, expected, expected_table, _ = undisturbed
+    output = tmp_path / "out"
+    for _ in range(2):
+        code, _, err = finish(start(*split(inputs, output), program=(CRASHES, point)))
+        assert code == -signal.SIGKILL, err
+        assert_all_whole(published(output), expected)
+    code, said = verify(output)
+    assert " 0 missing, 0 altered" in said
+    code, _, err = call(*split(inputs, output))
+    assert code == 0, err
+    assert published(output) == expected
+    assert table(output) == expected_table
+    assert not staged(output)
+    assert verify(output)[0] == 0
+
+
+@pytest.mark.slow
+def test_a_kill_between_the_last_input_and_the_table_leaves_no_stale_table(tmp_path):
+    """A table of an earlier run stands there; the next call knows that it is out of date."""
+    inputs = make_inputs(tmp_path / "in", 10)
+    output = tmp_path / "out"
+    assert call(*split(inputs, output))[0] == 0
+    (inputs / "more.txt").write_text("one more\n")
+    code, _, _ = finish(start(*split(inputs, output), program=(CRASHES, "before the table")))
+    assert code == -signal.SIGKILL
+    assert call(*split(inputs, output))[0] == 0
+    assert call(*split(inputs, tmp_path / "fresh"))[0] == 0
+    assert table(output) == table(tmp_path / "fresh")
+
+
+class Gates:
+    """Where the first inputs of a run wait, and who waits there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        os.mkfifo(folder / "here")
+        os.mkfifo(folder / "go")
+        # For both, or the other end would wait to be opened.
+        self.here = os.open(folder / "here", os.O_RDWR)
+
+    def arrivals(self, count):
+        """Wait for so many workers: pairs of a worker's process id and its zygote's."""
+        text = b""
+        while text.count(b"\n") < count:
+            text += os.read(self.here, 4096)
+        return [tuple(map(int, line.split()[:2])) for line in text.decode().splitlines()]
+
+    def open(self, count):
+        """Let so many through, one after another."""
+        for _ in range(count):
+            deadline = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    end = os.open(self.folder / "go", os.O_WRONLY | os.O_NONBLOCK)
+                    break
+                except OSError:  # nobody waits there yet
+                    assert time.monotonic() < deadline
+                    time.sleep(0.005)
+            os.close(end)
+
+    def close(self):
+        os.close(self.here)
+
+
+@pytest.fixture
+def gates(tmp_path):
+    gates = Gates(tmp_path)
+    yield gates
+    gates.close()
+
+
+@pytest.fixture
+def waiting_run(tmp_path, gates):
+    """A run whose three workers wait at gates, with more inputs to come."""
+    inputs = make_inputs(tmp_path / "in", 9)
+    for name in "abc":
+        (inputs / f"0000-gate-{name}.txt").write_text("waits\n")
+    process = start(
+        "preprocess", f"{WORKS}:wait_at_gate", inputs, tmp_path / "out", "--num-workers", 3
+    )
+    return process, gates.arrivals(3)
+
+
+def assert_all_done(process, output):
+    code, out, err = finish(process)
+    assert (code, err) == (0, "")
+    assert out.startswith("12 done, 0 failed")
+    assert len(published(output)) == 12
+    assert not staged(output)
+    await_no_processes()
+
+
+def test_each_worker_killed_in_turn_costs_nothing(waiting_run, tmp_path):
+    """Its input is tried again, alone; the others never notice."""
+    process, workers = waiting_run
+    for pid, _ in workers:
+        os.kill(pid, signal.SIGKILL)
+    assert_all_done(process, tmp_path / "out")
+
+
+def test_a_killed_zygote_is_replaced(waiting_run, tmp_path):
+    """Its workers go with it; nobody is blamed and everything is done."""
+    process, workers = waiting_run
+    os.kill(workers[0][1], signal.SIGKILL)
+    assert_all_done(process, tmp_path / "out")
+
+
+def test_a_zygote_and_a_worker_killed_together_are_replaced(waiting_run, tmp_path):
+    """Both at once, the worker first."""
+    process, workers = waiting_run
+    os.kill(workers[1][0], signal.SIGKILL)
+    os.kill(workers[0][1], signal.SIGKILL)
+    assert_all_done(process, tmp_path / "out")
+
+
+def test_a_killed_driver_takes_waiting_workers_along(waiting_run, tmp_path):
+    """Workers in the midst of an input do not outlive their driver, nor hold its folder."""
+    process, _ = waiting_run
+    process.kill()
+    process.communicate()
+    await_no_processes()
+    again = start(
+        "preprocess", f"{WORKS}:wait_at_gate", tmp_path / "in", tmp_path / "out", "--num-workers", 3
+    )
+    assert_all_done(again, tmp_path / "out")
