@@ -121,6 +121,9 @@ def preprocess(
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = _listing(work, inputs)
     _keep_apart(inputs, output)
+    if not resume:
+        for _ in listing:  # a bad line further down must show before the earlier outputs go
+            pass
     with _Session(work, output, options) as session:
         session.hire(listing.kind)
         session.enrol(listing)

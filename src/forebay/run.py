@@ -63,7 +63,8 @@ def run(
             for outcome in engine.step(commits.due_in()):
                 commits.add(outcome)
                 _stop_if_due(outcome, budget, options)
-            for commit in commits.go_on(at_once=engine.finished):
+            commit = commits.go_on(at_once=engine.finished)
+            if commit is not None:
                 engine.release(commit.delivered)
                 progress.update(commit.done, commit.failed)
                 committed += len(commit.delivered) + commit.failed

@@ -5,6 +5,7 @@ What a random kill meets once in a thousand times is met here every time.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forebay.preprocess
 from forebay.cli import main
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.outputs import OutputFolder
+
+# `forebay.preprocess` is the function.
+VERB = importlib.import_module("forebay.preprocess")
 
 
 def die() -> None:
@@ -77,9 +80,9 @@ POINTS: dict[str, Callable[[], None]] = {
     "in the midst of publishing": lambda: before(os, "replace", Third()),
     "after publishing": lambda: after(OutputFolder, "perform", has_chores),
     "before the chores are forgotten": lambda: before(Ledger, "clear_chores"),
-    "before the table": lambda: before(forebay.preprocess, "write_metadata"),
+    "before the table": lambda: before(VERB, "write_metadata"),
     "before the table has its name": lambda: before(os, "replace", is_table),
-    "after the table": lambda: after(forebay.preprocess, "write_metadata"),
+    "after the table": lambda: after(VERB, "write_metadata"),
 }
 
 

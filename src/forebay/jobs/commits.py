@@ -1,27 +1,26 @@
 """Commits: results on their way from the engine into the ledger and the output folder.
 
     collect ──> flush ──> record ──> publish
-      loop      thread     loop      thread
+      loop      thread     loop       loop
 
 A commit begins half a second after the last one, or sooner when many results wait, so a kill of
 this process costs at most that much finished work, and a result costs little however small it is.
-Flushing and publishing are waits for the disk, so a thread does them while the loop goes on
-feeding the workers; the ledger is touched by the loop alone. One commit is under way at a time.
+The flush is a wait for the disk and nothing else, so a thread does it while the loop goes on
+feeding the workers. (Not so the renames: a thread of many short system calls waits for the
+interpreter lock at each of them, and took three times as long.) One commit is under way at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from forebay.engine.events import Cause, DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.outputs import OutputFolder
-from forebay.jobs.records import Chore, Done, Failed
+from forebay.jobs.records import Done, Failed
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
@@ -58,10 +57,8 @@ class Commits:
         self._done: list[Done] = []
         self._failed: dict[int, Failed] = {}
         self._retrying: dict[int, Failed] = {}
-        self._finished: list[Commit] = []
-        self._stages: Iterator[Future[Any]] | None = None  # of the commit under way
-        self._stage: Future[Any] | None = None
-        self._unflushed = False
+        self._flushing: Future[None] | None = None  # for the commit under way
+        self._batch = 0  # how many of `_done` are in the commit under way
         self._last = time.monotonic()
 
     def add(self, outcome: DeliverResult | ReportRetry | ReportFailure) -> None:
@@ -83,82 +80,65 @@ class Commits:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is not committed yet, or not reported by `go_on`."""
-        return bool(self._done or self._failed or self._finished or self._stages)
+        """Whether anything is not committed yet."""
+        return bool(self._done or self._failed)
 
     def due_in(self) -> float | None:
         """Return the seconds until `go_on` has something to do; None if nothing waits."""
-        if self._stages is not None:
+        if self._flushing is not None:
             return LOOK_S
         if not (self._done or self._failed):
             return None
         return max(self._last + COMMIT_S - time.monotonic(), 0.0)
 
-    def go_on(self, at_once: bool = False) -> list[Commit]:
-        """Take the commit under way further, begin one if it is due; return the finished ones.
+    def go_on(self, at_once: bool = False) -> Commit | None:
+        """Begin a commit if one is due, or end the one under way if it can be; return it then.
 
         Args:
             at_once: Commit everything now, and wait for it.
         """
-        while True:
-            if self._stages is None:
-                enough = len(self._done) + len(self._failed) >= COMMIT_RESULTS
-                if not (at_once or enough or self.due_in() == 0.0):
-                    break
-                if not (self._done or self._failed):
-                    break
-                self._stages = self._commit()
-                self._stage = next(self._stages, None)
-            elif self._stage is None:
-                self._stages, self._last = None, time.monotonic()
-            elif at_once or self._stage.done():
-                self._stage.result()
-                self._stage = next(self._stages, None)
-            else:
-                break
-        finished, self._finished = self._finished, []
-        return finished
+        count = len(self._done) + len(self._failed)
+        if not count:
+            return None
+        if self._flushing is None:
+            if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
+                return None
+            self._flushing = self._thread.submit(self._folder.flush)
+            self._batch = len(self._done)
+        if not (at_once or self._flushing.done()):
+            return None
+        flushing, self._flushing = self._flushing, None
+        flushing.result()
+        if at_once and self._batch < len(self._done):
+            return self.go_on(at_once)  # more came in since that flush began
+        return self._commit()
 
     def close(self) -> int:
         """Commit what is left, failures that were still to be tried again too; return how many."""
         try:
             self._failed |= self._retrying
-            commits = self.go_on(at_once=True)
+            commit = self.go_on(at_once=True)
         finally:
             self._thread.shutdown()
-        return sum(len(commit.delivered) + commit.failed for commit in commits)
+        return 0 if commit is None else len(commit.delivered) + commit.failed
 
-    def _commit(self) -> Iterator[Future[Any]]:
-        """Commit what is collected, yielding each wait for the disk."""
-        delivered, failed = self._done, self._failed
-        self._done, self._failed = [], {}
-        try:
-            # Before recording: what was staged since, and what the last commit published.
-            if self._unflushed or any(done.outputs for done in delivered):
-                yield self._thread.submit(self._folder.flush)
-            done, refused = self._acceptable(delivered)
-            recorded = self._ledger.record(done, [*failed.values(), *refused])
-            self._unflushed = bool(recorded.chores)
-            if recorded.chores:
-                yield self._thread.submit(self._publish, recorded.chores)
-        except BaseException:
-            # Interrupted, perhaps: nothing is lost by committing the same once more, in `close`.
-            self._done = delivered + self._done
-            self._failed = failed | self._failed
-            raise
-        late = recorded.failed[len(failed) :]
-        good = len(delivered) - len(late)
-        ordinals = [done.ordinal for done in delivered]
-        self._finished.append(Commit(ordinals, good, len(recorded.failed), late))
-
-    def _publish(self, chores: list[Chore]) -> None:
-        vanished = self._folder.perform(chores)
+    def _commit(self) -> Commit:
+        """Record and publish what was collected when the flush began; on an error, keep it."""
+        delivered, failed = self._done[: self._batch], self._failed
+        done, refused = self._acceptable(delivered)
+        recorded = self._ledger.record(done, [*failed.values(), *refused])
+        vanished = self._folder.perform(recorded.chores)
         if vanished:
             raise OutputError(
                 f"{vanished[0]!r} vanished between being staged and being published\n"
                 f"  Something else removes files below {str(self._folder.private)!r}. The same "
                 "call again redoes what was lost."
             )
+        self._done, self._failed = self._done[self._batch :], {}
+        self._last = time.monotonic()
+        late = recorded.failed[len(failed) :]
+        ordinals = [done.ordinal for done in delivered]
+        return Commit(ordinals, len(delivered) - len(late), len(recorded.failed), late)
 
     def _acceptable(self, delivered: list[Done]) -> tuple[list[Done], list[Failed]]:
         """Set aside the inputs whose outputs must not be published."""

@@ -46,7 +46,7 @@ class Kind:
 
 
 NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
-_AS_THEY_ARE = frozenset({"bool", "int", "str"})
+AS_THEY_ARE = frozenset({"bool", "int", "str"})
 _BY_NAME = {kind.name: kind for kind in (BOOL, FLOAT, STR)}
 
 
@@ -80,7 +80,9 @@ def widen(kind: Kind, value: Any) -> Kind:
 def widen_row(kinds: dict[str, Kind], row: Row) -> None:
     """Widen each column's kind by its value in `row`; new columns come at the end."""
     for name, value in row.items():
-        kinds[name] = widen(kinds.get(name, NULL), value)
+        kind = kinds.get(name, NULL)
+        if type(value) is not str or kind is not STR:  # most columns of most tables are text
+            kinds[name] = widen(kind, value)
 
 
 def join(one: Kind, other: Kind) -> Kind:
@@ -134,7 +136,7 @@ def _finite(value: Any) -> Any:
 
 def fit(value: Any, kind: Kind) -> Any:
     """Return `value` as the settled `kind` of its column has it; None stays None."""
-    if value is None or kind.name in _AS_THEY_ARE:
+    if value is None or kind.name in AS_THEY_ARE:
         return value
     if kind.name == "mixed":
         return as_json(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError
-from forebay.jobs.schema import Kind, Row, fit, settled, widen_row
+from forebay.jobs.schema import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
 
 if TYPE_CHECKING:
     import pyarrow
@@ -62,7 +62,9 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
     while group := list(islice(rows, GROUP_ROWS)):
         arrays = []
         for (name, kind), column in zip(kinds.items(), schema, strict=True):
-            values = [fit(row.get(name), kind) for row in group]
+            values = [row.get(name) for row in group]
+            if kind.name not in AS_THEY_ARE:
+                values = [fit(value, kind) for value in values]
             try:
                 arrays.append(pyarrow.array(values, column.type))
             except UnicodeEncodeError:

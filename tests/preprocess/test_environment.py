@@ -1,0 +1,319 @@
+"""A machine that refuses: full, read-only, busy, small; and a user who presses Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from driving import (
+    WORKS,
+    await_no_processes,
+    call,
+    finish,
+    make_inputs,
+    published,
+    staged,
+    start,
+)
+from test_kills import Gates
+from works import copy
+
+import forebay
+from forebay.errors import BusyError, LedgerError, OptionError, OutputError
+
+MIB = 1 << 20
+ROOT = os.geteuid() == 0
+
+
+def run(work, inputs, output, **options):
+    return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 2, **options})
+
+
+@contextlib.contextmanager
+def mounted(folder, *options):
+    """A small file system of its own, in memory, at `folder`."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", folder], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def remount(folder, *options):
+    subprocess.run(["mount", "-o", ",".join(["remount", *options]), folder], check=True)
+
+
+# ---- a full disk --------------------------------------------------------------------------------
+
+
+def write_much(source, out):
+    """Write a megabyte for each input, from Python."""
+    out.file(source.name).write_bytes(bytes(MIB))
+
+
+def write_much_in_c(source, out):
+    """Write a megabyte and more for each input, from a C library with errors of its own."""
+    import numpy
+    import soundfile
+
+    noise = numpy.random.default_rng(0).integers(-30000, 30000, MIB // 2, "int16")
+    soundfile.write(out.file(f"{source.stem}.wav"), noise, 16000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [write_much, write_much_in_c])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_disk_stops_the_run_and_blames_no_input(tmp_path, work, workers):
+    """What was done is kept; with more room the same call does the rest."""
+    pytest.importorskip("soundfile")
+    inputs = make_inputs(tmp_path / "in", 30)
+    with mounted(tmp_path / "out", "size=12m") as output:
+        with pytest.raises((OutputError, LedgerError)) as caught:
+            run(work, inputs, output, num_workers=workers)
+        text = str(caught.value)
+        assert "cannot be written" in text or "disk is full" in text
+        sizes = {name: len(body) for name, body in published(output).items()}
+        assert all(size >= MIB for size in sizes.values())
+
+        remount(output, "size=80m")
+        report = run(work, inputs, output, num_workers=workers)
+        assert (report.done, report.failed) == (30, 0)
+        assert report.resumed == len(sizes)
+        assert len(published(output)) == 30
+        assert not staged(output)
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_for_more_files_stops_the_run_too(tmp_path):
+    """Out of inodes is full as well."""
+    inputs = make_inputs(tmp_path / "in", 60)
+    with mounted(tmp_path / "out", "size=20m", "nr_inodes=40") as output:
+        with pytest.raises((OutputError, LedgerError)):
+            run(copy, inputs, output)
+        remount(output, "nr_inodes=500")
+        assert run(copy, inputs, output).done == 60
+
+
+# ---- read-only ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_read_only_output_is_refused_at_once(tmp_path, earlier):
+    """No input is tried; the earlier run is as it was."""
+    inputs = make_inputs(tmp_path / "in", 3)
+    with mounted(tmp_path / "out", "size=4m") as output:
+        if earlier:
+            run(copy, inputs, output)
+        remount(output, "ro")
+        with pytest.raises(OutputError, match="cannot be written to: Read-only file system"):
+            run(copy, inputs, output)
+        if earlier:
+            assert call("status", output)[1].startswith("3 of 3 done")
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    """A folder is wanted."""
+    inputs = make_inputs(tmp_path / "in", 1)
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match="cannot be written to"):
+        run(copy, inputs, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can make a file that nobody can write")
+def test_a_ledger_that_cannot_be_written_is_an_error_of_its_own(tmp_path):
+    """The outputs' disk may be fine and the ledger's file not."""
+    inputs = make_inputs(tmp_path / "in", 3)
+    output = tmp_path / "out"
+    run(copy, inputs, output)
+    ledger = output / ".forebay" / "ledger.sqlite"
+    subprocess.run(["mount", "--bind", ledger, ledger], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", ledger], check=True)
+        (inputs / "more.txt").write_text("more")
+        with pytest.raises(LedgerError, match="read-only or cannot be opened"):
+            run(copy, inputs, output)
+    finally:
+        subprocess.run(["umount", ledger], check=True)
+    assert run(copy, inputs, output).done == 4
+
+
+@pytest.mark.parametrize("damage", ["text", "cut"])
+def test_a_damaged_ledger_is_an_error_and_left_alone(tmp_path, damage):
+    """Nothing is overwritten, and nothing is worked on."""
+    inputs = make_inputs(tmp_path / "in", 3)
+    output = tmp_path / "out"
+    run(copy, inputs, output)
+    ledger = output / ".forebay" / "ledger.sqlite"
+    body = b"not a ledger" * 1000 if damage == "text" else ledger.read_bytes()[:5000]
+    ledger.write_bytes(body)
+    with pytest.raises(LedgerError, match="damaged"):
+        run(copy, inputs, output)
+    assert ledger.read_bytes() == body
+
+
+# ---- two at once, and Ctrl-C --------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A run of the command line whose two workers wait, with 20 inputs done or to come."""
+    gates = Gates(tmp_path)
+    inputs = make_inputs(tmp_path / "in", 20)
+    for name in "ab":
+        (inputs / f"0010-gate-{name}.txt").write_text("waits\n")
+    command = [f"{WORKS}:wait_at_gate", inputs, tmp_path / "out", "--num-workers", 2]
+    process = start("preprocess", *command)
+    gates.arrivals(2)
+    yield process, command
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    gates.close()
+
+
+def test_a_second_driver_is_told_who_has_the_folder(waiting, tmp_path):
+    """The process id, the machine and what to do; the first one goes on."""
+    process, command = waiting
+    with pytest.raises(BusyError) as caught:
+        run(copy, tmp_path / "in", tmp_path / "out")
+    assert f"pid {process.pid} on {os.uname().nodename}" in str(caught.value)
+    code, _, err = call("preprocess", *command)
+    assert code == 1
+    assert f"pid {process.pid}" in err
+    assert process.poll() is None
+    code, said, _ = call("status", tmp_path / "out")
+    assert code == 0
+    assert f"running: pid {process.pid}" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_path, number):
+    """Exit code 130, no process left, and nothing of it lost."""
+    process, command = waiting
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does it
+    else:
+        process.send_signal(number)
+    code, _, err = finish(process)
+    assert code == 130
+    assert err == "forebay: interrupted; what was done is kept, the same command continues\n"
+    await_no_processes()
+    kept = published(tmp_path / "out")
+    code, out, err = call("preprocess", *command)
+    assert (code, err) == (0, "")
+    assert f"22 done ({len(kept)} of them earlier)" in out or not kept
+    assert len(published(tmp_path / "out")) == 22
+    assert not staged(tmp_path / "out")
+    await_no_processes()
+
+
+# ---- small limits -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_256_open_files_are_enough_and_too_few_are_told(tmp_path):
+    """A run of the default size works; one that cannot is refused before it starts."""
+    inputs = make_inputs(tmp_path / "in", 600)
+    limited = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
+    command = ["preprocess", f"{WORKS}:copy", inputs, tmp_path / "out", "--quiet"]
+    code, out, err = call(*command, "--num-workers", 16, prefix=limited)
+    assert code == 0, err
+    assert out.startswith("600 done, 0 failed")
+    code, _, err = call(*command[:3], tmp_path / "2", "--num-workers", 250, prefix=limited)
+    assert code == 2
+    assert "num_workers=250 needs about" in err
+    assert "ulimit -n 4096" in err
+
+
+@pytest.mark.slow
+def test_a_small_dev_shm_is_enough(tmp_path):
+    """With 64 MB of /dev/shm, as in a container, more than that goes through."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here")
+    try_it = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64m tmpfs /dev/shm"]
+    if subprocess.run(try_it, capture_output=True).returncode:
+        pytest.skip("/dev/shm cannot be replaced here")
+    script = tmp_path / "large.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            def large(source, out):
+                out.file(source.name).write_bytes(bytes(16 << 20))
+                return {"text": "x" * (4 << 20)}
+            """
+        )
+    )
+    inputs = make_inputs(tmp_path / "in", 24)
+    prefix = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm; exec "$@"')
+    code, out, err = call(
+        *("preprocess", f"{script}:large", inputs, tmp_path / "out", "--metadata", "jsonl"),
+        prefix=(*prefix, "sh"),
+    )
+    assert code == 0, err
+    assert out.startswith("24 done, 0 failed")
+
+
+# ---- folders in each other ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", ["", "out", "a/b"])
+def test_an_output_folder_inside_the_input_folder_is_refused(tmp_path, inside):
+    """Its files would be the next run's inputs; and nothing is made there."""
+    inputs = make_inputs(tmp_path / "in", 2)
+    with pytest.raises(OptionError, match="lies in the input folder"):
+        run(copy, inputs, inputs / inside)
+    assert sorted(path.name for path in inputs.rglob("*")) == ["0000.txt", "0001.txt"]
+
+
+def test_a_thread_beside_the_driver_does_no_harm(tmp_path):
+    """Workers are not forked from a process that has other threads; locks stay free."""
+    script = tmp_path / "threaded.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, threading
+            sys.path.insert(0, {str(Path(WORKS).parent)!r})
+            import forebay
+            from works import copy
+
+            lock, ready, over = threading.Lock(), threading.Event(), threading.Event()
+
+            def hold():
+                with lock:
+                    ready.set()
+                    over.wait()
+
+            def locked(source, out):
+                from works import copy
+                return copy(source, out)
+
+            if __name__ == "__main__":
+                thread = threading.Thread(target=hold)
+                thread.start()
+                ready.wait()
+                print(forebay.preprocess(locked, sys.argv[1], sys.argv[2], num_workers=2).done)
+                over.set()
+            """
+        )
+    )
+    inputs = make_inputs(tmp_path / "in", 20)
+    done = subprocess.run(
+        [sys.executable, script, inputs, tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr

@@ -1,0 +1,316 @@
+"""Every way in which work can go wrong is laid to the very input that caused it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import pytest
+from driving import WORKS, calls, make_inputs, published, staged
+from works import copy, fail_odd, meet_fault
+
+import forebay
+from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
+
+# fault: kind, error, and what the message says
+BLAME = {
+    "raise": ("exception", "ValueError", "told to raise"),
+    "sys.exit": ("exception", "SystemExit", "3"),
+    "os._exit": ("crash", "WorkerDiedError", "exited with code 3"),
+    "SIGSEGV": ("crash", "WorkerDiedError", "SIGSEGV"),
+    "SIGKILL": ("crash", "WorkerDiedError", "SIGKILL"),
+    "hang": ("timeout", "SampleTimeoutError", "timeout=1 s"),
+    "hang, deaf": ("timeout", "SampleTimeoutError", "timeout=1 s"),
+}
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+def run(work, inputs, output, **options):
+    return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 2, **options})
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    return make_inputs(tmp_path / "in", 12)
+
+
+def fault_at(inputs, number, fault):
+    (inputs / f"{number:04d}.txt").write_text(fault)
+
+
+def fail_all(source, out):
+    raise ValueError(f"no to {source.name}")
+
+
+def fail_in_the_middle(source, out):
+    out.file(f"{source.stem}-0").write_text("kept?")
+    yield {"destination": "?"}
+    raise RuntimeError("half-way")
+
+
+class OwnError(Exception):
+    """An error of the user's own, with more than one argument."""
+
+    def __init__(self, code, words):
+        super().__init__(code, words)
+        self.code = code
+
+
+def raise_own(source, out):
+    if source.name == "0003.txt":
+        raise OwnError(7, "mine")
+
+
+# ---- blame --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", BLAME)
+def test_a_fault_is_laid_to_its_input_and_all_others_are_done(inputs, tmp_path, fault):
+    """Kind, error, message and tries are recorded; neighbours come through; nothing torn is left."""
+    fault_at(inputs, 5, fault)
+    report = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=1)
+    (failure,) = report.failures
+    kind, error, words = BLAME[fault]
+    assert (failure.source, failure.kind, failure.error) == (str(inputs / "0005.txt"), kind, error)
+    assert words in failure.message
+    assert failure.attempts == 2
+    assert (report.done, report.failed) == (11, 1)
+    found = published(tmp_path / "out")
+    assert sorted(found) == [f"{number:04d}.txt" for number in range(12) if number != 5]
+    assert all(body.startswith(b"whole line") for body in found.values())
+    assert report.metadata.num_rows == 11
+    assert not staged(tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "SIGSEGV"])
+def test_a_hang_and_a_crash_come_with_the_python_stack(inputs, tmp_path, fault):
+    """The frames are the user's, down to where it stands."""
+    fault_at(inputs, 5, fault)
+    (failure,) = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=0).failures
+    assert "in meet_fault" in failure.traceback
+    assert ("in hang" if fault == "hang" else "in segfault") in failure.traceback
+    assert "worker.py" not in failure.traceback
+
+
+@pytest.mark.slow
+def test_all_faults_at_once_are_told_apart(inputs, tmp_path):
+    """One run meets them all; each input gets its own."""
+    for number, fault in enumerate(BLAME):
+        fault_at(inputs, number, fault)
+    report = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=0)
+    assert [(failure.kind, failure.error) for failure in report.failures] == [
+        blame[:2] for blame in BLAME.values()
+    ]
+    assert (report.done, report.failed) == (5, 7)
+
+
+@pytest.mark.slow
+def test_many_inputs_that_kill_their_worker_do_not_sink_the_run(tmp_path):
+    """Thirty of sixty die, also one after another: thirty are blamed and thirty are done."""
+    inputs = make_inputs(tmp_path / "in", 60)
+    for number in range(20, 50):
+        fault_at(inputs, number, "os._exit")
+    report = run(meet_fault, inputs, tmp_path / "out", retries=1)
+    assert (report.done, report.failed) == (30, 30)
+    assert {failure.kind for failure in report.failures} == {"crash"}
+
+
+def test_what_a_failing_input_made_is_not_published(inputs, tmp_path):
+    """A generator that fails half-way leaves none of its files."""
+    report = run(fail_in_the_middle, [inputs / "0000.txt"], tmp_path / "out", num_workers=1)
+    assert report.failed == 1
+    assert published(tmp_path / "out") == {}
+    assert not staged(tmp_path / "out")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_traceback_holds_the_users_frames_alone(tmp_path, workers):
+    """None of the loop that called them, in this process or in a worker."""
+    inputs = make_inputs(tmp_path / "in", 1)
+    (failure,) = run(fail_all, inputs, tmp_path / "out", num_workers=workers).failures
+    assert "in fail_all" in failure.traceback
+    assert "pools" not in failure.traceback
+
+
+# ---- endless memory -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def limited_memory(bytes_):
+    """A control group, of either version, that may use so much memory; its file for members."""
+    is_v2 = not MEMORY.is_dir()
+    group = (Path("/sys/fs/cgroup") if is_v2 else MEMORY) / f"forebay-test-{os.getpid()}"
+    limits = ["memory.max", "memory.swap.max"] if is_v2 else ["memory.limit_in_bytes"]
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory control group can be made here: {error.strerror}")
+    try:
+        try:
+            for name in limits:
+                if name != "memory.swap.max" or (group / name).exists():
+                    (group / name).write_text("0" if "swap" in name else str(bytes_))
+        except OSError as error:
+            pytest.skip(f"memory cannot be limited here: {error.strerror}")
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.slow
+def test_endless_memory_is_laid_to_its_input(tmp_path):
+    """The kernel kills a worker, not the driver; the input is named, all others are done."""
+    inputs = make_inputs(tmp_path / "in", 12)
+    fault_at(inputs, 5, "memory")
+    script = tmp_path / "grow.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            def grow(source, out):
+                held = []
+                while source.read_text() == "memory":
+                    held.append(bytearray(b"x") * (16 << 20))
+                return {"ok": True}
+            """
+        )
+    )
+    output = tmp_path / "out"
+    with limited_memory(400 << 20) as members:
+        command = [sys.executable, "-m", "forebay", "preprocess", f"{script}:grow"]
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'echo $$ > {members}; exec "$@"', "sh", *command, inputs, output]
+            + ["--num-workers", "2", "--quiet", "--metadata", "csv"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("11 done, 1 failed")
+    assert f"{inputs / '0005.txt'}: WorkerDiedError: the worker was killed by SIGKILL" in done.stdout
+    assert "ran out of memory" in done.stdout
+
+
+# ---- retries, raising, budgets ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
+    """Retries are further tries, counted per input."""
+    report = run(fail_odd, inputs, tmp_path / "out", retries=retries)
+    assert {failure.attempts for failure in report.failures} == {retries + 1}
+    assert len(calls(tmp_path)) == 6 + 6 * (retries + 1)
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")])
+def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
+    """Type and arguments are whole, a note names the input, and what was done is kept."""
+    options = {"num_workers": workers, "backend": backend, "retries": 0}
+    with pytest.raises(OwnError) as caught:
+        run(raise_own, inputs, tmp_path / "out", on_error="raise", **options)
+    assert (caught.value.code, caught.value.args) == (7, (7, "mine"))
+    assert any("input 4" in note for note in caught.value.__notes__)
+    report = run(raise_own, inputs, tmp_path / "out", **options)
+    assert (report.done, report.failed) == (11, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "error"), [("hang", SampleTimeoutError), ("os._exit", WorkerDiedError)]
+)
+def test_on_error_raise_raises_for_a_hang_and_a_death(inputs, tmp_path, fault, error):
+    """There is no exception of the user's then; forebay's says what happened."""
+    fault_at(inputs, 5, fault)
+    with pytest.raises(error, match="an input"):
+        run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=0, on_error="raise")
+
+
+def test_a_trial_raises_at_once(inputs, tmp_path):
+    """With `limit`, the function's own exception comes out where it was called."""
+    with pytest.raises(ValueError, match=r"no to 0000\.txt"):
+        run(fail_all, inputs, tmp_path / "out", num_workers=None, limit=3)
+
+
+@pytest.mark.parametrize("allowed", [2, 0.17])
+def test_more_failures_than_allowed_stop_the_run(inputs, tmp_path, allowed):
+    """A count or a fraction of twelve: the third failure is one too many, the rest is kept."""
+    with pytest.raises(FailuresError, match=r"3 inputs failed, more than max_failures allows \(2"):
+        run(fail_odd, inputs, tmp_path / "out", max_failures=allowed, retries=0, num_workers=0)
+    assert len(calls(tmp_path)) < 12
+    report = run(fail_odd, inputs, tmp_path / "out", max_failures=6, num_workers=0)
+    assert (report.done, report.failed) == (6, 6)
+
+
+def test_inputs_refused_for_their_names_count_as_failures(inputs, tmp_path):
+    """Two that claim one name are two failures for `max_failures` and for `on_error`."""
+    same = partial(write_as, "same")
+    with pytest.raises(FailuresError, match="max_failures"):
+        run(same, inputs, tmp_path / "out", max_failures=1, num_workers=0)
+    with pytest.raises(forebay.errors.OutputError, match="claimed by two inputs"):
+        run(same, inputs, tmp_path / "out2", on_error="raise", num_workers=0)
+
+
+def write_as(name, source, out):
+    out.file(name).write_text("x")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_twenty_inputs_that_fail_alike_stop_the_run(tmp_path, workers):
+    """A bug in the function is told after twenty inputs, not after a million."""
+    inputs = make_inputs(tmp_path / "in", 400)
+    with pytest.raises(FailuresError, match="first 20 inputs all failed alike, with ValueError"):
+        run(fail_all, inputs, tmp_path / "out", num_workers=workers)
+    with pytest.raises(FailuresError) as caught:
+        run(fail_all, inputs, tmp_path / "out", num_workers=workers)
+    assert "in fail_all" in str(caught.value)
+
+
+def test_one_success_among_the_first_lets_the_run_go_on(tmp_path):
+    """Then it is the inputs, and they are listed."""
+    inputs = make_inputs(tmp_path / "in", 60)
+    report = run(fail_unless_third, inputs, tmp_path / "out", retries=0)
+    assert (report.done, report.failed) == (1, 59)
+
+
+def fail_unless_third(source, out):
+    if source.name != "0003.txt":
+        raise ValueError("not the third")
+
+
+@pytest.mark.slow
+def test_twenty_inputs_that_kill_their_worker_stop_the_run_too(tmp_path):
+    """A crash is a failure like any other: the bug is told, with its kind."""
+    inputs = make_inputs(tmp_path / "in", 60)
+    for number in range(60):
+        fault_at(inputs, number, "os._exit")
+    with pytest.raises(FailuresError, match="first 20 inputs all failed alike, with WorkerDied"):
+        run(meet_fault, inputs, tmp_path / "out", retries=0)
+
+
+def test_the_failures_table_is_read_from_outside(inputs, tmp_path):
+    """`failures` of the report and of the command line are the same."""
+    report = run(fail_odd, inputs, tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", "failures", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == [str(failure) for failure in report.failures]
+    assert WORKS.name not in done.stdout
+
+
+def test_a_fault_mended_is_a_failure_gone(inputs, tmp_path):
+    """The same call again, with the input mended, does that input alone."""
+    fault_at(inputs, 5, "raise")
+    first = run(meet_fault, inputs, tmp_path / "out")
+    fault_at(inputs, 5, "fine")
+    second = run(meet_fault, inputs, tmp_path / "out")
+    assert (first.failed, second.failed, second.resumed) == (1, 0, 11)
+    assert (tmp_path / "out" / "0005.txt").read_text() == "whole fine"
+    assert run(copy, inputs, tmp_path / "other").done == 12
