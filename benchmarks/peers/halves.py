@@ -18,4 +18,4 @@ def run(task: str, sources: list[str], folder: str) -> int:
         process.start()
     for process in processes:
         process.join()
-    return len(sources)
+    return len(sources) if not any(process.exitcode for process in processes) else 0

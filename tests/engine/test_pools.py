@@ -83,7 +83,7 @@ class TestProcesses(PoolTests):
 
     def test_too_few_descriptors_are_noticed_at_once(self) -> None:
         """Before anything starts, with the numbers."""
-        with pytest.raises(OptionError, match="num_workers=10000000 needs about 10000048 open"):
+        with pytest.raises(OptionError, match="num_workers=10000000 needs about 20000048 open"):
             ProcessPool(FaultyJob(), 10_000_000)
 
 

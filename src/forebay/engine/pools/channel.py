@@ -1,38 +1,71 @@
-"""Whole objects over a stream socket: a length, then a pickle.
+"""Whole objects through a pair of pipes: a length, then a pickle.
 
 Both ends are this program's own processes; nothing that arrives here came from a disk. Nobody
 shares a channel, so a process that dies in the middle of a write spoils only its own.
+
+Pipes, not a socket: a socket charges each small message some 800 bytes of its buffer and is full
+after 280 of them, long before the driver has come round; a pipe packs them.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pickle
-import socket
+import select
 import struct
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 18
+# Room for answers while the driver is busy; the most that an unprivileged process may ask for.
+_PIPE_BYTES = 1 << 20
+
+
+def roomy_pipe() -> tuple[int, int]:
+    """Return the ends (to read, to write) of a pipe with more room than usual, where there is."""
+    ends = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:  # the user's pipes hold too much already; it works with less
+            pass
+    return ends
 
 
 class Channel:
-    """One end. `send` and `receive` block; `receive_nowait`, `queue` and `flush` never do."""
+    """One end: a pipe to read from and one to write to, both owned.
 
-    def __init__(self, end: socket.socket) -> None:
-        """Own `end`."""
-        self._socket = end
-        self._incoming = bytearray()
-        self._outgoing = bytearray()
+    `send` and `receive` block; `receive_nowait`, `queue` and `flush` never do.
+
+    Args:
+        incoming: Descriptor to read from.
+        outgoing: Descriptor to write to.
+    """
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._received = bytearray()
+        self._queued = bytearray()
+        self._arrivals = select.poll()
+        self._arrivals.register(incoming, select.POLLIN)
         self.ended = False
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self._socket.fileno()
+        """Return the descriptor that is read from, for a selector."""
+        return self._incoming
+
+    @property
+    def outgoing(self) -> int:
+        """The descriptor that is written to, for a selector."""
+        return self._outgoing
 
     def send(self, message: Any) -> None:
         """Send one object, waiting for room."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        left = memoryview(_LENGTH.pack(len(body)) + body)
+        while left:
+            left = left[os.write(self._outgoing, left) :]
 
     def receive(self) -> Any:
         """Return the next object, waiting for it.
@@ -40,60 +73,57 @@ class Channel:
         Raises:
             EOFError: The other end is gone.
         """
-        while (messages := self._parse(1)) == []:
-            data = self._socket.recv(_CHUNK)
+        while not (messages := self._parse(1)):
+            data = os.read(self._incoming, _CHUNK)
             if not data:
                 raise EOFError
-            self._incoming += data
+            self._received += data
         return messages[0]
 
     def receive_nowait(self) -> list[Any]:
         """Return every whole object that has arrived; sets `ended` when no more can come."""
-        while not self.ended:
-            try:
-                data = self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                data = b""
-            self._incoming += data
+        while not self.ended and self._arrivals.poll(0):
+            data = os.read(self._incoming, _CHUNK)
+            self._received += data
             self.ended = not data
-            if len(data) < _CHUNK:
-                break
         return self._parse()
 
     def queue(self, message: Any) -> None:
         """Keep an object to be sent by `flush`."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._outgoing += _LENGTH.pack(len(body)) + body
+        self._queued += _LENGTH.pack(len(body)) + body
 
     def flush(self) -> bool:
-        """Send what there is room for; return whether something is left over."""
-        while self._outgoing:
+        """Send what there is room for; return whether something is left over.
+
+        The descriptor must be one that does not block (`os.set_blocking`).
+        """
+        while self._queued:
             try:
-                sent = self._socket.send(self._outgoing, socket.MSG_DONTWAIT)
+                sent = os.write(self._outgoing, self._queued)
             except BlockingIOError:
                 return True
-            except OSError:  # the other end died; its death is reported by other means
-                self._outgoing.clear()
+            except BrokenPipeError:  # the other end died; its death is reported by other means
+                self._queued.clear()
                 return False
-            del self._outgoing[:sent]
+            del self._queued[:sent]
         return False
 
     def close(self) -> None:
-        """Close this end; the other reads its end of file."""
-        self._socket.close()
+        """Close both; the other end reads its end of file."""
+        os.close(self._incoming)
+        os.close(self._outgoing)
 
     def _parse(self, most: int | None = None) -> list[Any]:
         messages: list[Any] = []
         start, size = 0, _LENGTH.size
-        while len(messages) != most and len(self._incoming) >= start + size:
-            (length,) = _LENGTH.unpack_from(self._incoming, start)
+        while len(messages) != most and len(self._received) >= start + size:
+            (length,) = _LENGTH.unpack_from(self._received, start)
             end = start + size + length
-            if len(self._incoming) < end:
+            if len(self._received) < end:
                 break
-            with memoryview(self._incoming) as view:
+            with memoryview(self._received) as view:
                 messages.append(pickle.loads(view[start + size : end]))  # noqa: S301
             start = end
-        del self._incoming[:start]
+        del self._received[:start]
         return messages

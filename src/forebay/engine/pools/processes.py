@@ -26,17 +26,17 @@ from forebay.engine.events import Cause, Event, WorkerDied
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import zygote
 from forebay.engine.pools.base import Pool
-from forebay.engine.pools.channel import Channel
+from forebay.engine.pools.channel import Channel, roomy_pipe
 from forebay.errors import OptionError
 
 # How long `close` leaves a worker to finish what it is doing before it is killed.
 CLOSE_S = 0.5
-# What the driver needs besides one descriptor a worker: files, the ledger, the terminal.
+# What the driver needs besides two descriptors a worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from forebay.engine.pools.zygote import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "from forebay.engine.pools.zygote import main; main(*map(int, sys.argv[1:4]))"
 )
 
 
@@ -56,7 +56,7 @@ class ProcessPool(Pool):
     def __init__(self, job: Job, num_workers: int) -> None:
         """Pickle the job and begin to bring up the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = num_workers + SPARE_DESCRIPTORS
+        needed = 2 * num_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
             raise OptionError(
                 f"num_workers={num_workers} needs about {needed} open files, {soft} are allowed\n"
@@ -64,7 +64,7 @@ class ProcessPool(Pool):
             )
         self._payload = _pickled(job)
         self._selector = selectors.DefaultSelector()
-        self._zygote: tuple[int, Channel, socket.socket] | None = None
+        self._zygote: tuple[int, Channel] | None = None
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
@@ -74,10 +74,12 @@ class ProcessPool(Pool):
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._order(zygote.START, worker, descriptor=theirs.fileno())
-        self._workers[worker] = channel = Channel(ours)
+        (tasks, put), (get, answers) = roomy_pipe(), roomy_pipe()
+        self._order(zygote.START, worker, descriptors=[tasks, answers])
+        os.close(tasks)
+        os.close(answers)
+        os.set_blocking(put, False)
+        self._workers[worker] = channel = Channel(get, put)
         self._selector.register(channel, selectors.EVENT_READ, worker)
 
     def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
@@ -88,7 +90,7 @@ class ProcessPool(Pool):
         channel.queue([tuple(each) for each in assignments])
         if worker not in self._blocked and channel.flush():
             self._blocked.add(worker)
-            self._selector.modify(channel, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
+            self._selector.register(channel.outgoing, selectors.EVENT_WRITE, worker)
 
     def kill(self, worker: int) -> None:
         """Have the zygote take the worker's stacks and kill it."""
@@ -104,7 +106,8 @@ class ProcessPool(Pool):
                 elif worker in self._workers:
                     if mask & selectors.EVENT_WRITE:
                         self._unblock(worker)
-                    self._hear(worker)
+                    else:
+                        self._hear(worker)
         events, self._events = self._events, []
         return events
 
@@ -130,11 +133,13 @@ class ProcessPool(Pool):
         channel = self._workers[worker]
         if not channel.flush():
             self._blocked.discard(worker)
-            self._selector.modify(channel, selectors.EVENT_READ, worker)
+            self._selector.unregister(channel.outgoing)
 
     def _forget(self, worker: int) -> None:
         channel = self._workers.pop(worker)
-        self._blocked.discard(worker)
+        if worker in self._blocked:
+            self._blocked.discard(worker)
+            self._selector.unregister(channel.outgoing)
         if not channel.ended:
             self._selector.unregister(channel)
         channel.close()
@@ -152,20 +157,26 @@ class ProcessPool(Pool):
 
     def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair()
+        get, news = os.pipe()
         with theirs:
-            pid = _fork_zygote(theirs, self._payload) or _exec_zygote(theirs, self._payload)
-        channel = Channel(ours)
+            pid = _fork_zygote(theirs, news, self._payload)
+            if pid is None:
+                pid = _exec_zygote(theirs, news, self._payload)
+        os.close(news)
+        channel = Channel(get, ours.detach())
         self._selector.register(channel, selectors.EVENT_READ, None)
-        self._zygote = pid, channel, ours
+        self._zygote = pid, channel
 
     def _order(
-        self, what: int, worker: int = 0, *, descriptor: int | None = None, seconds: float = 0.0
+        self, what: int, worker: int = 0, *, descriptors: Sequence[int] = (), seconds: float = 0.0
     ) -> None:
         if self._zygote is None:
             return
         order = zygote.ORDER.pack(what, worker, seconds)
+        control = socket.socket(fileno=self._zygote[1].outgoing)
         with suppress(OSError):  # the zygote is dead; `wait` reads its channel's end and says so
-            socket.send_fds(self._zygote[2], [order], [] if descriptor is None else [descriptor])
+            socket.send_fds(control, [order], list(descriptors))
+        control.detach()  # the channel owns the descriptor
 
     def _hear_zygote(self) -> None:
         assert self._zygote is not None
@@ -190,7 +201,7 @@ class ProcessPool(Pool):
 
     def _bury_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None
-        pid, channel, _ = self._zygote
+        pid, channel = self._zygote
         self._zygote = None
         self._selector.unregister(channel)
         until = time.monotonic() + patience_s
@@ -237,7 +248,7 @@ def _pickled(job: Job) -> bytes:
         ) from error
 
 
-def _fork_zygote(theirs: socket.socket, payload: bytes) -> int | None:
+def _fork_zygote(theirs: socket.socket, news: int, payload: bytes) -> int | None:
     """Fork the zygote from this process; None where that is not safe.
 
     It is safe with a single thread, the kernel's count and not only Python's: a lock held by any
@@ -256,24 +267,24 @@ def _fork_zygote(theirs: socket.socket, payload: bytes) -> int | None:
         try:
             gc.freeze()  # nothing of the driver may be finalised here
             os.setsid()
-            keep = theirs.fileno()
-            os.closerange(3, keep)
-            os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+            low, high = sorted((theirs.fileno(), news))
+            for first, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
+                os.closerange(first, end)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            zygote.run(theirs, payload)
+            zygote.run(theirs, news, payload)
         finally:
             os._exit(1)
     return pid
 
 
-def _exec_zygote(theirs: socket.socket, payload: bytes) -> int:
+def _exec_zygote(theirs: socket.socket, news: int, payload: bytes) -> int:
     """Start the zygote as a fresh interpreter."""
     with tempfile.TemporaryFile() as file:
         file.write(payload)
         file.seek(0)
-        descriptors = theirs.fileno(), file.fileno()
+        descriptors = theirs.fileno(), news, file.fileno()
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, *map(str, descriptors), json.dumps(sys.path)],
             pass_fds=descriptors,

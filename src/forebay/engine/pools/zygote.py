@@ -36,7 +36,8 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.channel import Channel
 from forebay.engine.pools.worker import cause_of, portable, serve
 
-# Orders from the driver, all of one size: what, which worker, seconds. "start" carries a socket.
+# Orders from the driver, all of one size: what, which worker, seconds. "start" carries the
+# worker's ends of its channel.
 ORDER = struct.Struct("!BIxxxd")
 START, KILL, CLOSE = range(3)
 
@@ -54,27 +55,34 @@ class _Child:
     kill_at: float | None = None
 
 
-def run(control: socket.socket, payload: bytes) -> NoReturn:
-    """Serve the driver until it closes or dies; never returns."""
+def run(control: socket.socket, news: int, payload: bytes) -> NoReturn:
+    """Serve the driver until it closes or dies; never returns.
+
+    Args:
+        control: Brings the driver's orders.
+        news: Descriptor of the pipe that takes what there is to tell.
+        payload: The pickled job.
+    """
     code = 1
     try:
-        _Zygote(control, payload).serve()
+        _Zygote(control, news, payload).serve()
         code = 0
     finally:
         os._exit(code)
 
 
-def main(control: int, payload: int) -> NoReturn:
-    """Serve in a fresh interpreter, given the descriptors of the driver's socket and of the job."""
+def main(control: int, news: int, payload: int) -> NoReturn:
+    """Serve in a fresh interpreter; as `run`, with descriptors, the payload's that of a file."""
     with os.fdopen(payload, "rb") as file:
         body = file.read()
-    run(socket.socket(fileno=control), body)
+    run(socket.socket(fileno=control), news, body)
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, payload: bytes) -> None:
+    def __init__(self, control: socket.socket, news: int, payload: bytes) -> None:
         self._control = control
-        self._driver = Channel(control)
+        self._news = news
+        self._driver = Channel(control.fileno(), news)
         self._children: dict[int, _Child] = {}
         self._closing_at: float | None = None
         self._woken, wake = os.pipe()
@@ -118,14 +126,14 @@ class _Zygote:
     def _obey(self) -> bool:
         """Do what the driver says next; return False when it is gone."""
         try:
-            order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
+            order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 2)
         except ConnectionError:
             return False
         if len(order) < ORDER.size:
             return False
         what, worker, seconds = ORDER.unpack(order)
         if what == START:
-            self._fork(worker, descriptors[0])
+            self._fork(worker, descriptors)
         elif what == KILL:
             for pid, child in self._children.items():
                 if child.worker == worker and child.kill_at is None:
@@ -135,9 +143,10 @@ class _Zygote:
             self._closing_at = time.monotonic() + seconds
         return True
 
-    def _fork(self, worker: int, descriptor: int) -> None:
+    def _fork(self, worker: int, descriptors: list[int]) -> None:
         if self._job is None:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
             return
         stacks = _scratch_file()
         pid = os.fork()
@@ -146,12 +155,14 @@ class _Zygote:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
+                os.close(self._news)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(worker, self._job, descriptor, stacks)
+                _be_a_worker(worker, self._job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
         self._children[pid] = _Child(worker, stacks)
 
     def _reap(self) -> None:
@@ -168,14 +179,13 @@ class _Zygote:
             self._driver.send(("exited", child.worker, code, peak, stacks))
 
 
-def _be_a_worker(worker: int, job: Job, descriptor: int, stacks: int) -> NoReturn:
+def _be_a_worker(worker: int, job: Job, channel: Channel, stacks: int) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
     _die_with_parent()
     _die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    channel = Channel(socket.socket(fileno=descriptor))
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:

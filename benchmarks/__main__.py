@@ -1,0 +1,47 @@
+"""Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.crash import crash
+from benchmarks.machine import describe
+from benchmarks.measure import Ground
+from benchmarks.million import million
+from benchmarks.preprocess import five_ms, tiny
+
+TABLES = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million}
+# The largest table's inputs.
+SOURCES, QUICK_SOURCES = 20_000, 5_000
+
+
+def main() -> None:
+    """Print the tables that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all")
+    parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
+    options = parser.parse_args()
+    unknown = [name for name in options.tables if name not in TABLES]
+    if unknown:
+        parser.error(f"no table {unknown[0]!r}; there are {', '.join(TABLES)}")
+    build = Path("build")  # not a temporary folder: that may be memory, and outputs go to disk
+    build.mkdir(exist_ok=True)
+    root = Path(tempfile.mkdtemp(prefix="bench-", dir=build)).resolve()
+    began = time.monotonic()
+    try:
+        print(describe(root), flush=True)
+        ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
+        for name in options.tables or TABLES:
+            print(flush=True)
+            TABLES[name](ground, options.quick)
+    finally:
+        shutil.rmtree(root)
+    print(f"\n{time.monotonic() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What preprocess costs: tiny inputs beside the peers, and inputs of 5 ms for the cores' use.
+
+Start-up left out: the slope between two sizes, (large - small) / (seconds for large - seconds for
+small), from the medians. Whatever a call costs once, such as starting workers, cancels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.measure import Ground, Missing
+from benchmarks.work import SPINS, spins_for
+
+BURN_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One peer in a table.
+
+    Attributes:
+        peer: Its file in `peers/`.
+        sizes: Numbers of inputs, the one the table is about first.
+        rounds: How often each is run.
+    """
+
+    peer: str
+    sizes: tuple[int, ...]
+    rounds: int
+
+
+def tiny(ground: Ground, quick: bool) -> None:
+    """Print the table of 10-byte inputs."""
+    n = 1000 if quick else 4000
+    fast, slow = (1, 1) if quick else (5, 3)
+    entries = [
+        Entry("pool", (n, 4 * n), fast),
+        Entry("forebay", (n, 4 * n, 5 * n), fast),
+        Entry("loop", (n, 4 * n), fast),
+        Entry("joblib", (n, 4 * n), fast),
+        Entry("executor", (n, 4 * n), fast),
+        Entry("dataloader", (n, 4 * n), slow),
+        Entry("datasets", (n, 4 * n), slow),
+        Entry("litdata", (n, 4 * n), slow),
+    ]
+    print(
+        f"{n:,} inputs: read a file of 10 bytes, write a file of 10 bytes, return a dict; 2 workers"
+    )
+    times = dict(_interleaved(ground, "copy", entries))
+    columns = ("", "inputs/s", "x Pool", "slowest-fastest", "start-up left out", "x Pool", "runs")
+    rows: list[tuple[str, ...]] = []
+    pool = times["pool"]
+    assert pool is not None
+    for entry in entries:
+        name, runs = _name(entry.peer), times[entry.peer]
+        if runs is None:
+            rows.append((name, "not installed"))
+            continue
+        rate, among = n / _median(runs[n]), runs[n]
+        whole = (_thousands(rate), f"{rate * _median(pool[n]) / n:.2f}")
+        spread = f"{_thousands(n / max(among))}-{_thousands(n / min(among))}"
+        slope = _slope(runs, n)
+        relative = "-" if slope is None else f"{slope / (_slope(pool, n) or slope):.2f}"
+        bare = "noise" if slope is None else _thousands(slope)
+        rows.append((name, *whole, spread, bare, relative, str(len(among))))
+    forebay = times["forebay"]
+    assert forebay is not None
+    many = 5 * n / _median(forebay[5 * n])
+    rows.append((f"forebay.preprocess on {5 * n:,} inputs", _thousands(many)))
+    show(columns, rows)
+    print(
+        "forebay keeps a ledger, stages each output and renames it into place when it is flushed\n"
+        "to disk, and writes the table of metadata; no other here does any of it. litdata moves\n"
+        "its outputs and drops the metadata. inputs/s: the whole call, start-up in, libraries\n"
+        f"imported beforehand. Start-up left out: the slope from {n:,} to {4 * n:,} inputs."
+    )
+
+
+def five_ms(ground: Ground, quick: bool) -> None:
+    """Print how much of two cores inputs of 5 ms keep busy."""
+    n = 400 if quick else 2000
+    os.environ[SPINS] = str(spins_for(BURN_S))
+    entries = [
+        Entry(peer, (n,), 1 if quick else 3)
+        for peer in ("halves", "forebay", "pool", "executor", "joblib")
+    ]
+    # What one input costs alone: the plain loop, in turn with the others.
+    alone = Entry("loop", (n // 5,), 1 if quick else 3)
+    print(f"{n:,} inputs of 5 ms CPU that also read and write 10 bytes; 2 workers")
+    times = dict(_interleaved(ground, "burn", [alone, *entries]))
+    single = times["loop"]
+    assert single is not None
+    cost = _median(single[n // 5]) / (n // 5)
+    ideal = n * cost / 2
+    rows: list[tuple[str, ...]] = []
+    for entry in entries:
+        runs = times[entry.peer]
+        if runs is None:
+            rows.append((_name(entry.peer), "not installed"))
+        else:
+            wall = _median(runs[n])
+            rows.append((_name(entry.peer), f"{wall:.2f} s", f"{ideal / wall:.3f}"))
+    show(("", "whole call", "of two cores"), rows)
+    print(
+        f"One input alone on one core took {cost * 1e3:.2f} ms, so two cores need {ideal:.2f} s at\n"
+        "best. What the two bare processes miss of 1 is the machine's, not a library's."
+    )
+
+
+def _interleaved(
+    ground: Ground, task: str, entries: Iterable[Entry]
+) -> Iterator[tuple[str, dict[int, list[float]] | None]]:
+    """Yield each peer's seconds by size, run in turns (A B C A B C); None if not installed."""
+    left = list(entries)
+    times: dict[str, dict[int, list[float]] | None] = {
+        entry.peer: {size: [] for size in entry.sizes} for entry in left
+    }
+    for turn in range(max(entry.rounds for entry in left)):
+        for entry in left:
+            runs = times[entry.peer]
+            if runs is None or turn >= entry.rounds:
+                continue
+            try:
+                for size in entry.sizes:
+                    runs[size].append(ground.seconds(entry.peer, task, size))
+            except Missing:
+                times[entry.peer] = None
+    yield from times.items()
+
+
+def _slope(runs: dict[int, list[float]], n: int) -> float | None:
+    """Return inputs per second between two sizes, or None where noise drowns it."""
+    seconds = _median(runs[4 * n]) - _median(runs[n])
+    return 3 * n / seconds if seconds > 0 else None
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def _name(peer: str) -> str:
+    try:
+        return str(importlib.import_module(f"benchmarks.peers.{peer}").NAME)
+    except ModuleNotFoundError:
+        return peer
+
+
+def _thousands(rate: float) -> str:
+    return f"{rate / 1000:.2f} k"
+
+
+def show(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a table as Markdown, its columns aligned."""
+    rows = [row + ("",) * (len(columns) - len(row)) for row in rows]
+    widths = [max(len(row[at]) for row in [columns, *rows]) for at in range(len(columns))]
+    for at, row in enumerate([columns, tuple("-" * width for width in widths), *rows]):
+        cells = [
+            cell.ljust(width) if place == 0 or at == 1 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("| " + " | ".join(cells) + " |", flush=True)
