@@ -22,9 +22,9 @@ from forebay.options import PreprocessOptions
 SLOTS = 8192
 MAX_BYTES = 256 * 2**20
 # Work to send in one message, where inputs are short.
-GROUP_S = 0.05
-MAX_GROUP = 1024
-LOOKAHEAD = 4096
+GROUP_S = 0.1
+MAX_GROUP = 2048
+LOOKAHEAD = 8192
 
 
 def run(

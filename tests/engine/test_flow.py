@@ -330,6 +330,17 @@ def test_workers_that_keep_dying_without_an_answer_end_the_run() -> None:
     assert script.of(GiveUp) == [GiveUp(CRASH)]
 
 
+def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:
+    """Each death is laid to a task and used up, however many come in a row."""
+    script = Script(3 * MAX_FRUITLESS_DEATHS, num_workers=1, retries=0)
+    for number in range(3 * MAX_FRUITLESS_DEATHS):
+        script.say(WorkerStarted(number))
+        script.say(WorkerDied(number, CRASH))
+    assert script.of(GiveUp) == []
+    assert len(script.of(ReportFailure)) == 3 * MAX_FRUITLESS_DEATHS
+    assert script.of(Finish) == [Finish()]
+
+
 def test_the_source_is_read_as_work_is_needed() -> None:
     """A long source is not read ahead of the workers by more than `lookahead`."""
     flow = Flow(Limits(num_workers=1, slots=100, lookahead=4))

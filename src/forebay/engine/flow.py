@@ -52,7 +52,7 @@ from forebay.engine.events import (
 from forebay.engine.limits import Limits
 from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
 
-# Workers lost in a row, with no answer in between, after which starting more is pointless.
+# Workers lost in a row, with no answer and no suspect, after which starting more is pointless.
 MAX_FRUITLESS_DEATHS = 10
 
 
@@ -194,11 +194,6 @@ class Flow:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
-        self._fruitless_deaths += 1
-        broken = not worker.started and event.cause.kind == "exception"
-        if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
-            self._over = True
-            commands.append(GiveUp(event.cause))
         suspect, cause = (worker.tasks[0] if worker.tasks else None), event.cause
         if worker.condemned is not None:
             suspect = worker.condemned if worker.condemned == suspect else None
@@ -210,6 +205,12 @@ class Flow:
             )
         elif event.blameless:
             suspect = None
+        # A death that is laid to a task uses up one of its tries, so those come to an end.
+        self._fruitless_deaths = self._fruitless_deaths + 1 if suspect is None else 0
+        broken = not worker.started and event.cause.kind == "exception"
+        if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            self._over = True
+            commands.append(GiveUp(event.cause))
         for key in reversed(worker.tasks):
             if key != suspect:
                 self._move(key, Move.ORPHANED)

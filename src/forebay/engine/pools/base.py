@@ -1,7 +1,8 @@
 """The contract of a pool.
 
 A pool hosts workers. It decides nothing: it starts, feeds and kills workers as it is told, and
-`wait` returns what happened to them. `forebay.testing.conformance.PoolTests` holds every pool to this.
+`wait` returns what happened to them. `forebay.testing.conformance.PoolTests` holds every pool to
+this.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import os
 import pickle
 import select
 import struct
+from contextlib import suppress
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
@@ -26,10 +27,8 @@ def roomy_pipe() -> tuple[int, int]:
     """Return the ends (to read, to write) of a pipe with more room than usual, where there is."""
     ends = os.pipe()
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        try:
+        with suppress(OSError):  # the user's pipes hold too much already; it works with less
             fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:  # the user's pipes hold too much already; it works with less
-            pass
     return ends
 
 
