@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.call import Call
 
 SOURCES = "sources"
 # A peer that takes longer has hung. None of them takes a quarter of it.
@@ -43,10 +43,10 @@ class Ground:
         os.sync()
         return folder
 
-    def command(self, peer: str, task: str, count: int, folder: Path) -> list[str]:
-        """Return the command line of one run."""
+    def call(self, peer: str, task: str, count: int, folder: Path, **settings: str) -> Call:
+        """Start one run."""
         arguments = [peer, task, str(count), str(self.sources), str(folder)]
-        return [sys.executable, "-m", "benchmarks.measure", *arguments]
+        return Call("benchmarks.measure", *arguments, **settings)
 
     def seconds(self, peer: str, task: str, count: int) -> float:
         """Return what one whole call takes: start-up and end of its workers in, imports not.
@@ -56,56 +56,14 @@ class Ground:
             RuntimeError: The peer failed, hung, or lost something.
         """
         folder = self.fresh()
-        process = start(self.command(peer, task, count, folder))
-        try:
-            stdout, stderr = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{peer} did not end in {LIMIT_S:g} s") from None
-        finally:
-            end(process)
-        if process.returncode:
-            raise RuntimeError(f"{peer} failed:\n{stderr}")
-        answer = json.loads(stdout.splitlines()[-1])
+        with self.call(peer, task, count, folder) as call:
+            answer = json.loads(call.answer(LIMIT_S))
         if "missing" in answer:
             raise Missing(answer["missing"])
         found = outputs(folder)
         if answer["results"] != count or found != count:
             raise RuntimeError(f"{peer}: {answer['results']} results, {found} files of {count}")
         return float(answer["seconds"])
-
-
-def start(command: list[str], **settings: str) -> subprocess.Popen[str]:
-    """Start a process as the leader of a session, so that its workers can be found and ended."""
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | settings,
-    )
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """End a process and whatever it left running."""
-    for pid in session(process.pid):
-        os.kill(pid, signal.SIGKILL)
-    process.kill()
-    process.communicate()
-
-
-def session(leader: int) -> list[int]:
-    """Return the processes of a session that are still running, the leader too if it is."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
-                continue
-            if fields[0] not in "ZX" and int(fields[3]) == leader:
-                found.append(int(entry.name))
-    return found
 
 
 def outputs(folder: Path) -> int:
@@ -121,6 +79,8 @@ def main(peer: str, task: str, count: str, sources: str, folder: str) -> None:
     try:
         run = importlib.import_module(f"benchmarks.peers.{peer}").run
     except ModuleNotFoundError as error:
+        if error.name == "forebay":
+            raise
         print(json.dumps({"missing": error.name}))
         return
     inputs = [os.path.join(sources, f"{at:07}") for at in range(int(count))]

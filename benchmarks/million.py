@@ -1,4 +1,4 @@
-"""A million trivial inputs: rate, the driver's memory, and how long resuming the finished run takes.
+"""A million trivial inputs: rate, the driver's memory, and how long a finished run takes to resume.
 
 As a program it is one driver: `python -m benchmarks.million MANIFEST FOLDER`.
 """
@@ -6,13 +6,13 @@ As a program it is one driver: `python -m benchmarks.million MANIFEST FOLDER`.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Ground, end, start
+from benchmarks.call import Call
+from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 
 LIMIT_S = 400.0
@@ -57,16 +57,8 @@ def million(ground: Ground, quick: bool) -> None:
 
 def _drive(manifest: Path, folder: Path) -> dict[str, Any]:
     """Run one driver and return what it reports."""
-    process = start([sys.executable, "-m", "benchmarks.million", str(manifest), str(folder)])
-    try:
-        stdout, stderr = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"no end within {LIMIT_S:g} s") from None
-    finally:
-        end(process)
-    if process.returncode:
-        raise RuntimeError(stderr)
-    return dict(json.loads(stdout.splitlines()[-1]))
+    with Call("benchmarks.million", str(manifest), str(folder)) as call:
+        return dict(json.loads(call.answer(LIMIT_S)))
 
 
 def _peak_mib() -> float:
@@ -79,7 +71,7 @@ def _peak_mib() -> float:
 
 def main(manifest: str, folder: str) -> None:
     """Run forebay over a manifest and print what it took, as JSON."""
-    import pyarrow.parquet  # noqa: F401, I001 - imported beforehand, as everywhere here
+    import pyarrow.parquet  # noqa: F401 - imported beforehand, as everywhere here
 
     import forebay
     from benchmarks.million import count as work  # under the name that a worker can import

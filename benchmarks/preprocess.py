@@ -6,13 +6,13 @@ small), from the medians. Whatever a call costs once, such as starting workers, 
 
 from __future__ import annotations
 
-import importlib
 import os
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Ground, Missing
+from benchmarks.peers import NAMES
 from benchmarks.work import SPINS, spins_for
 
 BURN_S = 0.005
@@ -55,8 +55,9 @@ def tiny(ground: Ground, quick: bool) -> None:
     rows: list[tuple[str, ...]] = []
     pool = times["pool"]
     assert pool is not None
+    pool_slope = _slope(pool, n)
     for entry in entries:
-        name, runs = _name(entry.peer), times[entry.peer]
+        name, runs = NAMES[entry.peer], times[entry.peer]
         if runs is None:
             rows.append((name, "not installed"))
             continue
@@ -64,8 +65,8 @@ def tiny(ground: Ground, quick: bool) -> None:
         whole = (_thousands(rate), f"{rate * _median(pool[n]) / n:.2f}")
         spread = f"{_thousands(n / max(among))}-{_thousands(n / min(among))}"
         slope = _slope(runs, n)
-        relative = "-" if slope is None else f"{slope / (_slope(pool, n) or slope):.2f}"
         bare = "noise" if slope is None else _thousands(slope)
+        relative = f"{slope / pool_slope:.2f}" if slope and pool_slope else "-"
         rows.append((name, *whole, spread, bare, relative, str(len(among))))
     forebay = times["forebay"]
     assert forebay is not None
@@ -76,7 +77,8 @@ def tiny(ground: Ground, quick: bool) -> None:
         "forebay keeps a ledger, stages each output and renames it into place when it is flushed\n"
         "to disk, and writes the table of metadata; no other here does any of it. litdata moves\n"
         "its outputs and drops the metadata. inputs/s: the whole call, start-up in, libraries\n"
-        f"imported beforehand. Start-up left out: the slope from {n:,} to {4 * n:,} inputs."
+        f"imported beforehand. Start-up left out: the slope from {n:,} to {4 * n:,} inputs;\n"
+        "noise where that is less than the smaller size varied by. Rates are medians."
     )
 
 
@@ -100,13 +102,13 @@ def five_ms(ground: Ground, quick: bool) -> None:
     for entry in entries:
         runs = times[entry.peer]
         if runs is None:
-            rows.append((_name(entry.peer), "not installed"))
+            rows.append((NAMES[entry.peer], "not installed"))
         else:
             wall = _median(runs[n])
-            rows.append((_name(entry.peer), f"{wall:.2f} s", f"{ideal / wall:.3f}"))
+            rows.append((NAMES[entry.peer], f"{wall:.2f} s", f"{ideal / wall:.3f}"))
     show(("", "whole call", "of two cores"), rows)
     print(
-        f"One input alone on one core took {cost * 1e3:.2f} ms, so two cores need {ideal:.2f} s at\n"
+        f"One input alone on one core took {cost * 1e3:.2f} ms: two cores need {ideal:.2f} s at\n"
         "best. What the two bare processes miss of 1 is the machine's, not a library's."
     )
 
@@ -133,20 +135,13 @@ def _interleaved(
 
 
 def _slope(runs: dict[int, list[float]], n: int) -> float | None:
-    """Return inputs per second between two sizes, or None where noise drowns it."""
+    """Return inputs per second between two sizes, or None where the start-up's noise drowns it."""
     seconds = _median(runs[4 * n]) - _median(runs[n])
-    return 3 * n / seconds if seconds > 0 else None
+    return 3 * n / seconds if seconds > max(runs[n]) - min(runs[n]) else None
 
 
 def _median(values: list[float]) -> float:
     return statistics.median(values)
-
-
-def _name(peer: str) -> str:
-    try:
-        return str(importlib.import_module(f"benchmarks.peers.{peer}").NAME)
-    except ModuleNotFoundError:
-        return peer
 
 
 def _thousands(rate: float) -> str:

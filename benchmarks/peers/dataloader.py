@@ -7,8 +7,6 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.peers import WORKERS
 from benchmarks.work import Into
 
-NAME = "torch DataLoader(batch_size=None)"
-
 
 class Work(Dataset):
     def __init__(self, task: str, sources: list[str], folder: str) -> None:

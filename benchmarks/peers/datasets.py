@@ -7,8 +7,6 @@ import datasets
 from benchmarks.peers import WORKERS
 from benchmarks.work import Into
 
-NAME = "datasets.map(num_proc=2)"
-
 datasets.disable_progress_bars()
 datasets.disable_caching()
 

@@ -7,8 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 from benchmarks.peers import WORKERS
 from benchmarks.work import Into
 
-NAME = "concurrent.futures.ProcessPoolExecutor.map"
-
 
 def run(task: str, sources: list[str], folder: str) -> int:
     with ProcessPoolExecutor(WORKERS) as executor:

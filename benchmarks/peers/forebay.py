@@ -13,8 +13,6 @@ import forebay
 from benchmarks import work
 from benchmarks.peers import WORKERS
 
-NAME = "forebay.preprocess"
-
 
 def copy(source: Path, out: Any) -> dict[str, int]:
     return work.copy(source, out.file(source.name))

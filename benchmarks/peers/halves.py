@@ -6,8 +6,6 @@ import multiprocessing
 
 from benchmarks.peers import WORKERS, loop
 
-NAME = "two bare processes, half each"
-
 
 def run(task: str, sources: list[str], folder: str) -> int:
     processes = [

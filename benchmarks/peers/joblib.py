@@ -7,8 +7,6 @@ from joblib import Parallel, delayed
 from benchmarks.peers import WORKERS
 from benchmarks.work import Into
 
-NAME = "joblib.Parallel"
-
 
 def run(task: str, sources: list[str], folder: str) -> int:
     work = delayed(Into(task, folder))

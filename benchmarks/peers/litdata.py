@@ -6,12 +6,10 @@ import os
 
 os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # it would ask the network
 
-import litdata  # noqa: E402
+import litdata
 
-from benchmarks.peers import WORKERS  # noqa: E402
-from benchmarks.work import TASKS  # noqa: E402
-
-NAME = "litdata.map"
+from benchmarks.peers import WORKERS
+from benchmarks.work import TASKS
 
 
 class Staged:

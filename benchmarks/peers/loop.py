@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from benchmarks.work import Into
 
-NAME = "plain loop, one process"
-
 
 def run(task: str, sources: list[str], folder: str) -> int:
     work = Into(task, folder)

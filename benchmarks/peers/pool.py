@@ -7,8 +7,6 @@ import multiprocessing
 from benchmarks.peers import WORKERS
 from benchmarks.work import Into
 
-NAME = "multiprocessing.Pool.imap_unordered, chunksize 32"
-
 
 def run(task: str, sources: list[str], folder: str) -> int:
     with multiprocessing.Pool(WORKERS) as pool:

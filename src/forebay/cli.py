@@ -10,18 +10,16 @@ import json
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from forebay import __version__
 from forebay.errors import ForebayError, OptionError
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.outputs import PRIVATE, OutputFolder
+from forebay.jobs.places import look_at, open_place
 from forebay.jobs.reference import load_work
 from forebay.jobs.report import Failure
-from forebay.jobs.status import Snapshot, read_snapshot
+from forebay.jobs.status import Snapshot
 from forebay.jobs.verify import verify as hold_against
 from forebay.observe.progress import duration
 from forebay.options import BACKENDS, TABLE_FORMATS
@@ -107,7 +105,7 @@ def preprocess_command(
 def retry_command(output: str, work: str | None, quiet: bool, **settings: Any) -> int:
     """Try the failed inputs of OUTPUT again, and nothing else."""
     if work is None:
-        described = read_snapshot(_private(output)).meta.get("work", "{}")
+        described = look_at(output).meta.get("work", "{}")
         work = json.loads(described).get("reference")
     if work is None:
         raise OptionError(
@@ -123,7 +121,7 @@ def retry_command(output: str, work: str | None, quiet: bool, **settings: Any) -
 @click.argument("output")
 def status_command(output: str) -> int:
     """Tell how far the run in OUTPUT is, also while it runs."""
-    click.echo(_status(read_snapshot(_private(output)), time.time()))
+    click.echo(_status(look_at(output), time.time()))
     return DONE
 
 
@@ -132,7 +130,7 @@ def status_command(output: str) -> int:
 @click.option("--traceback", is_flag=True, help="With the frames of each.")
 def failures_command(output: str, traceback: bool) -> int:
     """List the failed inputs of OUTPUT, also while it runs."""
-    snapshot = read_snapshot(_private(output))
+    snapshot = look_at(output)
     for source, failed in snapshot.failures:
         click.echo(str(Failure.of(source, failed)))
         if traceback:
@@ -150,15 +148,14 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    read_snapshot(_private(output))  # a folder that is no output of forebay's is left alone
-    folder = OutputFolder(Path(output).absolute())
-    with Ledger.open(folder.private, "verify") as ledger:
+    look_at(output)  # a folder that is no output of forebay's is left alone
+    folder = open_place(output)
+    with folder.ledger("verify") as ledger:
         folder.perform(ledger.chores())  # what vanished is found missing
         folder.flush()
         ledger.clear_chores()
-        found = [(name, folder.size(name) or 0) for name in folder.names()]
         own = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
-        result = hold_against(ledger.outputs(), found, own)
+        result = hold_against(ledger.outputs(), folder.files(), own)
         ledger.mark_todo(result.damaged)
     for name in result.missing:
         click.echo(f"missing  {name}")
@@ -199,10 +196,6 @@ def main() -> NoReturn:
 
 def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _private(output: str) -> Path:
-    return Path(output) / PRIVATE
 
 
 def _count_or_fraction(text: str | None) -> int | float | None:

@@ -17,7 +17,7 @@ import os
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from forebay.engine.engine import pool_for
 from forebay.engine.pools.base import Pool
 from forebay.errors import ChangedError, LedgerError, OptionError
 from forebay.jobs.budget import FailureBudget
+from forebay.jobs.fetch import Download
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.listing import Listing, indices, list_inputs
 from forebay.jobs.metadata import write_metadata
-from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.places import check_in_reach, in_reach, keep_apart, open_place
 from forebay.jobs.report import Failure, Report
 from forebay.jobs.seeds import generators_kept
 from forebay.jobs.work import PreprocessJob, check_callable
@@ -38,7 +39,6 @@ from forebay.observe.progress import Progress
 from forebay.options import TABLE_FORMATS, PreprocessOptions
 from forebay.run import run
 
-_PAGE = 1024
 _TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
 
 
@@ -74,7 +74,8 @@ def preprocess(
         work: The function, or the Dataset.
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
-        output: Folder for the outputs, the table and forebay's own `.forebay`; made if missing.
+        output: Folder for the outputs, the table and forebay's own `.forebay`, made if missing;
+            or the fsspec URL of one, such as "s3://bucket/pieces".
         num_workers: Workers; None for one a core, 0 to work in this very process.
         backend: "process", or "thread" for work that releases the interpreter lock.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
@@ -120,7 +121,7 @@ def preprocess(
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = _listing(work, inputs)
-    _keep_apart(inputs, output)
+    keep_apart(inputs, output)
     if not resume:
         for _ in listing:  # a bad line further down must show before the earlier outputs go
             pass
@@ -190,8 +191,9 @@ class _Session:
         self, work: Any, output: str | os.PathLike[str], options: PreprocessOptions
     ) -> None:
         self.options = options
-        self.folder = OutputFolder(Path(os.path.abspath(os.fspath(output))))
-        self.ledger = Ledger.open(self.folder.private)
+        check_in_reach(os.fspath(output), options)
+        self.folder = open_place(output)
+        self.ledger: Ledger
         self._work = work
         self._output = os.fspath(output)
         self._began = time.monotonic()
@@ -200,30 +202,29 @@ class _Session:
         self._table: str | None = None  # the format in which the table was up to date
 
     def __enter__(self) -> _Session:
-        try:
+        with ExitStack() as stack:
+            self.ledger = stack.enter_context(self.folder.ledger())
             self._table = self.ledger.get_meta("table")
             self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
             self._settle()
             self._agree_on_work()
-        except BaseException:
-            self.ledger.close()
-            raise
+            self._closing = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self.ledger.close()
+    def __exit__(self, *error: Any) -> None:
+        self._closing.__exit__(*error)
 
     def hire(self, kind: str) -> None:
         """Begin to bring the workers up, which goes on while the inputs are listed."""
-        job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES))
+        fetch = Download(self.folder.private / "staging" / "fetched")
+        job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES), fetch)
         self._pool = pool_for(self.options.backend, self.options.workers, job)
+        self._closing.callback(self._pool.close)
 
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
         limit = self.options.limit
-        listed = itertools.islice(listing, limit)
+        listed = in_reach(itertools.islice(listing, limit), self.options)
         enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
@@ -241,7 +242,7 @@ class _Session:
             "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
         )
         last = options.limit if options.limit is not None else before.total
-        todo = _pending(ledger, last, only)
+        todo = ((each.ordinal, each[1:]) for each in ledger.todo(last, only))
         assert self._pool is not None, "hire comes first"
         is_here = options.workers == 0 or options.backend == "thread"
         with generators_kept() if is_here else nullcontext():
@@ -255,9 +256,10 @@ class _Session:
                 Progress(min(last, before.total), before.done, options.progress),
             )
         self._settle()
-        path = self.folder.path / f"metadata.{options.metadata}"
-        if self._changed or self._table != options.metadata or not path.exists():
-            self._write_table(path, kind)
+        table = f"metadata.{options.metadata}"
+        is_current = not self._changed and self._table == options.metadata
+        if not is_current or self.folder.size(table) is None:
+            self.folder.write_table(table, lambda path: self._write_table(path, kind))
         ledger.set_meta("table", options.metadata)
         counts = ledger.counts()
         return Report(
@@ -267,12 +269,14 @@ class _Session:
             resumed=before.done,
             failures=tuple(Failure.of(source, failed) for source, failed in ledger.failures()),
             elapsed_s=time.monotonic() - self._began,
-            metadata_path=path,
+            metadata_path=self.folder.locate(table),
         )
 
     def _settle(self) -> None:
         """Do what this run, one that was killed, or a change of the inputs left to be done."""
         while chores := self.ledger.chores():
+            # Were it done only after, an older copy would know of outputs that are gone.
+            self.folder.keep(self.ledger, now=True)
             vanished = set(self.folder.perform(chores))
             self.folder.flush()
             self.ledger.clear_chores()
@@ -336,30 +340,3 @@ def _listing(work: Any, inputs: Any) -> Listing:
         raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
     check_callable(work)
     return list_inputs(inputs)
-
-
-def _keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that would become an input of the next run."""
-    if not isinstance(inputs, str | os.PathLike) or not os.path.isdir(inputs):
-        return
-    folder, inside = os.path.realpath(inputs), os.path.realpath(output)
-    if inside == folder or inside.startswith(folder + os.sep):
-        raise OptionError(
-            f"the output folder {os.fspath(output)!r} lies in the input folder "
-            f"{os.fspath(inputs)!r}\n"
-            "  Its files would be the next run's inputs. Choose an output folder outside."
-        )
-
-
-def _pending(
-    ledger: Ledger, last: int, only: set[int] | None
-) -> Iterator[tuple[int, tuple[str, str | None]]]:
-    """Yield the inputs that are to be worked on, in order, reading the ledger page by page."""
-    after = 0
-    while page := ledger.pending(after, _PAGE):
-        for todo in page:
-            after = todo.ordinal
-            if after > last:
-                return
-            if only is None or after in only:
-                yield after, (todo.source, todo.row)

@@ -13,7 +13,7 @@ from forebay.errors import FailuresError, OutputError, SampleTimeoutError, Worke
 from forebay.jobs.budget import FailureBudget
 from forebay.jobs.commits import Commits
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.places import OutputPlace
 from forebay.jobs.records import Failed
 from forebay.observe.progress import Progress
 from forebay.options import PreprocessOptions
@@ -31,7 +31,7 @@ def run(
     pool: Pool,
     todo: Iterator[tuple[int, Any]],
     ledger: Ledger,
-    folder: OutputFolder,
+    folder: OutputPlace,
     options: PreprocessOptions,
     budget: FailureBudget,
     progress: Progress,

@@ -9,7 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forebay
+
 WORKS = Path(__file__).with_name("works.py")
+# The very package that is under test, wherever a run is started.
+SOURCE = str(Path(forebay.__file__).parents[1])
 # Longest wait for something that is sure to happen, on a loaded machine.
 PATIENCE_S = 60.0
 # In the environment of every run: finds its processes whatever became of their parents.
@@ -39,7 +43,7 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, MARK: str(os.getpid()), **environment},
+        env={**os.environ, MARK: str(os.getpid()), "PYTHONPATH": SOURCE, **environment},
     )
 
 

@@ -102,7 +102,14 @@ def test_an_input_listed_twice_is_an_error(three, output):
     assert nothing_was_made(output)
 
 
-NAMES = ["with space.txt", "new\nline.txt", "ümläut-日本.txt", "tab\t'quote\".txt", "-dash.txt", "%41.txt"]
+NAMES = [
+    "with space.txt",
+    "new\nline.txt",
+    "ümläut-日本.txt",
+    "tab\t'quote\".txt",
+    "-dash.txt",
+    "%41.txt",
+]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

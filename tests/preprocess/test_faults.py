@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import textwrap
 from functools import partial
 from pathlib import Path
 
 import pytest
-from driving import WORKS, calls, make_inputs, published, staged
+from driving import call, calls, make_inputs, published, staged
 from works import copy, fail_odd, meet_fault
 
 import forebay
@@ -72,7 +70,7 @@ def raise_own(source, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BLAME)
 def test_a_fault_is_laid_to_its_input_and_all_others_are_done(inputs, tmp_path, fault):
-    """Kind, error, message and tries are recorded; neighbours come through; nothing torn is left."""
+    """Kind, error, message, tries are recorded; neighbours come through, nothing torn is left."""
     fault_at(inputs, 5, fault)
     report = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=1)
     (failure,) = report.failures
@@ -183,18 +181,14 @@ def test_endless_memory_is_laid_to_its_input(tmp_path):
     )
     output = tmp_path / "out"
     with limited_memory(400 << 20) as members:
-        command = [sys.executable, "-m", "forebay", "preprocess", f"{script}:grow"]
-        done = subprocess.run(
-            ["/bin/sh", "-c", f'echo $$ > {members}; exec "$@"', "sh", *command, inputs, output]
-            + ["--num-workers", "2", "--quiet", "--metadata", "csv"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.startswith("11 done, 1 failed")
-    assert f"{inputs / '0005.txt'}: WorkerDiedError: the worker was killed by SIGKILL" in done.stdout
-    assert "ran out of memory" in done.stdout
+        command = ["preprocess", f"{script}:grow", inputs, output, "--num-workers", 2, "--quiet"]
+        # The shell joins the group, then becomes the driver.
+        joining = ("/bin/sh", "-c", f'echo $$ > {members}; exec "$@"', "sh")
+        code, out, err = call(*command, prefix=joining)
+    assert code == 3, err
+    assert out.startswith("11 done, 1 failed")
+    assert f"{inputs / '0005.txt'}: WorkerDiedError: the worker was killed by SIGKILL" in out
+    assert "ran out of memory" in out
 
 
 # ---- retries, raising, budgets ------------------------------------------------------------------
@@ -296,13 +290,8 @@ def test_twenty_inputs_that_kill_their_worker_stop_the_run_too(tmp_path):
 def test_the_failures_table_is_read_from_outside(inputs, tmp_path):
     """`failures` of the report and of the command line are the same."""
     report = run(fail_odd, inputs, tmp_path / "out")
-    done = subprocess.run(
-        [sys.executable, "-m", "forebay", "failures", tmp_path / "out"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == [str(failure) for failure in report.failures]
-    assert WORKS.name not in done.stdout
+    _, out, _ = call("failures", tmp_path / "out")
+    assert out.splitlines() == [str(failure) for failure in report.failures]
 
 
 def test_a_fault_mended_is_a_failure_gone(inputs, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import time
@@ -89,7 +90,7 @@ def test_fifty_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path):
             code, said = verify(output)
             assert " 0 missing, 0 altered" in said, said
 
-    code, out, err = call(*split(inputs, output))
+    code, _, err = call(*split(inputs, output))
     assert code == 0, err
     assert published(output) == expected
     assert table(output) == expected_table
@@ -152,21 +153,10 @@ class Gates:
         """Wait for so many workers: pairs of a worker's process id and its zygote's."""
         text = b""
         while text.count(b"\n") < count:
+            ready, _, _ = select.select([self.here], [], [], PATIENCE_S)
+            assert ready, f"only these came: {text!r}"
             text += os.read(self.here, 4096)
         return [tuple(map(int, line.split()[:2])) for line in text.decode().splitlines()]
-
-    def open(self, count):
-        """Let so many through, one after another."""
-        for _ in range(count):
-            deadline = time.monotonic() + PATIENCE_S
-            while True:
-                try:
-                    end = os.open(self.folder / "go", os.O_WRONLY | os.O_NONBLOCK)
-                    break
-                except OSError:  # nobody waits there yet
-                    assert time.monotonic() < deadline
-                    time.sleep(0.005)
-            os.close(end)
 
     def close(self):
         os.close(self.here)

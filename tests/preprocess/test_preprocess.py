@@ -154,7 +154,9 @@ def test_a_manifests_rows_come_as_dicts_and_stay_columns(tmp_path, output):
 def test_a_table_is_the_next_stages_manifest(inputs, output, tmp_path):
     """What one stage wrote, the next one reads."""
     first = run(copy, inputs, output)
-    second = run(lambda row, out: {"again": row["destination"]}, first.metadata_path, tmp_path / "2")
+    second = run(
+        lambda row, out: {"again": row["destination"]}, first.metadata_path, tmp_path / "2"
+    )
     assert second.metadata["again"].to_pylist() == [f"{n:04d}.txt" for n in range(6)]
 
 
@@ -335,8 +337,9 @@ def test_a_changed_function_is_an_error_that_shows_the_difference(inputs, output
 def test_changed_parameters_are_an_error_that_names_them(inputs, output):
     """A partial's argument counts as the work."""
     run(partial(returns, {"a": 1}), inputs, output)
-    with pytest.raises(ChangedError, match="different|differ|changed|'a'|earlier run"):
+    with pytest.raises(ChangedError, match="is not what the earlier run") as caught:
         run(partial(returns, {"a": 2}), inputs, output)
+    assert '{"a": 2}' in str(caught.value).replace("'", '"')
 
 
 def test_a_first_version_keeps_what_is_done(inputs, output):

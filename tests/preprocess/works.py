@@ -34,7 +34,7 @@ def nothing(source: Any, out: Any) -> None:
 
 
 def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:
-    """Write each line to a file in a folder of the input's own, as slowly as the environment says."""
+    """Write each line to a file in the input's own folder, as slowly as `WORK_PAUSE_S` says."""
     for number, line in enumerate(source.read_text().splitlines()):
         path = out.file(f"{source.stem}/{number}.txt")
         with path.open("w") as file:

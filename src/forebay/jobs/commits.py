@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from forebay.engine.events import Cause, DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.places import OutputPlace
 from forebay.jobs.records import Done, Failed
 
 # Seconds, and results, after which a commit is due.
@@ -49,7 +49,7 @@ class Commit:
 class Commits:
     """Collects results and commits them, stage by stage, as `go_on` is called."""
 
-    def __init__(self, ledger: Ledger, folder: OutputFolder) -> None:
+    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
         """Commit into this ledger and this folder."""
         self._ledger = ledger
         self._folder = folder
@@ -135,6 +135,7 @@ class Commits:
                 "call again redoes what was lost."
             )
         self._done, self._failed = self._done[self._batch :], {}
+        self._folder.keep(self._ledger)
         self._last = time.monotonic()
         late = recorded.failed[len(failed) :]
         ordinals = [done.ordinal for done in delivered]
@@ -149,7 +150,9 @@ class Commits:
             try:
                 for file in each.outputs:
                     self._folder.admit(file.name)
-                    if file.name in folders or not names.isdisjoint(_folders_of(file.name)):
+                    if self._folder.nests and (
+                        file.name in folders or not names.isdisjoint(_folders_of(file.name))
+                    ):
                         raise OutputError(
                             f"{file.name!r} is a file for one input and a folder for another\n"
                             "  Only one of them was kept. Name one of the two differently."

@@ -98,6 +98,34 @@ class Database:
                     db.execute("ROLLBACK")
                 raise
 
+    def backup(self, path: Path) -> None:
+        """Write a whole copy of the file, as of the last commit, replacing an earlier copy."""
+        path.unlink(missing_ok=True)
+        with in_words(path):
+            copy = connect(path, "mode=rwc")
+            try:
+                copy.execute("PRAGMA synchronous = OFF")
+                self._connection.backup(copy)
+            finally:
+                copy.close()
+
+    def load(self, path: Path) -> None:
+        """Take over everything from a copy, all of it or, if it is unusable, nothing.
+
+        Raises:
+            LedgerError: The copy is torn, foreign or of a newer forebay.
+        """
+        with in_words(path):
+            copy = connect(path, "mode=ro")
+            try:
+                if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                    raise sqlite3.DatabaseError("the copy is not whole")
+                copy.backup(self._connection)
+            finally:
+                copy.close()
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            self._commits = version % _COMMITS
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query; the caller keeps them few with LIMIT."""
         with in_words(self.path):

@@ -15,7 +15,7 @@ The driver holds the folder's lock from `open` to `close`; everybody else reads 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from forebay.jobs.lock import LOCK_NAME, FolderLock
 from forebay.jobs.records import Chore, Counts, Done, Failed, Input, Todo
 
 _PAGE = 4096  # rows a query brings into memory at once
+_TODO_PAGE = 1024  # fewer, where the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
@@ -116,6 +117,18 @@ class Ledger:
         with self._database.transaction() as db:
             put_meta(db, key, value)
 
+    def backup(self, path: Path) -> None:
+        """Write a copy of everything to a file, replacing it."""
+        self._database.backup(path)
+
+    def load(self, path: Path) -> None:
+        """Forget everything, and know what a copy made by `backup` says instead.
+
+        Raises:
+            LedgerError: The copy cannot be used; nothing has changed.
+        """
+        self._database.load(path)
+
     def enrol(
         self, listing_inputs: Iterable[Input], columns: Sequence[str], complete: bool
     ) -> Enrolment:
@@ -173,6 +186,17 @@ class Ledger:
             (after, limit),
         )
         return [Todo(*row) for row in rows]
+
+    def todo(self, last: int, only: Container[int] | None = None) -> Iterator[Todo]:
+        """Yield the inputs to be done in order, up to ordinal `last`, or of `only` these."""
+        after = 0
+        while page := self.pending(after, _TODO_PAGE):
+            for each in page:
+                after = each.ordinal
+                if after > last:
+                    return
+                if only is None or after in only:
+                    yield each
 
     def record(self, done: Sequence[Done], failed: Sequence[Failed]) -> Recorded:
         """Commit what became of a batch of inputs that `pending` gave out.

@@ -16,10 +16,11 @@ import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from forebay.errors import OutputError
+from forebay.jobs.ledger import Ledger
 from forebay.jobs.records import Chore, OutputFile
 
 # forebay's own folder inside every output folder.
@@ -58,7 +59,7 @@ class Output:
 
     def __init__(self, folder: str, reserved: frozenset[str]) -> None:
         """Stage files in `folder`."""
-        self._folder = folder
+        self.folder = folder
         self._reserved = reserved
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
         self._paths: dict[str, Path] = {}  # the other way round
@@ -78,11 +79,11 @@ class Output:
         final = checked_name(name, self._reserved)
         if final in self._paths:
             return self._paths[final]
-        path = f"{self._folder}/{final}"
+        path = f"{self.folder}/{final}"
         number = 0
         while not _make_room(path, alone=not number and "/" not in final):
             number += 1  # an earlier input's is there, reported and not yet published
-            path = os.path.join(self._folder, f"{PRIVATE}{number}", final)
+            path = os.path.join(self.folder, f"{PRIVATE}{number}", final)
         self._names[path] = final
         self._paths[final] = Path(path)
         return self._paths[final]
@@ -147,16 +148,16 @@ class Staging:
         """Stage below `root`, the output folder."""
         self._root = str(root)
         self._reserved = reserved
-        self._folder = ""
+        self.folder = ""
 
     def open(self, worker: int) -> None:
         """Make this worker's own folder."""
-        self._folder = os.path.join(self._root, PRIVATE, "staging", f"w{worker}")
-        os.makedirs(self._folder, exist_ok=True)
+        self.folder = os.path.join(self._root, PRIVATE, "staging", f"w{worker}")
+        os.makedirs(self.folder, exist_ok=True)
 
     def begin(self) -> Output:
         """Return the `out` of one input."""
-        return Output(self._folder, self._reserved)
+        return Output(self.folder, self._reserved)
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
         """Return what one input made, staged and waiting for the driver."""
@@ -164,14 +165,22 @@ class Staging:
 
     def is_full(self) -> bool:
         """Tell whether the output's file system has run out of bytes or of files."""
-        status = os.statvfs(self._folder)
+        status = os.statvfs(self.folder)
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
 
 
 class OutputFolder:
-    """The driver's end of a local output folder."""
+    """The driver's end of a local output folder.
+
+    Attributes:
+        path: The folder.
+        private: forebay's own folder in it.
+        nests: True: a name cannot be a file and a folder at once.
+    """
+
+    nests = True
 
     def __init__(self, path: Path) -> None:
         """Make the folder where there is none.
@@ -198,6 +207,13 @@ class OutputFolder:
                 f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"
                 "  Nothing was started. Choose another folder, or see to its permissions and space."
             ) from error
+
+    def ledger(self, command: str = "") -> Ledger:
+        """Open the ledger, for one driver at a time."""
+        return Ledger.open(self.private, command)
+
+    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Do nothing: the ledger lies beside its outputs."""
 
     def staging(self, reserved: frozenset[str]) -> Staging:
         """Return what the workers need to write here."""
@@ -280,14 +296,22 @@ class OutputFolder:
         except OSError:
             return None
 
-    def names(self) -> list[str]:
-        """Return every file's name below the folder, forebay's own left out, sorted."""
-        found = []
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every file, forebay's own left out, sorted."""
+        names = []
         for folder, folders, files in os.walk(self.path):
             if Path(folder) == self.path and PRIVATE in folders:
                 folders.remove(PRIVATE)
-            found += [os.path.relpath(os.path.join(folder, file), self.path) for file in files]
-        return sorted(found)
+            names += [os.path.relpath(os.path.join(folder, file), self.path) for file in files]
+        return [(name, self.size(name) or 0) for name in sorted(names)]
+
+    def write_table(self, name: str, write: Callable[[Path], object]) -> None:
+        """Have a table written where it belongs."""
+        write(self.path / name)
+
+    def locate(self, name: str) -> Path:
+        """Return the path of a published file."""
+        return self.path / name
 
     def clean(self) -> None:
         """Remove everything staged."""

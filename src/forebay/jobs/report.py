@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forebay.jobs.fetch import fetched
 from forebay.jobs.records import Failed
 from forebay.observe.progress import duration
 
@@ -60,13 +61,13 @@ class Report:
     """What `preprocess` came to; its `repr` is a summary.
 
     Attributes:
-        output: The output folder.
+        output: The output folder, or its URL.
         done: Inputs whose outputs and metadata are there, those of earlier runs included.
         failed: Inputs that failed.
         resumed: How many of `done` an earlier run had done already.
         failures: The failed inputs, in input order.
         elapsed_s: Seconds this run took.
-        metadata_path: The metadata table.
+        metadata_path: The metadata table; a URL, as text, if the output is one.
     """
 
     output: str
@@ -75,14 +76,17 @@ class Report:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
-    metadata_path: Path
+    metadata_path: Path | str
 
     @property
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read afresh: one row an output, in input order."""
         from forebay.jobs.metadata import read_table
 
-        return read_table(self.metadata_path)
+        if isinstance(self.metadata_path, Path):
+            return read_table(self.metadata_path)
+        with fetched(self.metadata_path) as path:
+            return read_table(path)
 
     def __repr__(self) -> str:
         """Return the summary."""

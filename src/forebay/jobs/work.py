@@ -21,6 +21,10 @@ from forebay.jobs.seeds import seed_everything, seed_no_more, seed_what_is_impor
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
+# Gives the name that a path has outside of the worker; None if it has no other.
+_Naming = Callable[[str], str | None]
+
+
 class WorkerEnd(Protocol):
     """A worker's end of wherever the outputs go."""
 
@@ -44,7 +48,7 @@ class Fetch(Protocol):
     """Brings a remote input to a local path for as long as it is worked on."""
 
     def __call__(self, source: str) -> AbstractContextManager[Path]:
-        """Return the local path, removed on leaving."""
+        """Return the local path, removed on leaving; raise NoInputError if there is no file."""
         ...
 
 
@@ -55,7 +59,7 @@ class PreprocessJob:
         work: The function, or the Dataset.
         kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
         outputs: Where files are staged.
-        fetch: For inputs that have to be brought here first; None if they are local.
+        fetch: For inputs that are URLs, which have to be brought here first.
     """
 
     def __init__(
@@ -91,10 +95,9 @@ class PreprocessJob:
         seed_everything(source if row is None else row)
         out = self._outputs.begin()
         try:
-            returned = self._call(source, row, out)
-            rows = rows_of(returned)
-            files = self._outputs.commit(out)
-            metadata = encode(rows, out.names(), out.final_name)
+            returned, final_name = self._call(source, row, out)
+            metadata = encode(rows_of(returned), out.names(), final_name)
+            files = self._outputs.commit(out)  # last: it may publish them
         except BaseException as error:
             full = isinstance(error, Exception) and self._is_environment(error)
             out.discard()
@@ -105,28 +108,33 @@ class PreprocessJob:
             raise
         return Answer((files, metadata), len(metadata))
 
-    def _call(self, source: str, row: str | None, out: Output) -> Any:
+    def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
+        """Return what the work returned, and the name that a path in it has outside."""
         if self._kind == "indices":
-            return self._work[int(source)]
+            return self._work[int(source)], out.final_name
         if row is not None:
-            return _exhausted(self._work(json.loads(row), out))
+            return _exhausted(self._work(json.loads(row), out)), out.final_name
         try:
             with self._local(source) as path:
-                return _exhausted(self._work(path, out))
-        except _NoInputError as error:
+                returned = _exhausted(self._work(path, out))
+        except NoInputError as error:
             raise Refusal("input") from error.__cause__
+        if "://" not in source:
+            return returned, out.final_name
+        fetched = str(path)
+        return returned, lambda text: source if text == fetched else out.final_name(text)
 
     def _local(self, source: str) -> AbstractContextManager[Path]:
-        if self._fetch is not None:
+        if "://" in source and self._fetch is not None:
             return self._fetch(source)
         path = Path(source)
         try:
             mode = os.stat(path).st_mode
         except OSError as error:
-            raise _NoInputError from error
+            raise NoInputError from error
         if (mode & 0o170000) == 0o040000:
             cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
-            raise _NoInputError from cause
+            raise NoInputError from cause
         return nullcontext(path)
 
     def _is_environment(self, error: Exception) -> bool:
@@ -138,8 +146,8 @@ class PreprocessJob:
             return False
 
 
-class _NoInputError(Exception):
-    """There is no such input; the cause says why."""
+class NoInputError(Exception):
+    """Raised where an input is looked for: there is none; the cause says why."""
 
 
 def _exhausted(returned: Any) -> Any:

@@ -1,0 +1,71 @@
+"""A call in a process of its own, and all that comes of it, found again by a mark it inherits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+MARK = "BENCHMARK_MARK"
+
+
+class Call:
+    """A program of this package at work; leaving the block ends whatever of it is still there.
+
+    The mark is in the environment, which every process below it has, those in sessions of their
+    own too: forebay's workers and joblib's would not be found by session or group.
+    """
+
+    def __init__(self, module: str, *arguments: str, **settings: str) -> None:
+        self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
+        mark = dict([self._mark.decode().split("=")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings | mark,
+        )
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process and whatever it left running."""
+        while left := self.left():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def left(self) -> list[int]:
+        """Return the processes of this call that still run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                # One that only waits to be reaped has no environment; one that just ended no file.
+                with contextlib.suppress(OSError):
+                    if self._mark in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+        return found
+
+    def answer(self, limit_s: float) -> str:
+        """Wait for its end and return the last line it printed.
+
+        Raises:
+            RuntimeError: It failed, or took longer than `limit_s`.
+        """
+        try:
+            stdout, stderr = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{self.process.args} did not end in {limit_s:g} s") from None
+        if self.process.returncode:
+            raise RuntimeError(f"{self.process.args} failed:\n{stderr}")
+        return stdout.splitlines()[-1]

@@ -1,0 +1,151 @@
+"""Where outputs go: what a run asks of a place, be it a folder or a bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.errors import OptionError
+from forebay.jobs.bucket import Bucket, look_at_bucket
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.outputs import PRIVATE, OutputFolder
+from forebay.jobs.records import Chore, Input
+from forebay.jobs.status import Snapshot, read_snapshot
+from forebay.jobs.work import WorkerEnd
+from forebay.options import PreprocessOptions
+
+_LOCAL = ("file://", "local://")
+
+
+class OutputPlace(Protocol):
+    """The driver's end of wherever the outputs go.
+
+    Attributes:
+        private: A local folder of forebay's own, for what is on its way.
+        nests: Whether a name cannot be a file and a folder at once.
+    """
+
+    private: Path
+    nests: bool
+
+    def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
+        """Open the ledger, for one driver at a time."""
+        ...
+
+    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+        """See to it that the ledger outlives this machine, if the place does."""
+
+    def staging(self, reserved: frozenset[str]) -> WorkerEnd:
+        """Return what the workers need to write here."""
+        ...
+
+    def flush(self) -> None:
+        """Make durable what was written here."""
+
+    def perform(self, chores: Sequence[Chore]) -> list[str]:
+        """Publish and remove files; return the names of those that vanished."""
+        ...
+
+    def admit(self, name: str) -> None:
+        """Raise OutputError if nothing may be published under a name."""
+
+    def holds(self, name: str) -> bool:
+        """Tell whether something was under a name before."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return a published file's bytes; None if there is none."""
+        ...
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every file, forebay's own left out, sorted."""
+        ...
+
+    def write_table(self, name: str, write: Callable[[Path], object]) -> None:
+        """Have a table written, and publish it."""
+
+    def locate(self, name: str) -> Path | str:
+        """Return where a published file is: a path, or a URL."""
+        ...
+
+    def clean(self) -> None:
+        """Remove everything that was on its way."""
+
+
+def open_place(output: str | os.PathLike[str]) -> OutputPlace:
+    """Return the folder or the bucket that `output` names.
+
+    Raises:
+        OutputError: It cannot be written to.
+    """
+    text = local_path(output)
+    return Bucket(text) if "://" in text else OutputFolder(Path(os.path.abspath(text)))
+
+
+def look_at(output: str | os.PathLike[str]) -> Snapshot:
+    """Read the ledger of a place from outside.
+
+    Raises:
+        LedgerError: There is none.
+    """
+    text = local_path(output)
+    return look_at_bucket(text) if "://" in text else read_snapshot(Path(text) / PRIVATE)
+
+
+def local_path(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as text, a URL of this machine's own files as their path."""
+    text = os.fspath(output)
+    if not text.startswith(_LOCAL) or "::" in text:
+        return text
+    from fsspec.implementations.local import LocalFileSystem
+
+    return str(LocalFileSystem._strip_protocol(text))
+
+
+def check_in_reach(text: str, options: PreprocessOptions) -> None:
+    """Refuse a URL of this process's own memory, if the workers are other processes.
+
+    Raises:
+        OptionError: It is one, and they are.
+    """
+    if options.workers == 0 or options.backend != "process":
+        return
+    if any(part.startswith("memory://") for part in text.split("::")):
+        raise OptionError(
+            f"{text} is in the memory of this process, and the workers would be others\n"
+            "  Nothing was started. Use backend='thread', or num_workers=0."
+        )
+
+
+def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
+    """Pass the inputs on, having checked that the workers can get at them."""
+    for each in listed:
+        if "://" in each.source:
+            check_in_reach(each.source, options)
+        yield each
+
+
+def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
+    """Refuse an output folder that would become an input of the next run.
+
+    Raises:
+        OptionError: It lies in the folder of the inputs.
+    """
+    if not isinstance(inputs, str | os.PathLike):
+        return
+    folder, inside = local_path(inputs), local_path(output)
+    if "://" in folder:
+        folder = folder.rstrip("/")
+    elif os.path.isdir(folder) and "://" not in inside:
+        folder, inside = os.path.realpath(folder), os.path.realpath(inside)
+    else:
+        return
+    if inside == folder or inside.startswith(folder + os.sep):
+        raise OptionError(
+            f"the output folder {os.fspath(output)!r} lies in the input folder "
+            f"{os.fspath(inputs)!r}\n"
+            "  Its files would be the next run's inputs. Choose an output folder outside."
+        )

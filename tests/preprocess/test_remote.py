@@ -1,0 +1,681 @@
+"""Inputs and outputs that are URLs: in this process's memory, and in a bucket on loopback.
+
+What a bucket's client keeps open it keeps for its process, so the runs against the bucket are
+processes of their own, with process workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from driving import (
+    PATIENCE_S,
+    WORKS,
+    await_no_processes,
+    call,
+    calls,
+    finish,
+    make_inputs,
+    published,
+    start,
+)
+from works import copy, fail_once, split
+
+import forebay
+from forebay.cli import cli
+from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
+from forebay.jobs.store import Store
+
+OUT = "memory://bucket/out"
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """Return a way to move to another machine, as far as the ledger knows machines."""
+
+    def move_to(name):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
+
+    move_to("here")
+    return move_to
+
+
+@pytest.fixture
+def memory():
+    """Return the memory file system, empty before and after."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    return make_inputs(tmp_path / "in", 6, lines=2)
+
+
+def run(work, inputs, output=OUT, **options):
+    return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 0, **options})
+
+
+def objects(memory, folder="/bucket/out/"):
+    """Return the objects of an output by name, the tables and forebay's own left out."""
+    found = {name.removeprefix(folder): memory.cat(name) for name in memory.find(folder)}
+    own = (".forebay/", "metadata.")
+    return {name: body for name, body in found.items() if not name.startswith(own)}
+
+
+def put_inputs(memory, count):
+    for number in range(count):
+        memory.pipe_file(f"/bucket/in/{number}.txt", f"text {number}".encode())
+
+
+def command(*words):
+    """Run a command in this process; return its exit code and what it printed."""
+    result = CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def tell(source, out):
+    out.file(source.name).write_bytes(source.read_bytes().upper())
+    return {"path": str(source), "suffix": source.suffix, "text": source.read_text()}
+
+
+def one_name(source, out):
+    out.file("same.txt").write_text(source.name)
+    out.file(f"{source.stem}.own").write_text(source.name)
+
+
+# ---- outputs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 3, "backend": "thread"}])
+def test_a_bucket_gets_the_files_and_the_table_of_a_folder(memory, inputs, tmp_path, options):
+    """The same names, the same bytes, the same table; the report reads it from its URL."""
+    run(split, inputs, tmp_path / "local")
+    report = run(split, inputs, **options)
+    assert objects(memory) == published(tmp_path / "local")
+    table = (tmp_path / "local" / "metadata.parquet").read_bytes()
+    assert memory.cat("/bucket/out/metadata.parquet") == table
+    assert report.metadata_path == f"{OUT}/metadata.parquet"
+    assert report.metadata.num_rows == 12
+
+
+def test_nothing_stays_on_the_local_disk_but_the_ledger(memory, inputs, tmp_path):
+    """Scratch files, of outputs and of inputs, go when they are done with."""
+    put_inputs(memory, 3)
+    run(tell, ["memory://bucket/in/0.txt", "memory://bucket/in/1.txt"])
+    names = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    assert names <= {"ledger.sqlite", "ledger.sqlite-journal", "lock"}
+
+
+def test_a_second_call_does_nothing_again(memory, inputs):
+    """All is done already, and known to be."""
+    run(copy, inputs)
+    report = run(copy, inputs)
+    assert (report.done, report.resumed) == (6, 6)
+    assert len(calls(inputs.parent)) == 6
+
+
+def test_a_changed_input_is_redone_and_its_old_objects_go(memory, inputs):
+    """What it made before is removed, whatever it is called."""
+    run(split, inputs)
+    (inputs / "0003.txt").write_text("a single line")
+    run(split, inputs)
+    assert objects(memory)["0003/0.txt"] == b"a single line"
+    assert "0003/1.txt" not in objects(memory)
+
+
+def test_a_restart_removes_what_was_there(memory, inputs):
+    """With resume=False the earlier objects go, and nothing of another's."""
+    run(split, inputs)
+    report = run(copy, inputs, resume=False)
+    assert (report.done, report.resumed) == (6, 0)
+    assert sorted(objects(memory)) == sorted(path.name for path in inputs.iterdir())
+
+
+def test_two_inputs_that_claim_a_name_both_fail(memory, inputs):
+    """No object of either stays, though both had uploaded theirs."""
+    report = run(one_name, inputs)
+    assert {failure.kind for failure in report.failures} == {"output"}
+    assert (report.done, report.failed) == (0, 6)
+    assert objects(memory) == {}
+
+
+def test_an_input_that_fails_at_its_very_end_has_uploaded_nothing(memory, inputs):
+    """Metadata that cannot be JSON is found before the files go up."""
+
+    def bad(source, out):
+        out.file(source.name).write_text("x")
+        return {"bad": object()}
+
+    assert run(bad, inputs).failed == 6
+    assert objects(memory) == {}
+
+
+def test_others_files_are_not_overwritten(memory, inputs):
+    """A folder of a bucket that holds files, and no ledger, is refused."""
+    memory.pipe_file("/bucket/out/thesis.tex", b"years of work")
+    with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', and no ledger"):
+        run(copy, inputs)
+    assert objects(memory) == {"thesis.tex": b"years of work"}
+
+
+def test_an_emptied_bucket_is_filled_again(memory, inputs):
+    """What the local ledger knows of outputs that are gone counts for nothing."""
+    run(copy, inputs)
+    memory.rm("/bucket", recursive=True)
+    report = run(copy, inputs)
+    assert (report.done, report.resumed) == (6, 0)
+    assert len(objects(memory)) == 6
+
+
+def test_a_url_of_this_machine_is_a_folder(inputs, tmp_path):
+    """file:// has renames and a disk to flush, so it is treated as what it is."""
+    report = run(copy, inputs, f"file://{tmp_path}/out")
+    assert report.metadata_path == tmp_path / "out" / "metadata.parquet"
+    assert len(published(tmp_path / "out")) == 6
+    assert (tmp_path / "out" / ".forebay" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(("source", "output"), [("local", OUT), ("memory://bucket/in", "local")])
+def test_process_workers_cannot_reach_this_process_memory(memory, inputs, tmp_path, source, output):
+    """They would each have a memory of their own; the error names the ways on."""
+    put_inputs(memory, 2)
+    source = inputs if source == "local" else source
+    output = tmp_path / "out" if output == "local" else output
+    with pytest.raises(OptionError, match=r"backend='thread', or num_workers=0"):
+        run(copy, source, output, num_workers=2)
+
+
+def test_an_unknown_kind_of_url_says_so(inputs):
+    """A file system that fsspec does not have stops the run before it starts."""
+    with pytest.raises(OutputError, match="nowhere://x cannot be reached"):
+        run(copy, inputs, "nowhere://x")
+
+
+def test_an_output_url_within_the_inputs_is_refused(memory):
+    """Its objects would be the next run's inputs."""
+    put_inputs(memory, 2)
+    with pytest.raises(OptionError, match="lies in the input folder"):
+        run(copy, "memory://bucket/", "memory://bucket/out")
+
+
+# ---- uploads that fail --------------------------------------------------------------------------
+
+
+def test_a_file_that_the_store_refuses_is_its_inputs_failure(memory, inputs, monkeypatch):
+    """The store takes others, so the run goes on, and the one input is named."""
+    upload = Store.upload
+
+    def refuse(store, files):
+        if any(name == "0002.txt" for _, name in files):
+            raise OutputError("KeyTooLong")
+        upload(store, files)
+
+    monkeypatch.setattr(Store, "upload", refuse)
+    report = run(copy, inputs)
+    assert [(failure.source, failure.kind) for failure in report.failures] == [
+        (str(inputs / "0002.txt"), "output")
+    ]
+    assert sorted(objects(memory)) == [f"000{number}.txt" for number in (0, 1, 3, 4, 5)]
+
+
+def test_a_store_that_takes_no_files_stops_the_run(memory, inputs, monkeypatch):
+    """No input is blamed; once the store is back, the same call continues."""
+    put_file, pipe_file = memory.put_file, memory.pipe_file
+
+    def gone(*_, **__):
+        raise PermissionError("credentials expired")
+
+    def lose_store(source, out):
+        if source.name == "0003.txt":
+            monkeypatch.setattr(type(memory), "put_file", gone)
+            monkeypatch.setattr(type(memory), "pipe_file", gone)
+        return copy(source, out)
+
+    with pytest.raises(OutputError, match="credentials expired"):
+        run(lose_store, inputs)
+    monkeypatch.setattr(type(memory), "put_file", lambda _, *words, **__: put_file(*words))
+    monkeypatch.setattr(type(memory), "pipe_file", lambda _, *words, **__: pipe_file(*words))
+    report = run(copy, inputs, version="1")
+    assert (report.done, report.failed, report.resumed) == (6, 0, 3)
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "backend": "thread"}])
+def test_a_remote_input_is_a_local_path_for_as_long_as_it_is_worked_on(memory, tmp_path, options):
+    """It keeps its name; the table names its URL, never the scratch folder."""
+    put_inputs(memory, 3)
+    report = run(tell, "memory://bucket/in/", tmp_path / "out", **options)
+    assert report.metadata.to_pylist() == [
+        {
+            "source": f"memory:///bucket/in/{number}.txt",
+            "destination": f"{number}.txt",
+            "path": f"memory:///bucket/in/{number}.txt",
+            "suffix": ".txt",
+            "text": f"text {number}",
+        }
+        for number in range(3)
+    ]
+    assert published(tmp_path / "out")["1.txt"] == b"TEXT 1"
+    assert not list((tmp_path / "out" / ".forebay").rglob("*.txt"))
+
+
+def test_local_and_remote_inputs_go_together(memory, inputs, tmp_path):
+    """A list may hold both, and URLs of this machine, which are not copied."""
+    put_inputs(memory, 1)
+    sources = [
+        str(inputs / "0001.txt"),
+        "memory://bucket/in/0.txt",
+        f"file://{inputs}/0002.txt",
+    ]
+    report = run(tell, sources, tmp_path / "out")
+    assert report.metadata["path"].to_pylist() == sources
+    assert sorted(published(tmp_path / "out")) == ["0.txt", "0001.txt", "0002.txt"]
+
+
+def test_a_missing_remote_input_fails_alone(memory, tmp_path):
+    """It is a failure of kind "input", tried once; so is a folder."""
+    put_inputs(memory, 2)
+    names = ["0.txt", "none.txt", "", "1.txt"]
+    sources = [f"memory://bucket/in/{name}" for name in names]
+    report = run(tell, sources, tmp_path / "out")
+    found = [(failure.source, failure.kind, failure.attempts) for failure in report.failures]
+    assert found == [(sources[1], "input", 1), (sources[2], "input", 1)]
+    assert report.done == 2
+
+
+def test_a_changed_remote_input_is_redone(memory, tmp_path):
+    """The store tells when an object is another one."""
+    put_inputs(memory, 2)
+    run(tell, "memory://bucket/in/", tmp_path / "out")
+    memory.pipe_file("/bucket/in/1.txt", b"new")
+    report = run(tell, "memory://bucket/in/", tmp_path / "out")
+    assert (report.done, report.resumed) == (2, 1)
+    assert published(tmp_path / "out")["1.txt"] == b"NEW"
+
+
+def test_a_report_of_a_lost_table_says_so(memory, inputs):
+    """The table is read afresh, so it can be gone."""
+    report = run(copy, inputs)
+    memory.rm_file("/bucket/out/metadata.parquet")
+    with pytest.raises(InputError, match=r"metadata\.parquet does not exist"):
+        _ = report.metadata
+
+
+# ---- machines -----------------------------------------------------------------------------------
+
+
+def test_another_machine_continues(memory, inputs, machine):
+    """The ledger comes from the bucket: what is done stays done, wherever it was done."""
+    run(copy, inputs, limit=2)
+    machine("there")
+    report = run(copy, inputs)
+    assert (report.done, report.resumed) == (6, 2)
+    machine("here")  # its ledger is older now, and knows two inputs
+    report = run(copy, inputs)
+    assert (report.done, report.resumed) == (6, 6)
+    assert len(calls(inputs.parent)) == 6
+
+
+def test_a_later_run_counts_for_more_than_many_commits(memory, inputs, machine, tmp_path):
+    """Of two ledgers that grew from one copy, that of the run that began later is the truth."""
+    run(copy, inputs, limit=1)
+    (state,) = (tmp_path / "here" / "forebay").iterdir()
+    with Ledger.open(state / ".forebay") as ledger:  # commits that never reached the bucket
+        ledger.set_meta("generation", str(int(ledger.get_meta("generation")) + 500))
+        ledger.set_meta("heard", "here alone")
+    machine("there")
+    run(copy, inputs)
+    machine("here")
+    assert run(copy, inputs).resumed == 6
+    with Ledger.open(state / ".forebay") as ledger:
+        assert ledger.get_meta("heard") is None
+
+
+def other_run(**changes):
+    """Return run.json as another machine would have left it."""
+    record = {
+        "host": "elsewhere",
+        "pid": 4711,
+        "state": "running",
+        "began": "2026-01-01T00:00:00+00:00",
+        "heartbeat": time.time(),
+        "generation": 9_000_000,
+        "lineage": "another",
+        "command": "",
+    }
+    return json.dumps({**record, **changes}).encode()
+
+
+def test_a_run_on_another_machine_is_left_alone(memory, inputs):
+    """The error names it; nothing was touched."""
+    run(copy, inputs, limit=1)
+    memory.pipe_file(f"/bucket/out/{RUN}", other_run())
+    with pytest.raises(BusyError, match="pid 4711 on elsewhere"):
+        run(copy, inputs)
+    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["host"] == "elsewhere"
+    assert len(calls(inputs.parent)) == 1
+
+
+@pytest.mark.parametrize("changes", [{"heartbeat": time.time() - 121}, {"state": "ended"}])
+def test_a_run_that_ended_or_fell_silent_is_no_obstacle(memory, inputs, changes):
+    """After two minutes without a heartbeat its machine counts as gone."""
+    run(copy, inputs, limit=1)
+    memory.pipe_file(f"/bucket/out/{RUN}", other_run(**changes))
+    assert run(copy, inputs).done == 6
+
+
+def test_a_run_that_another_machine_took_over_stops(memory, inputs):
+    """It does not write its ledger over the other's, and says who has it."""
+
+    def be_taken_over(source, out):
+        memory.pipe_file(f"/bucket/out/{RUN}", other_run())
+
+    with pytest.raises(BusyError, match="pid 4711 on elsewhere"):
+        run(be_taken_over, inputs)
+    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["host"] == "elsewhere"
+
+
+def test_a_copy_goes_up_while_the_run_goes_on(memory, tmp_path, monkeypatch):
+    """Every commit may send one, at most every 30 seconds; the copy is a whole ledger."""
+    store, sent = Store(OUT), threading.Event()
+    upload = Store.upload
+
+    def upload_and_tell(store, files):
+        upload(store, files)
+        sent.set()
+
+    with Ledger.open(tmp_path / "work") as ledger:
+        copies = LedgerCopy(store, tmp_path)
+        copies.join(ledger, "test")
+        first = read_run(store).generation
+        monkeypatch.setattr(Store, "upload", upload_and_tell)
+        ledger.set_meta("said", "too soon")
+        copies.keep(ledger)
+        monkeypatch.setattr(copies, "_due", 0.0)
+        ledger.set_meta("said", "in time")
+        copies.keep(ledger)
+        assert sent.wait(PATIENCE_S)
+        store.download(LEDGER, tmp_path / "copied.sqlite")
+        copies.leave(ledger)
+    assert read_run(store).state == "ended"
+    assert read_run(store).generation == first + 2
+    with Ledger.open(tmp_path / "other") as other:
+        other.load(tmp_path / "copied.sqlite")
+        assert other.get_meta("said") == "in time"
+
+
+def test_a_torn_copy_changes_nothing(tmp_path):
+    """A ledger that is not whole is refused, and the one at work stays as it was."""
+    with Ledger.open(tmp_path / "work") as ledger:
+        ledger.set_meta("said", "this")
+        ledger.backup(tmp_path / "copy.sqlite")
+        whole = (tmp_path / "copy.sqlite").read_bytes()
+        for torn in (b"", whole[: len(whole) // 2], b"not a ledger" * 400):
+            (tmp_path / "torn.sqlite").write_bytes(torn)
+            with pytest.raises(LedgerError):
+                ledger.load(tmp_path / "torn.sqlite")
+            assert ledger.get_meta("said") == "this"
+        ledger.set_meta("said", "that")
+        ledger.load(tmp_path / "copy.sqlite")
+        assert ledger.get_meta("said") == "this"
+
+
+# ---- the other commands -------------------------------------------------------------------------
+
+
+def test_the_other_commands_take_the_url(memory, inputs, machine):
+    """From this machine and from another that only looks on."""
+    report = run(fail_once, inputs, retries=0)
+    assert report.failed == 6
+    for place in ("here", "looking on"):
+        machine(place)
+        assert "0 of 6 done, 6 failed" in command("status", OUT)[1]
+        assert "fails at first" in command("failures", OUT)[1]
+    machine("here")
+    assert command("retry", OUT, "--num-workers", 0, "--quiet")[0] == 0
+    assert "6 of 6 done" in command("status", OUT)[1]
+    assert command("verify", OUT)[0] == 0
+
+
+def test_verify_finds_what_is_missing_altered_or_nobodys(memory, inputs):
+    """And the next run redoes what was lost."""
+    run(copy, inputs)
+    memory.rm_file("/bucket/out/0001.txt")
+    memory.pipe_file("/bucket/out/0002.txt", b"torn")
+    memory.pipe_file("/bucket/out/stranger", b"")
+    code, said = command("verify", OUT)
+    assert code == 3
+    assert "missing  0001.txt" in said
+    assert "altered  0002.txt" in said
+    assert "orphan   stranger" in said
+    assert run(copy, inputs).resumed == 4
+    assert len(objects(memory)["0002.txt"]) > 4
+
+
+@pytest.mark.parametrize("words", [["status"], ["failures"], ["verify"], ["retry"]])
+def test_a_url_without_a_ledger_is_left_alone(memory, words):
+    """The message says what to give instead."""
+    with pytest.raises(LedgerError, match="holds no ledger"):
+        command(*words, OUT)
+    assert memory.store == {}
+
+
+# ---- a bucket, with process workers -------------------------------------------------------------
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Serve buckets on a free port of loopback; return what a client's environment must say."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        port = process.stdout.readline().strip()
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+        process.kill()
+
+
+class Bucket:
+    """A bucket as the tests look at it."""
+
+    def __init__(self, client, name):
+        self.client, self.name = client, name
+        client.create_bucket(Bucket=name)
+
+    def names(self):
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [each["Key"] for page in pages for each in page.get("Contents", [])]
+
+    def read(self, name):
+        with closing(self.client.get_object(Bucket=self.name, Key=name)["Body"]) as body:
+            return body.read()
+
+    def outputs(self, folder="out/"):
+        own = (f"{folder}.forebay/", f"{folder}metadata.")
+        return {
+            name.removeprefix(folder): self.read(name)
+            for name in self.names()
+            if name.startswith(folder) and not name.startswith(own)
+        }
+
+    def await_outputs(self, count):
+        """Wait until so many objects are there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.outputs()) < count:
+            assert time.monotonic() < deadline, self.names()
+            time.sleep(0.02)
+
+    def remove(self):
+        for name in self.names():
+            self.client.delete_object(Bucket=self.name, Key=name)
+        self.client.delete_bucket(Bucket=self.name)
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, request):
+    """Make an empty bucket, named after its test."""
+    import boto3
+
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    with closing(boto3.client("s3")) as client:
+        yield Bucket(client, f"b{abs(hash(request.node.name))}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run into a folder: its inputs, its outputs and its table."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    inputs = make_inputs(folder / "in", 30, lines=2)
+    code, _, err = call(*arguments(inputs, folder / "out"))
+    assert code == 0, err
+    return inputs, published(folder / "out"), (folder / "out" / "metadata.parquet").read_bytes()
+
+
+def arguments(inputs, output):
+    return ["preprocess", f"{WORKS}:split", inputs, output, "--num-workers", 2, "--quiet"]
+
+
+def assert_finished(bucket, undisturbed):
+    """Everything is there once and whole, the table too, and nothing else is."""
+    _, outputs, table = undisturbed
+    assert bucket.outputs() == outputs
+    assert bucket.read("out/metadata.parquet") == table
+    own = {name for name in bucket.names() if name.startswith("out/.forebay/")}
+    assert own == {f"out/{LEDGER}", f"out/{RUN}"}
+    code, out, err = call("verify", f"s3://{bucket.name}/out")
+    assert code == 0, out + err
+    await_no_processes()
+
+
+@pytest.mark.slow
+def test_process_workers_fill_a_bucket(bucket, undisturbed):
+    """The same objects and the same table as in a folder; verified as sound."""
+    inputs, _, _ = undisturbed
+    code, _, err = call(*arguments(inputs, f"s3://{bucket.name}/out/"))
+    assert code == 0, err
+    assert_finished(bucket, undisturbed)
+
+
+@pytest.mark.slow
+def test_process_workers_read_from_a_bucket(bucket, undisturbed, tmp_path):
+    """A folder of a bucket as inputs; a folder here as output."""
+    inputs, outputs, _ = undisturbed
+    for path in inputs.iterdir():
+        bucket.client.upload_file(str(path), bucket.name, f"in/{path.name}")
+    code, _, err = call(*arguments(f"s3://{bucket.name}/in", tmp_path / "out"))
+    assert code == 0, err
+    assert published(tmp_path / "out") == outputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_a_killed_run_is_continued_on_any_machine(bucket, undisturbed, machine, place):
+    """SIGKILL in the middle, then the same call, with the local ledger or without it."""
+    inputs, _, _ = undisturbed
+    words = arguments(inputs, f"s3://{bucket.name}/out")
+    process = start(*words, WORK_PAUSE_S="0.05")
+    bucket.await_outputs(8)
+    process.kill()
+    finish(process)
+    await_no_processes()
+    assert len(bucket.outputs()) < 60
+    machine(place)
+    code, _, err = call(*words)
+    assert code == 0, err
+    assert_finished(bucket, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_its_ledger_in_the_bucket(bucket, undisturbed, machine):
+    """After Ctrl-C another machine knows all that was done, and redoes none of it."""
+    inputs, _, _ = undisturbed
+    url = f"s3://{bucket.name}/out"
+    process = start(*arguments(inputs, url), WORK_PAUSE_S="0.05")
+    bucket.await_outputs(8)
+    os.kill(process.pid, signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 130, err
+    run = json.loads(bucket.read(f"out/{RUN}"))
+    assert run["state"] == "ended"
+    machine("there")
+    _, said, _ = call("status", url)
+    assert int(said.split()[0]) >= 4
+    code, said, err = call(*arguments(inputs, url))
+    assert code == 0, err
+    assert "of them earlier" in said
+    assert_finished(bucket, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_missing_bucket_stops_the_run_before_it_starts(bucket, undisturbed):
+    """It is not made, and nothing is worked on."""
+    inputs, _, _ = undisturbed
+    code, _, err = call(*arguments(inputs, "s3://no-such-bucket/out"))
+    assert code == 1
+    assert "s3://no-such-bucket/out cannot be written" in err
+    found = [each["Name"] for each in bucket.client.list_buckets()["Buckets"]]
+    assert "no-such-bucket" not in found
+
+
+@pytest.mark.slow
+def test_a_bucket_that_goes_away_stops_the_run_and_blames_no_input(bucket, undisturbed):
+    """Its inputs stay to be done: the local ledger has no failure."""
+    inputs, _, _ = undisturbed
+    process = start(*arguments(inputs, f"s3://{bucket.name}/out"), WORK_PAUSE_S="0.05")
+    bucket.await_outputs(8)
+    while bucket.name in [each["Name"] for each in bucket.client.list_buckets()["Buckets"]]:
+        try:
+            bucket.remove()
+        except bucket.client.exceptions.ClientError:
+            continue  # a worker was quicker: it is not empty
+    code, _, err = finish(process)
+    assert code == 1
+    assert "cannot be written any more" in err
+    assert "no input is blamed" in err
+    states = Path(os.environ["XDG_STATE_HOME"], "forebay")
+    (ledger,) = states.rglob("ledger.sqlite")
+    with Ledger.open(ledger.parent) as opened:
+        assert opened.counts().failed == 0
+        assert opened.counts().done > 0
