@@ -316,6 +316,23 @@ def test_tasks_given_back_go_to_others_in_order() -> None:
     assert script.of(SendTasks)[-1].tasks[0] == (held[1], 1)
 
 
+def test_tasks_behind_one_that_takes_long_go_to_others() -> None:
+    """What a worker holds behind a long task is taken from it, and done by the others."""
+    script = started(12, group_s=0.05, max_group=100)
+    script.finish(0, 0, seconds=0.001)
+    long, *behind = script.held_by(0)
+    assert behind
+    script.say(AlarmRang(), at=1.0)
+    sent = [task for c in script.of(SendTasks) if c.worker == 1 for task, _ in c.tasks]
+    for task in sent:  # grows while it is worked off
+        script.say(TaskFinished(1, task, 1, "r", 1, 0.001), at=1.1)
+        sent += [key for key in script.held_by(1) if key not in sent]
+    assert set(behind) <= {result.task for result in script.of(DeliverResult)}
+    script.say(TaskFinished(0, long, 1, "r", 1, 1.2), at=1.2)
+    assert script.of(Finish) == [Finish()]
+    assert script.say(TasksReturned(0, tuple(behind))) == [], "they are not done twice"
+
+
 def test_a_job_that_cannot_be_set_up_ends_the_run() -> None:
     """An exception before the first task will not go away by starting again."""
     script = Script(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -31,7 +32,7 @@ from forebay.engine.events import (
     WorkerStarted,
 )
 from forebay.engine.flow import MAX_FRUITLESS_DEATHS, Flow
-from forebay.engine.limits import Limits
+from forebay.engine.limits import GIVE_BACK_S, Limits
 
 CRASH = Cause("crash", "WorkerDiedError", "gone")
 BOOM = Cause("exception", "ValueError", "boom")
@@ -85,6 +86,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.fetched = 0
         self.starting: set[int] = set()
         self.alive: dict[int, list[tuple[int, int]]] = {}
+        self.begun: dict[int, float] = {}
         self.gone: list[tuple[int, int, int]] = []
         self.condemned: set[int] = set()
         self.ends: list[int] = []
@@ -109,6 +111,8 @@ class FlowMachine(RuleBasedStateMachine):
                     self.starting.add(worker)
                 case SendTasks(worker, tasks):
                     assert worker not in self.condemned
+                    if not self.alive[worker]:
+                        self.begun[worker] = self.now
                     self.alive[worker].extend(tasks)
                 case KillWorker(worker):
                     self.condemned.add(worker)
@@ -125,6 +129,18 @@ class FlowMachine(RuleBasedStateMachine):
                 case GiveUp():
                     self.gave_up = True
 
+    def answer(self, worker: int, event: Callable[[int, int, int], Event]) -> None:
+        """The worker answers its first task; after a slow one it gives back all that it holds."""
+        task, attempt = self.alive[worker].pop(0)
+        slow = self.now - self.begun[worker] > GIVE_BACK_S
+        self.begun[worker] = self.now
+        self.deaths = 0
+        self.say(event(worker, task, attempt))
+        if slow and self.alive[worker]:
+            held = [task for task, _ in self.alive[worker]]
+            self.alive[worker] = []
+            self.say(TasksReturned(worker, tuple(held)))
+
     def busy(self) -> list[int]:
         return [worker for worker, held in self.alive.items() if held]
 
@@ -139,18 +155,18 @@ class FlowMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.busy())
     @rule(data=st.data(), nbytes=st.integers(0, 40), seconds=st.sampled_from([0.001, 0.02, 1.0]))
     def task_finishes(self, data: Any, nbytes: int, seconds: float) -> None:
-        worker = data.draw(st.sampled_from(self.busy()))
-        task, attempt = self.alive[worker].pop(0)
-        self.deaths = 0
-        self.say(TaskFinished(worker, task, attempt, None, nbytes, seconds))
+        self.answer(
+            data.draw(st.sampled_from(self.busy())),
+            lambda *which: TaskFinished(*which, None, nbytes, seconds),
+        )
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data(), final=st.booleans())
     def task_raises(self, data: Any, final: bool) -> None:
-        worker = data.draw(st.sampled_from(self.busy()))
-        task, attempt = self.alive[worker].pop(0)
-        self.deaths = 0
-        self.say(TaskFailed(worker, task, attempt, BOOM, 0.1, final))
+        self.answer(
+            data.draw(st.sampled_from(self.busy())),
+            lambda *which: TaskFailed(*which, BOOM, 0.1, final),
+        )
 
     @precondition(lambda self: (self.alive or self.starting) and self.deaths < 5)
     @rule(data=st.data(), blameless=st.booleans())
@@ -227,8 +243,7 @@ class FlowMachine(RuleBasedStateMachine):
                 self.alive.pop(worker)
                 self.say(WorkerDied(worker, CRASH))
             for worker in self.busy():
-                task, attempt = self.alive[worker].pop(0)
-                self.say(TaskFinished(worker, task, attempt, None, 5, 0.01))
+                self.answer(worker, lambda *which: TaskFinished(*which, None, 5, 0.01))
         assert self.finished or self.gave_up
         if not self.gave_up:
             assert sorted(self.ends) == list(range(self.total)), "something was lost"

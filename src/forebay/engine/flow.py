@@ -49,7 +49,7 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.limits import Limits
+from forebay.engine.limits import GIVE_BACK_S, RECLAIM_S, Limits
 from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
 
 # Workers lost in a row, with no answer and no suspect, after which starting more is pointless.
@@ -71,11 +71,11 @@ class _Task:
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker, the tasks it holds in the order it runs them, and when the first must be over."""
+    """A worker, the tasks it holds in the order it runs them, and when it began the first."""
 
     started: bool = False
     tasks: deque[int] = field(default_factory=deque)
-    deadline: float | None = None
+    begun: float | None = None
     condemned: int | None = None
 
 
@@ -124,7 +124,7 @@ class Flow:
             case TasksQueued():
                 self._on_queued(event)
             case TasksReturned():
-                self._on_returned(event, now)
+                self._on_returned(event, now, commands)
             case WorkerStarted():
                 worker = self._workers.get(event.worker)
                 if worker is not None:
@@ -178,17 +178,13 @@ class Flow:
         task.seconds = event.seconds
         self._fail(event.task, event.cause, commands, self._retries, final=event.final)
 
-    def _on_returned(self, event: TasksReturned, now: float) -> None:
+    def _on_returned(self, event: TasksReturned, now: float, commands: list[Command]) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
         given = set(event.tasks)
-        for key in reversed([key for key in worker.tasks if key in given]):
-            self._move(key, Move.RETURNED)
-            self._queue.appendleft(key)
-        worker.tasks = deque(key for key in worker.tasks if key not in given)
-        if not worker.tasks:
-            worker.deadline = None
+        self._take_back(worker, [key for key in worker.tasks if key in given])
+        self._begin(worker, now, commands)
 
     def _on_died(self, event: WorkerDied, commands: list[Command]) -> None:
         worker = self._workers.pop(event.worker, None)
@@ -223,15 +219,25 @@ class Flow:
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
         self._alarm = None
         for number, worker in self._workers.items():
-            if worker.deadline is None or worker.condemned is not None:
+            timeout = self.limits.timeout_s
+            if worker.begun is None or worker.condemned is not None:
                 continue
-            if worker.deadline <= now:
+            if timeout is not None and now >= worker.begun + timeout:
                 worker.condemned = worker.tasks[0]
                 commands.append(KillWorker(number))
-            elif self._alarm is None or worker.deadline < self._alarm:
-                self._alarm = worker.deadline
+            elif len(worker.tasks) > 1 and now >= worker.begun + RECLAIM_S:
+                self._take_back(worker, list(worker.tasks)[1:])
+            self._watch(worker)
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
+
+    def _take_back(self, worker: _Worker, keys: list[int]) -> None:
+        """Put tasks that a worker has not begun in front of the queue."""
+        taken = set(keys)
+        for key in reversed(keys):
+            self._move(key, Move.RETURNED)
+            self._queue.appendleft(key)
+        worker.tasks = deque(key for key in worker.tasks if key not in taken)
 
     # ---- what becomes of a task ----------------------------------------------------------------
 
@@ -339,7 +345,7 @@ class Flow:
             if not worker.started or worker.condemned is not None:
                 continue
             queue = self._suspects if alone else self._retries or self._queue
-            room = 1 if alone else self._room(worker, queue)
+            room = 1 if alone else self._room(worker, queue, now)
             if not room or not queue:
                 continue
             # What all delivery waits for must not wait for room in its turn.
@@ -359,12 +365,13 @@ class Flow:
             if alone:
                 return
 
-    def _room(self, worker: _Worker, queue: deque[int]) -> int:
+    def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send: about `group_s` of work, none bound to it needlessly."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._retries or self._estimate is None or not limits.group_s:
             return 0 if held else 1
-        if held * self._estimate > limits.group_s / 2:
+        is_slow = held and worker.begun is not None and now - worker.begun > GIVE_BACK_S
+        if is_slow or held * self._estimate > limits.group_s / 2:
             return 0  # the next one would only wait there, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
         if self._ended:
@@ -391,14 +398,23 @@ class Flow:
         return min(free, slots)
 
     def _begin(self, worker: _Worker, now: float, commands: list[Command]) -> None:
-        """Note that the worker begins its next task now, and by when that must be over."""
-        timeout = self.limits.timeout_s
-        if timeout is None:
+        """Note that the worker begins its next task now, if it has one."""
+        worker.begun = now if worker.tasks else None
+        if self._alarm is None:
+            self._watch(worker)
+            if self._alarm is not None:
+                commands.append(SetAlarm(self._alarm))
+
+    def _watch(self, worker: _Worker) -> None:
+        """See to it that the alarm rings when the worker's present task has taken too long."""
+        if worker.begun is None or worker.condemned is not None:
             return
-        worker.deadline = now + timeout if worker.tasks else None
-        if self._alarm is None and worker.deadline is not None:
-            self._alarm = worker.deadline
-            commands.append(SetAlarm(self._alarm))
+        timeout = self.limits.timeout_s
+        if len(worker.tasks) > 1:
+            timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
+        if timeout is not None:
+            at = worker.begun + timeout
+            self._alarm = at if self._alarm is None else min(self._alarm, at)
 
     @property
     def is_relaxed(self) -> bool:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A worker whose task took longer than this gives back whatever it holds behind it.
+GIVE_BACK_S = 0.2
+# A worker whose task has run for this long loses what it holds behind it to the others. It must be
+# longer than GIVE_BACK_S: then the worker, when it comes back, is sure not to begin what it lost.
+RECLAIM_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

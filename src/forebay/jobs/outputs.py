@@ -245,10 +245,9 @@ class OutputFolder:
         for chore in chores:
             final = f"{root}/{chore.name}"
             if chore.staged is None:
-                try:
+                # Gone already, or something that is not ours.
+                with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     os.unlink(final)
-                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                    pass  # gone, or something that is not ours
                 continue
             parent = os.path.dirname(chore.name)
             if parent not in self._made:

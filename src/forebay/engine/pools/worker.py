@@ -22,9 +22,7 @@ from forebay.engine.events import (
     WorkerStarted,
 )
 from forebay.engine.job import Assignment, Job, Refusal
-
-# A task that takes longer than this gives back those queued behind it for others to take.
-GIVE_BACK_S = 0.2
+from forebay.engine.limits import GIVE_BACK_S
 
 
 def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
@@ -76,18 +74,20 @@ def serve(
         return
     report(WorkerStarted(worker))
     held: deque[Assignment] = deque()
-    while True:
+    received: Sequence[Assignment] | None = ()
+    while received is not None:
         received = receive(not held)
-        while received:
-            held.extend(received)
-            received = receive(False)
+        held.extend(received or ())
         if received is None:
             break
         event = perform(worker, job, held.popleft())
         report(event)
-        if event.seconds > GIVE_BACK_S and held:
-            report(TasksReturned(worker, tuple(each.task for each in held)))
-            held.clear()
+        if event.seconds > GIVE_BACK_S:
+            while received := receive(False):
+                held.extend(received)
+            if held:
+                report(TasksReturned(worker, tuple(each.task for each in held)))
+                held.clear()
     job.close()
 
 
