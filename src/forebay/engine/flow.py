@@ -217,9 +217,8 @@ class Flow:
             self._fail(suspect, cause, commands, self._suspects)
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
-        self._alarm = None
+        timeout = self.limits.timeout_s
         for number, worker in self._workers.items():
-            timeout = self.limits.timeout_s
             if worker.begun is None or worker.condemned is not None:
                 continue
             if timeout is not None and now >= worker.begun + timeout:
@@ -227,7 +226,8 @@ class Flow:
                 commands.append(KillWorker(number))
             elif len(worker.tasks) > 1 and now >= worker.begun + RECLAIM_S:
                 self._take_back(worker, list(worker.tasks)[1:])
-            self._watch(worker)
+        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
+        self._alarm = min(times, default=None)
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
@@ -401,20 +401,18 @@ class Flow:
         """Note that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks else None
         if self._alarm is None:
-            self._watch(worker)
+            self._alarm = self._due(worker)
             if self._alarm is not None:
                 commands.append(SetAlarm(self._alarm))
 
-    def _watch(self, worker: _Worker) -> None:
-        """See to it that the alarm rings when the worker's present task has taken too long."""
+    def _due(self, worker: _Worker) -> float | None:
+        """Return when the worker's present task will have taken too long; None for never."""
         if worker.begun is None or worker.condemned is not None:
-            return
+            return None
         timeout = self.limits.timeout_s
         if len(worker.tasks) > 1:
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
-        if timeout is not None:
-            at = worker.begun + timeout
-            self._alarm = at if self._alarm is None else min(self._alarm, at)
+        return None if timeout is None else worker.begun + timeout
 
     @property
     def is_relaxed(self) -> bool:

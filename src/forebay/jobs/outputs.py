@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from forebay.errors import OutputError
