@@ -29,12 +29,12 @@ from forebay.jobs.budget import FailureBudget
 from forebay.jobs.fetch import Download
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.listing import Listing, indices, list_inputs
+from forebay.jobs.listing import Listing
 from forebay.jobs.metadata import write_metadata
 from forebay.jobs.places import check_in_reach, in_reach, keep_apart, open_place
 from forebay.jobs.report import Failure, Report
 from forebay.jobs.seeds import generators_kept
-from forebay.jobs.work import PreprocessJob, check_callable
+from forebay.jobs.work import PreprocessJob, listing_for
 from forebay.observe.progress import Progress
 from forebay.options import TABLE_FORMATS, PreprocessOptions
 from forebay.run import run
@@ -120,11 +120,8 @@ def preprocess(
     )
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
-    listing = _listing(work, inputs)
+    listing = listing_for(work, inputs)
     keep_apart(inputs, output)
-    if not resume:
-        for _ in listing:  # a bad line further down must show before the earlier outputs go
-            pass
     with _Session(work, output, options) as session:
         session.hire(listing.kind)
         session.enrol(listing)
@@ -175,6 +172,7 @@ def retry(
         progress=progress,
     )
     with _Session(work, output, options) as session:
+        # A new version accepts the new code for what failed; what is done stays done.
         call = json.loads(session.ledger.get_meta("call") or "null")
         if call is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
@@ -198,6 +196,7 @@ class _Session:
         self._output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
+        self._starts_over = False
         self._pool: Pool | None = None
         self._table: str | None = None  # the format in which the table was up to date
 
@@ -207,7 +206,7 @@ class _Session:
             self._table = self.ledger.get_meta("table")
             self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
             self._settle()
-            self._agree_on_work()
+            self._starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
         return self
 
@@ -223,18 +222,25 @@ class _Session:
 
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
+        self._merge(listing)
+        if self._starts_over:  # only now: inputs that cannot be used must not cost the outputs
+            self.ledger.restart()
+            self._merge(listing)
+        self._settle()
+        call = {"kind": listing.kind, "metadata": self.options.metadata}
+        self.ledger.set_meta("call", json.dumps(call))
+
+    def _merge(self, listing: Listing) -> None:
         limit = self.options.limit
         listed = in_reach(itertools.islice(listing, limit), self.options)
         enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
-        self._settle()
-        call = {"kind": listing.kind, "metadata": self.options.metadata}
-        self.ledger.set_meta("call", json.dumps(call))
 
     def work_off(self, kind: str, only: set[int] | None = None) -> Report:
         """Work on what is to be done (on `only` these, if given), write the table, report."""
         ledger, options = self.ledger, self.options
+        self._remember_work()
         if ledger.counts().failed:
             ledger.reopen_failures()
         before = ledger.counts()
@@ -285,34 +291,44 @@ class _Session:
                 self.ledger.mark_todo(lost)
         self.folder.clean()
 
-    def _agree_on_work(self) -> None:
-        """Start over where that was asked for; else see that the work is what it was."""
-        ledger, version = self.ledger, self.options.version
-        now = describe(self._work)
+    def _is_to_start_over(self) -> bool:
+        """Tell whether the earlier run counts for nothing, by the user's word or after trials.
+
+        Raises:
+            ChangedError: The work is not what it was, and the user did not say what to do then.
+        """
+        ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
-        is_trial = ledger.get_meta("trial") == "yes"
-        changes = "" if was is None else difference(Fingerprint.from_json(was), now)
-        renamed = version is not None and was_version is not None and version != was_version
-        if not self.options.resume or renamed or (changes and is_trial):
-            ledger.restart()
-            self._changed = True
-            self._settle()
-        elif changes and version is None:
-            keep = was_version or "2"
-            raise ChangedError(
-                f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
-                f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
-                "  Nothing was started, and nothing is lost. Choose one:\n"
-                "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-                f"  - keep what is done and use the new code for the rest: version={keep!r}, or "
-                f"--version {keep};\n"
-                "  - another output folder."
-            )
-        ledger.set_meta("work", now.to_json())
-        if version is not None:
-            ledger.set_meta("version", version)
-        trial = self.options.limit is not None and (was is None or is_trial)
-        ledger.set_meta("trial", "yes" if trial else "no")
+        renamed = None not in (options.version, was_version) and options.version != was_version
+        if was is None or not options.resume or renamed:
+            return was is not None
+        now = describe(self._work)
+        changes = difference(Fingerprint.from_json(was), now)
+        if not changes or options.version is not None:
+            return False
+        if ledger.get_meta("trial") == "yes":
+            return True
+        keep = was_version or "2"
+        raise ChangedError(
+            f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
+            f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
+            "  Nothing was started, and nothing is lost. Choose one:\n"
+            "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
+            f"  - keep what is done and use the new code for the rest: version={keep!r}, or "
+            f"--version {keep};\n"
+            "  - another output folder."
+        )
+
+    def _remember_work(self) -> None:
+        """Note what the work is, for the next run to compare."""
+        ledger, options = self.ledger, self.options
+        ledger.set_meta("work", describe(self._work).to_json())
+        if options.version is not None:
+            ledger.set_meta("version", options.version)
+        if options.limit is None:
+            ledger.set_meta("trial", "no")
+        elif ledger.get_meta("trial") is None:
+            ledger.set_meta("trial", "yes")
 
     def _write_table(self, path: Path, kind: str) -> None:
         columns = tuple(json.loads(self.ledger.get_meta("columns") or "[]"))
@@ -323,20 +339,3 @@ class _Session:
                 yield source, result.row, result.metadata
 
         write_metadata(path, self.options.metadata, columns, records)
-
-
-def _listing(work: Any, inputs: Any) -> Listing:
-    """Return the inputs, having made sure that `work` can take them."""
-    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
-        if inputs is not None:
-            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
-        return indices(len(work))
-    if not callable(work):
-        raise OptionError(
-            f"work must be a function(source, out) or a map-style Dataset, not a "
-            f"{type(work).__name__}"
-        )
-    if inputs is None:
-        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
-    check_callable(work)
-    return list_inputs(inputs)

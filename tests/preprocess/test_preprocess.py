@@ -14,7 +14,8 @@ from driving import calls, make_inputs, published, staged
 from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
-from forebay.errors import ChangedError, OptionError
+from forebay.errors import ChangedError, InputError, OptionError
+from forebay.preprocess import retry
 
 
 @pytest.fixture
@@ -381,3 +382,42 @@ def test_a_report_survives_a_working_directory(inputs, tmp_path, monkeypatch):
     os.chdir(tmp_path.parent)
     assert report.metadata.num_rows == 6
     assert json.loads(json.dumps(report.metadata["source"].to_pylist()))[0] == "in/0000.txt"
+
+
+def test_inputs_that_cannot_be_used_do_not_cost_the_earlier_outputs(tmp_path):
+    """Starting over looks at the whole listing before it removes anything."""
+    manifest = tmp_path / "rows.csv"
+    manifest.write_text("input\na\nb\n")
+    run(named_by_row, manifest, tmp_path / "out")
+    before = sorted(path.name for path in (tmp_path / "out").glob("*.txt"))
+    assert before == ["a.txt", "b.txt"]
+    manifest.write_text("input\na\nb\na\n")
+    with pytest.raises(InputError, match="listed twice"):
+        run(named_by_row, manifest, tmp_path / "out", resume=False)
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.txt")) == before
+
+
+def test_retrying_with_a_new_version_keeps_what_is_done(tmp_path):
+    """A version given to `retry` accepts the mended code for the failures alone."""
+    (tmp_path / "in").mkdir()
+    for name in ("good", "bad"):
+        (tmp_path / "in" / name).write_text(name)
+    run(fails_if_bad, tmp_path / "in", tmp_path / "out", version="1")
+    done = (tmp_path / "out" / "good").stat()
+    report = retry(copy_under_its_name, tmp_path / "out", version="2", progress=False)
+    assert (report.done, report.failed) == (2, 0)
+    assert (tmp_path / "out" / "good").stat() == done
+
+
+def named_by_row(row, out):
+    out.file(f"{row['input']}.txt").write_text("x")
+
+
+def fails_if_bad(source, out):
+    if source.name == "bad":
+        raise ValueError("bad")
+    out.file(source.name).write_text("x")
+
+
+def copy_under_its_name(source, out):
+    out.file(source.name).write_text("x")

@@ -96,6 +96,10 @@ class Commits:
 
         Args:
             at_once: Commit everything now, and wait for it.
+
+        Raises:
+            OutputError: The disk is full or broken; nothing recorded is lost.
+            LedgerError: The ledger cannot be written.
         """
         count = len(self._done) + len(self._failed)
         if not count:
@@ -108,10 +112,17 @@ class Commits:
         if not (at_once or self._flushing.done()):
             return None
         flushing, self._flushing = self._flushing, None
-        flushing.result()
-        if at_once and self._batch < len(self._done):
-            return self.go_on(at_once)  # more came in since that flush began
-        return self._commit()
+        try:
+            flushing.result()
+            if at_once and self._batch < len(self._done):
+                return self.go_on(at_once)  # more came in since that flush began
+            return self._commit()
+        except OSError as error:
+            raise OutputError(
+                f"the outputs cannot be brought to their place: {error}\n"
+                f"  {count:,} results were not committed; the ledger knows what to do about them.\n"
+                "  See to the disk's space and health, then make the same call again."
+            ) from error
 
     def close(self) -> int:
         """Commit what is left, failures that were still to be tried again too; return how many."""

@@ -214,8 +214,8 @@ def _advice(name: str) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "This run touched nothing. Close that process, then call again."
     return (
-        "It was left as it is. Bring back a copy of it, or move its folder away and run again: "
-        "everything is then done anew."
+        "It was left as it is. Bring back a copy of it, or move the whole output folder away and "
+        "run again: everything is then done anew."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.errors import OptionError, OutputError
+from forebay.jobs.listing import Listing, indices, list_inputs
 from forebay.jobs.outputs import Output
 from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
@@ -156,7 +157,7 @@ def _exhausted(returned: Any) -> Any:
     return list(returned) if is_lazy else returned
 
 
-def check_callable(work: Callable[..., Any]) -> None:
+def _check_callable(work: Callable[..., Any]) -> None:
     """Raise OptionError if a function cannot be called as `work(source, out)`."""
     import inspect
 
@@ -172,3 +173,26 @@ def check_callable(work: Callable[..., Any]) -> None:
             f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
             "  Nothing was started. Give it two arguments: the input, and where its outputs go."
         ) from error
+
+
+def listing_for(work: Any, inputs: Any) -> Listing:
+    """Return the listing of what `work` is to work on, having made sure that it can.
+
+    Raises:
+        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
+            are missing, or given twice.
+        InputError: The inputs cannot be used as they are.
+    """
+    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
+        if inputs is not None:
+            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
+        return indices(len(work))
+    if not callable(work):
+        raise OptionError(
+            f"work must be a function(source, out) or a map-style Dataset, not a "
+            f"{type(work).__name__}"
+        )
+    if inputs is None:
+        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
+    _check_callable(work)
+    return list_inputs(inputs)

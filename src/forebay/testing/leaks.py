@@ -247,7 +247,10 @@ def _library_descriptors() -> set[int | None]:
 
 
 def _shm_names() -> set[tuple[str, str]]:
-    return {("/dev/shm", name) for name in _names(_SHM)}  # noqa: S108 - a name for a key
+    # Semaphores are left out: forebay makes none, and a stranger's that nobody holds any more
+    # cannot be told from our own.
+    names = [name for name in _names(_SHM) if not name.startswith("sem.")]
+    return {("/dev/shm", name) for name in names}  # noqa: S108 - a name for a key
 
 
 def _is_foreign(name: str) -> bool:
