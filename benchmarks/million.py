@@ -71,8 +71,7 @@ def _peak_mib() -> float:
 
 def main(manifest: str, folder: str) -> None:
     """Run forebay over a manifest and print what it took, as JSON."""
-    import pyarrow.parquet  # noqa: F401 - imported beforehand, as everywhere here
-
+    import benchmarks.peers.forebay  # noqa: F401 - libraries beforehand, as everywhere here
     import forebay
     from benchmarks.million import count as work  # under the name that a worker can import
 

@@ -7,11 +7,14 @@ from typing import Any
 
 # Only the table at the end needs it, so `import forebay` leaves it out; "libraries imported
 # beforehand" holds for all peers, so it is here.
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 
 import forebay
 from benchmarks import work
 from benchmarks.peers import WORKERS
+
+# Where pandas is installed, as datasets has it here, pyarrow imports it at its first array.
+pyarrow.array([])
 
 
 def copy(source: Path, out: Any) -> dict[str, int]:

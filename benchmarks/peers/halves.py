@@ -1,4 +1,4 @@
-"""Two bare processes with half of the inputs each: the most that two cores of this machine give."""
+"""Two bare processes with half of the inputs each: two cores with no machinery between them."""
 
 from __future__ import annotations
 
