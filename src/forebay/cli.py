@@ -31,7 +31,7 @@ _workers = click.option("--num-workers", type=click.IntRange(0), help="Default: 
 _backend = click.option("--backend", type=click.Choice(BACKENDS), default="process")
 _timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
 _retries = click.option(
-    "--retries", type=click.IntRange(0), default=1, help="Further tries of an input.  [default: 1]"
+    "--retries", type=click.IntRange(0), help="Further tries.  Default: 1; with --limit, 0."
 )
 _version = click.option(
     "--version", help="Your name for the state of the function; a new one redoes everything."
@@ -45,7 +45,7 @@ def cli() -> None:
     """Make data ready: a function over every input, on every core, resumably."""
 
 
-@cli.command("preprocess")
+@cli.command("preprocess", context_settings={"allow_extra_args": True})
 @click.argument("work", metavar="MODULE_OR_FILE:FUNCTION")
 @click.argument("inputs")
 @click.argument("output")
@@ -80,6 +80,13 @@ def preprocess_command(
     INPUTS is a folder, a glob (quote it), or a manifest: .csv, .jsonl or .parquet.
     The same command again continues where it stopped.
     """
+    if more := click.get_current_context().args:
+        given = [inputs, output, *more]
+        raise click.UsageError(
+            f"{len(given)} paths were given, where INPUTS and OUTPUT are two. If you wrote a glob, "
+            f"the shell has put its matches there: quote it, as in '*.wav'. Got {given[0]} … "
+            f"{given[-1]}"
+        )
     report = preprocess(
         load_work(work),
         inputs,

@@ -23,7 +23,7 @@ class PreprocessOptions:
     num_workers: int | None
     backend: str
     timeout: float | None
-    retries: int
+    retries: int | None
     on_error: str | None
     max_failures: int | float | None
     limit: int | None
@@ -47,7 +47,12 @@ class PreprocessOptions:
             self.timeout,
             "a number of seconds above 0, or None",
         )
-        _check(_is_count(self.retries), "retries", self.retries, "0, 1, 2, …")
+        _check(
+            self.retries is None or _is_count(self.retries),
+            "retries",
+            self.retries,
+            "0, 1, 2, … or None",
+        )
         _check(
             self.on_error in (None, "skip", "raise"),
             "on_error",
@@ -87,6 +92,13 @@ class PreprocessOptions:
         if self.limit is not None:
             return 0 if self.timeout is None else 1
         return usable_cores()
+
+    @property
+    def further_tries(self) -> int:
+        """How often an input that failed is tried again."""
+        if self.retries is None:
+            return 0 if self.stops_at_first_failure else 1
+        return self.retries
 
     @property
     def stops_at_first_failure(self) -> bool:

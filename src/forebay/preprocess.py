@@ -50,7 +50,7 @@ def preprocess(
     num_workers: int | None = None,
     backend: str = "process",
     timeout: float | None = None,
-    retries: int = 1,
+    retries: int | None = None,
     on_error: str | None = None,
     max_failures: int | float | None = None,
     limit: int | None = None,
@@ -79,7 +79,8 @@ def preprocess(
         num_workers: Workers; None for one a core, 0 to work in this very process.
         backend: "process", or "thread" for work that releases the interpreter lock.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
-        retries: Further tries for an input that failed, alone.
+        retries: Further tries for an input that failed, alone; None for 1, or for 0 where the
+            first failure ends the run.
         on_error: "skip" records failures and goes on; "raise" stops at the first and raises the
             function's own exception. None means "skip", with `limit` "raise".
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
@@ -135,7 +136,7 @@ def retry(
     num_workers: int | None = None,
     backend: str = "process",
     timeout: float | None = None,
-    retries: int = 1,
+    retries: int | None = None,
     version: str | None = None,
     progress: bool = True,
 ) -> Report:
@@ -177,9 +178,8 @@ def retry(
         if call is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
         session.options = replace(options, metadata=call["metadata"])
-        failed = {record.ordinal for _, record in session.ledger.failures()}
         session.hire(call["kind"])
-        return session.work_off(call["kind"], only=failed)
+        return session.work_off(call["kind"], failed_only=True)
 
 
 class _Session:
@@ -237,18 +237,19 @@ class _Session:
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
 
-    def work_off(self, kind: str, only: set[int] | None = None) -> Report:
-        """Work on what is to be done (on `only` these, if given), write the table, report."""
+    def work_off(self, kind: str, *, failed_only: bool = False) -> Report:
+        """Work on what is to be done, write the table, report."""
         ledger, options = self.ledger, self.options
         self._remember_work()
-        if ledger.counts().failed:
-            ledger.reopen_failures()
+        ledger.free_contested()
         before = ledger.counts()
         ledger.set_meta(
             "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
         )
         last = options.limit if options.limit is not None else before.total
-        todo = ((each.ordinal, each[1:]) for each in ledger.todo(last, only))
+        total = min(last, before.total)
+        listed = ledger.todo(last, failed_only=failed_only)
+        todo = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "hire comes first"
         is_here = options.workers == 0 or options.backend == "thread"
         with generators_kept() if is_here else nullcontext():
@@ -258,8 +259,8 @@ class _Session:
                 ledger,
                 self.folder,
                 options,
-                FailureBudget(options.max_failures, min(last, before.total)),
-                Progress(min(last, before.total), before.done, options.progress),
+                FailureBudget(options.max_failures, total, watch=not before.done),
+                Progress(total, before.done, options.progress),
             )
         self._settle()
         table = f"metadata.{options.metadata}"

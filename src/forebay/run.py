@@ -47,7 +47,7 @@ def run(
         num_workers=max(options.workers, 1),
         slots=SLOTS,
         max_bytes=MAX_BYTES,
-        retries=options.retries,
+        retries=options.further_tries,
         timeout_s=options.timeout,
         group_s=GROUP_S if options.workers else 0.0,
         max_group=MAX_GROUP,
@@ -60,9 +60,11 @@ def run(
     try:
         engine.want(1 << 62)
         while not engine.finished or commits.waiting:
-            for outcome in engine.step(commits.due_in()):
+            outcomes = engine.step(commits.due_in())
+            for outcome in outcomes:
                 commits.add(outcome)
-                _stop_if_due(outcome, budget, options)
+            for outcome in outcomes:
+                _stop_if_due(outcome, budget, options, ledger)
             commit = commits.go_on(at_once=engine.finished)
             if commit is not None:
                 engine.release(commit.delivered)
@@ -70,7 +72,7 @@ def run(
                 committed += len(commit.delivered) + commit.failed
                 _stop_if_refused(commit.refused, budget, options)
     finally:
-        # Whatever ends the run, Ctrl-C included: no worker stays, no finished work is lost.
+        # Whatever ends the run, Ctrl-C included: no worker stays, and what was delivered is kept.
         engine.close()
         try:
             committed += commits.close()
@@ -79,7 +81,9 @@ def run(
     return committed > 0
 
 
-def _stop_if_due(outcome: Outcome, budget: FailureBudget, options: PreprocessOptions) -> None:
+def _stop_if_due(
+    outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
+) -> None:
     """Raise what ends the run, if this outcome does."""
     if isinstance(outcome, DeliverResult):
         budget.succeeded()
@@ -94,11 +98,12 @@ def _stop_if_due(outcome: Outcome, budget: FailureBudget, options: PreprocessOpt
     reason = budget.attempt_failed(outcome.task, cause.error)
     if isinstance(outcome, ReportFailure):
         if options.stops_at_first_failure:
-            raise _as_exception(outcome)
+            raise _as_exception(outcome, ledger.name_of(outcome.task))
         reason = budget.failed() or reason
     if reason is not None:
         raise FailuresError(
-            f"stopped early: {reason}\n  The last of them: {cause.error}: {cause.message}\n"
+            f"stopped early: {reason}\n"
+            f"  The last of them, {ledger.name_of(outcome.task)}: {cause.error}: {cause.message}\n"
             "  What was done is kept. See `forebay failures`, mend the cause, and make the same "
             f"call again.\n{cause.traceback}"
         )
@@ -119,19 +124,21 @@ def _stop_if_refused(
             )
 
 
-def _as_exception(failure: ReportFailure) -> BaseException:
+def _as_exception(failure: ReportFailure, name: str) -> BaseException:
     """Return the failure as the exception to raise: the user's own where it came through."""
     cause = failure.cause
     error: BaseException
     if cause.exception is not None and isinstance(cause.exception, Exception):
         error = cause.exception
     elif cause.kind == "timeout":
-        error = SampleTimeoutError(f"an input {cause.message}\n{cause.traceback}")
+        error = SampleTimeoutError(f"{name} {cause.message}\n{cause.traceback}")
     elif cause.kind == "crash":
-        error = WorkerDiedError(
-            f"an input took its worker along: {cause.message}\n{cause.traceback}"
-        )
+        error = WorkerDiedError(f"{name} took its worker along: {cause.message}\n{cause.traceback}")
     else:
-        error = FailuresError(f"an input failed: {cause.error}: {cause.message}\n{cause.traceback}")
-    error.add_note(f"forebay: input {failure.task}, try {failure.attempt}; what was done is kept.")
+        error = FailuresError(f"{name} failed: {cause.error}: {cause.message}")
+    error.add_note(f"In the worker:\n{cause.traceback.rstrip()}")
+    error.add_note(
+        f"forebay: the input was {name}, number {failure.task}, try {failure.attempt}; what was "
+        "done is kept."
+    )
     return error

@@ -131,6 +131,17 @@ def test_results_wait_for_their_turn_in_order() -> None:
     assert [end.task for end in ends] == [0, 1]
 
 
+def test_with_order_what_is_awaited_is_tried_again_first() -> None:
+    """Retries queue in the order of the source, whichever failed first."""
+    script = started(5, in_order=True, retries=1, slots=2)
+    script.say(TaskFailed(1, 1, 1, BOOM, 0.1))
+    assert script.held_by(1) == [1]
+    script.say(WorkerDied(1, CRASH))
+    script.say(WorkerDied(0, CRASH))
+    script.say(WorkerStarted(3))
+    assert script.of(SendTasks)[-1] == SendTasks(3, ((0, 2),))
+
+
 def test_results_wait_until_they_are_wanted() -> None:
     """Nothing is delivered beyond what the consumer asked for."""
     flow = Flow(Limits(num_workers=1, slots=4, lookahead=10))
@@ -322,11 +333,10 @@ def test_tasks_behind_one_that_takes_long_go_to_others() -> None:
     script.finish(0, 0, seconds=0.001)
     long, *behind = script.held_by(0)
     assert behind
+    script.say(TaskFinished(1, 1, 1, "r", 1, 0.001), at=0.9)
     script.say(AlarmRang(), at=1.0)
-    sent = [task for c in script.of(SendTasks) if c.worker == 1 for task, _ in c.tasks]
-    for task in sent:  # grows while it is worked off
-        script.say(TaskFinished(1, task, 1, "r", 1, 0.001), at=1.1)
-        sent += [key for key in script.held_by(1) if key not in sent]
+    while held := script.flow._workers[1].tasks:
+        script.say(TaskFinished(1, held[0], 1, "r", 1, 0.001), at=1.1)
     assert set(behind) <= {result.task for result in script.of(DeliverResult)}
     script.say(TaskFinished(0, long, 1, "r", 1, 1.2), at=1.2)
     assert script.of(Finish) == [Finish()]

@@ -136,7 +136,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.begun[worker] = self.now
         self.deaths = 0
         self.say(event(worker, task, attempt))
-        if slow and self.alive[worker]:
+        if slow:
             held = [task for task, _ in self.alive[worker]]
             self.alive[worker] = []
             self.say(TasksReturned(worker, tuple(held)))
@@ -254,7 +254,7 @@ class FlowMachine(RuleBasedStateMachine):
 
 
 FlowMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=300, stateful_step_count=50, deadline=None, derandomize=True
 )
 TestFlowMachine = FlowMachine.TestCase
 assert MAX_FRUITLESS_DEATHS > 5, "the machine lets at most 5 workers die in a row"

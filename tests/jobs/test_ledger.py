@@ -278,15 +278,16 @@ def test_two_inputs_with_one_name_both_fail(ledger, batches):
 
 
 def test_a_third_claimant_fails_too(ledger):
-    """A contested name goes to nobody until failures are reopened."""
+    """A contested name goes to nobody until it is freed for another try."""
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(1, "x"), done(2, "x")], [])
     recorded = ledger.record([done(3, "x")], [])
     assert "this one and a\n" in recorded.failed[0].message
     assert ledger.counts().failed == 3
-    ledger.reopen_failures()
-    assert ledger.counts() == Counts(3, 0, 0)
+    ledger.free_contested()
+    assert ledger.counts() == Counts(3, 0, 3)
     ledger.record([done(3, "x")], [failed(1), failed(2)])
+    assert ledger.counts() == Counts(3, 1, 2)
     assert states(ledger)["c"] == ["x"]
 
 
@@ -397,7 +398,7 @@ def test_a_file_that_is_no_database_is_damaged(tmp_path):
     (tmp_path / "ledger.sqlite").write_bytes(b"no database at all, just text" * 100)
     with pytest.raises(LedgerError, match="is damaged") as caught:
         Ledger.open(tmp_path)
-    assert "move its folder away" in str(caught.value)
+    assert "move the whole output folder away" in str(caught.value)
     assert (tmp_path / "ledger.sqlite").read_bytes().startswith(b"no database")
 
 

@@ -58,8 +58,9 @@ MAX_FRUITLESS_DEATHS = 10
 
 @dataclass(slots=True)
 class _Task:
-    """One unit of work and where it stands; `attempt` counts from 1."""
+    """One unit of work and where it stands; `attempt` counts from 1, `place` in the source."""
 
+    place: int
     state: State = State.QUEUED
     attempt: int = 1
     nbytes: int = 0
@@ -77,6 +78,7 @@ class _Worker:
     tasks: deque[int] = field(default_factory=deque)
     begun: float | None = None
     condemned: int | None = None
+    robbed: bool = False  # it still holds tasks that were taken from it, until it gives them back
 
 
 class Flow:
@@ -90,7 +92,8 @@ class Flow:
         self._tasks: dict[int, _Task] = {}
         self._workers: dict[int, _Worker] = {}
         self._next_worker = 0
-        self._queue: deque[int] = deque()  # fresh tasks, and innocent ones to be redone, in front
+        self._next_place = 0
+        self._queue: deque[int] = deque()  # by place: fresh tasks, and innocent ones to be redone
         self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
         self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
         self._trying_suspects = False
@@ -149,7 +152,8 @@ class Flow:
         self._fetching = False
         self._ended = event.ended
         for key in event.tasks:
-            self._tasks[key] = _Task()
+            self._tasks[key] = _Task(self._next_place)
+            self._next_place += 1
             self.counts[State.QUEUED] += 1
             self._queue.append(key)
             if self.limits.in_order:
@@ -182,6 +186,7 @@ class Flow:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
+        worker.robbed = False
         given = set(event.tasks)
         self._take_back(worker, [key for key in worker.tasks if key in given])
         self._begin(worker, now, commands)
@@ -207,10 +212,10 @@ class Flow:
         if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
             self._over = True
             commands.append(GiveUp(event.cause))
-        for key in reversed(worker.tasks):
+        for key in worker.tasks:
             if key != suspect:
                 self._move(key, Move.ORPHANED)
-                self._queue.appendleft(key)
+                self._put_back(key)
         if suspect is not None:
             if cause.kind == "timeout":
                 self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
@@ -226,17 +231,18 @@ class Flow:
                 commands.append(KillWorker(number))
             elif len(worker.tasks) > 1 and now >= worker.begun + RECLAIM_S:
                 self._take_back(worker, list(worker.tasks)[1:])
+                worker.robbed = True
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         self._alarm = min(times, default=None)
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
     def _take_back(self, worker: _Worker, keys: list[int]) -> None:
-        """Put tasks that a worker has not begun in front of the queue."""
+        """Put tasks that a worker has not begun back into the queue."""
         taken = set(keys)
-        for key in reversed(keys):
+        for key in keys:
             self._move(key, Move.RETURNED)
-            self._queue.appendleft(key)
+            self._put_back(key)
         worker.tasks = deque(key for key in worker.tasks if key not in taken)
 
     # ---- what becomes of a task ----------------------------------------------------------------
@@ -275,9 +281,16 @@ class Flow:
         commands.append(ReportRetry(key, task.attempt, cause))
         task.attempt += 1
         if self.limits.in_order:
-            self._queue.appendleft(key)
+            self._put_back(key)
         else:
             again.append(key)
+
+    def _put_back(self, key: int) -> None:
+        """Queue a task at its place in the source: before all that have not been sent yet."""
+        place, at = self._tasks[key].place, 0
+        while at < len(self._queue) and self._tasks[self._queue[at]].place < place:
+            at += 1
+        self._queue.insert(at, key)
 
     def _deliver(self, commands: list[Command]) -> None:
         """Hand over what is next in line: results as they are wanted, failures at once."""
@@ -342,7 +355,7 @@ class Flow:
         if alone and self.counts[State.RUNNING]:
             return
         for number, worker in self._workers.items():
-            if not worker.started or worker.condemned is not None:
+            if not worker.started or worker.condemned is not None or worker.robbed:
                 continue
             queue = self._suspects if alone else self._retries or self._queue
             room = 1 if alone else self._room(worker, queue, now)
@@ -360,6 +373,8 @@ class Flow:
             worker.tasks.extend(keys)
             if idle:
                 self._begin(worker, now, commands)
+            else:
+                self._watch(worker, commands)
             pairs = tuple((key, self._tasks[key].attempt) for key in keys)
             commands.append(SendTasks(number, pairs))
             if alone:
@@ -400,10 +415,14 @@ class Flow:
     def _begin(self, worker: _Worker, now: float, commands: list[Command]) -> None:
         """Note that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks else None
-        if self._alarm is None:
-            self._alarm = self._due(worker)
-            if self._alarm is not None:
-                commands.append(SetAlarm(self._alarm))
+        self._watch(worker, commands)
+
+    def _watch(self, worker: _Worker, commands: list[Command]) -> None:
+        """See to it that the alarm rings when the worker's present task has taken too long."""
+        at = self._due(worker)
+        if at is not None and (self._alarm is None or at < self._alarm):
+            self._alarm = at
+            commands.append(SetAlarm(at))
 
     def _due(self, worker: _Worker) -> float | None:
         """Return when the worker's present task will have taken too long; None for never."""
@@ -435,4 +454,6 @@ class Flow:
         used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
         assert used <= self.limits.slots, (used, self.limits.slots)
         ready = [task for task in self._tasks.values() if task.state is State.READY]
+        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
+        assert not times or (self._alarm is not None and self._alarm <= min(times))
         assert self.ready_bytes == sum(task.nbytes for task in ready)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 # A worker whose task took longer than this gives back whatever it holds behind it.
 GIVE_BACK_S = 0.2
-# A worker whose task has run for this long loses what it holds behind it to the others. It must be
-# longer than GIVE_BACK_S: then the worker, when it comes back, is sure not to begin what it lost.
+# A worker whose task has run for this long loses what it holds behind it to the others, and gets
+# nothing new until it has given that back. It must be longer than GIVE_BACK_S, so that the worker
+# knows by its own clock that it has to.
 RECLAIM_S = 1.0
 
 

@@ -15,9 +15,10 @@ class FailureBudget:
         max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
             None for any number.
         total: How many inputs there are.
+        watch: Look out for first inputs that all fail alike; not where others are done already.
     """
 
-    def __init__(self, max_failures: int | float | None, total: int) -> None:
+    def __init__(self, max_failures: int | float | None, total: int, watch: bool = True) -> None:
         """Check and remember the limit."""
         if max_failures is not None and (
             isinstance(max_failures, bool)
@@ -37,7 +38,7 @@ class FailureBudget:
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs only, until one differs
         self._alike: str | None = None
-        self._watching = True
+        self._watching = watch
 
     def succeeded(self) -> None:
         """An input came through: the failures, if any, are not all there is."""

@@ -15,7 +15,7 @@ The driver holds the folder's lock from `open` to `close`; everybody else reads 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from typing import Any, Self
 from forebay.errors import LedgerError
 from forebay.jobs.claims import Recorded, add_chores, release, settle, unpacked
 from forebay.jobs.counters import counts_in, read_counts, recount, write_counts
-from forebay.jobs.database import GONE, NAME, Database, chunks, put_meta, storable
+from forebay.jobs.database import FAILED, GONE, NAME, TODO, Database, chunks, put_meta, storable
 from forebay.jobs.enrol import Enrolment, merge
 from forebay.jobs.lock import LOCK_NAME, FolderLock
 from forebay.jobs.records import Chore, Counts, Done, Failed, Input, Todo
@@ -151,16 +151,9 @@ class Ledger:
             put_meta(db, "columns", json.dumps(list(columns)))
         return enrolment
 
-    def reopen_failures(self) -> None:
-        """Make failed inputs todo again and free the names they fought for."""
+    def free_contested(self) -> None:
+        """Free the names that inputs fought for, since all of those are tried again."""
         with self._database.transaction() as db:
-            counts = read_counts(db)
-            if counts.failed:
-                db.execute(
-                    "UPDATE inputs SET state = 0, attempts = 0, seconds = 0, error = NULL "
-                    "WHERE state = 2"
-                )
-                write_counts(db, replace(counts, failed=0))
             if db.execute("SELECT 1 FROM meta WHERE key = '_contested'").fetchone():
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
@@ -179,24 +172,35 @@ class Ledger:
         return counts_in(dict(self._database.rows("SELECT key, value FROM meta")))
 
     def pending(self, after: int, limit: int) -> list[Todo]:
-        """Return the next inputs to be done behind ordinal `after` (0 for the first ones)."""
-        rows = self._database.rows(
-            "SELECT ordinal, source, row FROM inputs WHERE ordinal > max(?, 0) AND state = 0 "
-            "ORDER BY ordinal LIMIT ?",
-            (after, limit),
-        )
-        return [Todo(*row) for row in rows]
+        """Return the next inputs that have no result, behind ordinal `after` (0: the first)."""
+        return self._in_states((TODO, TODO), after, limit)
 
-    def todo(self, last: int, only: Container[int] | None = None) -> Iterator[Todo]:
-        """Yield the inputs to be done in order, up to ordinal `last`, or of `only` these."""
+    def todo(self, last: int, *, failed_only: bool = False) -> Iterator[Todo]:
+        """Yield the inputs to be tried in order, up to ordinal `last`.
+
+        Those that failed are among them; they stay failed until another result is recorded.
+        """
         after = 0
-        while page := self.pending(after, _TODO_PAGE):
+        states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
+        while page := self._in_states(states, after, _TODO_PAGE):
             for each in page:
                 after = each.ordinal
                 if after > last:
                     return
-                if only is None or after in only:
-                    yield each
+                yield each
+
+    def _in_states(self, states: tuple[int, int], after: int, limit: int) -> list[Todo]:
+        rows = self._database.rows(
+            "SELECT ordinal, source, row FROM inputs WHERE ordinal > max(?, 0) "
+            "AND state IN (?, ?) ORDER BY ordinal LIMIT ?",
+            (after, *states, limit),
+        )
+        return [Todo(*row) for row in rows]
+
+    def name_of(self, ordinal: int) -> str:
+        """Return an input as a person knows it: its path, or its row."""
+        rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
+        return next((source or row for source, row in rows), "")
 
     def record(self, done: Sequence[Done], failed: Sequence[Failed]) -> Recorded:
         """Commit what became of a batch of inputs that `pending` gave out.

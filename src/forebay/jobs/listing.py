@@ -60,7 +60,7 @@ def list_inputs(inputs: object) -> Listing:
         InputError: There is nothing there, it cannot be read, or it is no path at all.
     """
     if isinstance(inputs, str | os.PathLike):
-        name = _path_text(inputs, "the inputs' path")
+        name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
         return _list_url(name) if "://" in name else _list_path(name)
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
         raise InputError(

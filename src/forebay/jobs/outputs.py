@@ -149,11 +149,13 @@ class Staging:
         """Stage below `root`, the output folder."""
         self._root = str(root)
         self._reserved = reserved
+        # Not a mere number: a thread that a former run abandoned may still write to its own.
+        self._run = os.urandom(4).hex()
         self.folder = ""
 
     def open(self, worker: int) -> None:
         """Make this worker's own folder."""
-        self.folder = os.path.join(self._root, PRIVATE, "staging", f"w{worker}")
+        self.folder = os.path.join(self._root, PRIVATE, "staging", f"{self._run}-{worker}")
         os.makedirs(self.folder, exist_ok=True)
 
     def begin(self) -> Output:
@@ -195,6 +197,12 @@ class OutputFolder:
         self._admitted = {""}  # parents known not to lead out of the folder
         self._made = {""}  # parents known to exist
         self._was_empty = False
+        if path.is_file():
+            raise OutputError(
+                f"the output {str(path)!r} is a file, not a folder\n"
+                "  Nothing was started. Name a folder; and if you wrote a glob in a shell, quote "
+                "it, or the shell puts its matches there."
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             with os.scandir(path) as entries:

@@ -97,7 +97,7 @@ def look_at(output: str | os.PathLike[str]) -> Snapshot:
 
 def local_path(output: str | os.PathLike[str]) -> str:
     """Return a path or URL as text, a URL of this machine's own files as their path."""
-    text = os.fspath(output)
+    text = os.path.expanduser(os.fspath(output))
     if not text.startswith(_LOCAL) or "::" in text:
         return text
     from fsspec.implementations.local import LocalFileSystem

@@ -183,6 +183,12 @@ def listing_for(work: Any, inputs: Any) -> Listing:
             are missing, or given twice.
         InputError: The inputs cannot be used as they are.
     """
+    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
+        raise OptionError(
+            f"work must be a function(source, out) or a map-style Dataset, not a "
+            f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
+            "line's way to name it."
+        )
     if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
         if inputs is not None:
             raise OptionError("a Dataset brings its own inputs: leave `inputs` out")

@@ -43,8 +43,10 @@ class Progress:
         if visible and sys.stderr.isatty():
             from tqdm import tqdm
 
+            interval = tqdm.monitor_interval
             tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
             self._bar = tqdm(total=total, initial=done, unit="input", dynamic_ncols=True)
+            tqdm.monitor_interval = interval
 
     def update(self, done: int, failed: int) -> None:
         """Take note that in this run `done` and `failed` more inputs ended."""

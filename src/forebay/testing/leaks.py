@@ -247,9 +247,9 @@ def _library_descriptors() -> set[int | None]:
 
 
 def _shm_names() -> set[tuple[str, str]]:
-    # Semaphores are left out: forebay makes none, and a stranger's that nobody holds any more
-    # cannot be told from our own.
-    names = [name for name in _names(_SHM) if not name.startswith("sem.")]
+    # Only names that torch, multiprocessing or forebay give: a stranger's that nobody holds any
+    # more (joblib leaves some behind) could not be told from our own.
+    names = [name for name in _names(_SHM) if name.startswith(("forebay", "psm_", "torch_"))]
     return {("/dev/shm", name) for name in names}  # noqa: S108 - a name for a key
 
 

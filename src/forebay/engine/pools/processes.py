@@ -174,7 +174,8 @@ class ProcessPool(Pool):
             return
         order = zygote.ORDER.pack(what, worker, seconds)
         control = socket.socket(fileno=self._zygote[1].outgoing)
-        with suppress(OSError):  # the zygote is dead; `wait` reads its channel's end and says so
+        # If the zygote is dead, `wait` reads its channel's end and says so.
+        with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(control, [order], list(descriptors))
         control.detach()  # the channel owns the descriptor
 

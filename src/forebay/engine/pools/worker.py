@@ -76,18 +76,21 @@ def serve(
     held: deque[Assignment] = deque()
     received: Sequence[Assignment] | None = ()
     while received is not None:
-        received = receive(not held)
-        held.extend(received or ())
+        began = time.monotonic()
+        received = receive(False) if held else receive(True)
         if received is None:
             break
-        event = perform(worker, job, held.popleft())
-        report(event)
-        if event.seconds > GIVE_BACK_S:
+        if not held:
+            began = time.monotonic()  # waiting for work is no work
+        held.extend(received)
+        if not held:
+            continue
+        report(perform(worker, job, held.popleft()))
+        if time.monotonic() - began > GIVE_BACK_S:
             while received := receive(False):
                 held.extend(received)
-            if held:
-                report(TasksReturned(worker, tuple(each.task for each in held)))
-                held.clear()
+            report(TasksReturned(worker, tuple(each.task for each in held)))
+            held.clear()
     job.close()
 
 

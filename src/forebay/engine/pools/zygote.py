@@ -1,17 +1,19 @@
 """The zygote: a small, single-threaded process that forks the workers and watches over them.
 
     driver ──── start, kill, close ────> zygote ── fork ──> worker, worker, …
-       ^  <──── started, exited, broken ────┘                  │
+       ^  <──────── exited, broken ─────────┘                  │
        └───────────── one channel a worker ────────────────────┘
 
 The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
-job and nothing else, so a replacement for a dead worker is there in milliseconds and safe. The
+job and nothing else, so a replacement for a dead worker is there in milliseconds and safe (as
+long as importing the user's code starts no thread of its own). The
 zygote is forked from the driver where that is safe (`processes.py` says when), and is otherwise
 a fresh interpreter.
 
 Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
-stacks of a crash or hang. When the driver dies, the zygote kills every worker with all that it
-started; when the zygote dies, the kernel kills the workers (on Linux).
+stacks of a crash or hang; whatever it had started dies with it. When the driver dies, the zygote
+kills every worker with all that it started; when the zygote dies, the kernel kills the workers (on
+Linux).
 """
 
 from __future__ import annotations
@@ -167,9 +169,11 @@ class _Zygote:
 
     def _reap(self) -> None:
         while self._children:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-            if pid == 0:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None:
                 return
+            _kill_group(dead.si_pid)  # what it had started; its number is not free yet
+            pid, status, usage = os.wait4(dead.si_pid, 0)
             child = self._children.pop(pid, None)
             if child is None:
                 continue
