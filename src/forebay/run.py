@@ -131,12 +131,13 @@ def _as_exception(failure: ReportFailure, name: str) -> BaseException:
     if cause.exception is not None and isinstance(cause.exception, Exception):
         error = cause.exception
     elif cause.kind == "timeout":
-        error = SampleTimeoutError(f"{name} {cause.message}\n{cause.traceback}")
+        error = SampleTimeoutError(f"{name} {cause.message}")
     elif cause.kind == "crash":
-        error = WorkerDiedError(f"{name} took its worker along: {cause.message}\n{cause.traceback}")
+        error = WorkerDiedError(f"{name} took its worker along: {cause.message}")
     else:
         error = FailuresError(f"{name} failed: {cause.error}: {cause.message}")
-    error.add_note(f"In the worker:\n{cause.traceback.rstrip()}")
+    if cause.traceback and error.__traceback__ is None:  # it was raised in another process
+        error.add_note(f"In the worker:\n{cause.traceback.rstrip()}")
     error.add_note(
         f"forebay: the input was {name}, number {failure.task}, try {failure.attempt}; what was "
         "done is kept."

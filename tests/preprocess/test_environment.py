@@ -127,7 +127,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
     """A folder is wanted."""
     inputs = make_inputs(tmp_path / "in", 1)
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(OutputError, match="cannot be written to"):
+    with pytest.raises(OutputError, match="is a file, not a folder"):
         run(copy, inputs, tmp_path / "out")
     assert (tmp_path / "out").read_text() == "a file"
 

@@ -1,0 +1,154 @@
+"""The same call again, and `retry`, after runs that ended in every way short of success."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay.errors import OptionError
+from forebay.jobs.status import read_snapshot
+from forebay.preprocess import retry
+
+
+def inputs_in(folder, good, bad=()):
+    folder.mkdir(exist_ok=True)
+    for name in (*good, *bad):
+        (folder / name).write_text("bad" if name in bad else "good")
+    return folder
+
+
+def strict(source, out):
+    if source.read_text() == "bad":
+        raise ValueError("a bad one")
+    out.file(source.name).write_text("x")
+
+
+def run(work, inputs, output, **options):
+    return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 0, **options})
+
+
+def test_many_old_failures_do_not_keep_new_inputs_from_being_done(tmp_path):
+    """That the first ones fail alike says nothing where others are done already."""
+    bad = [f"{n:02d}" for n in range(25)]
+    folder = inputs_in(tmp_path / "in", [f"z{n}" for n in range(5)])
+    run(strict, folder, tmp_path / "out")
+    inputs_in(folder, ["zz"], bad)
+    report = run(strict, folder, tmp_path / "out")
+    assert (report.done, report.failed) == (6, 25)
+    assert retry(strict, tmp_path / "out", num_workers=0, progress=False).failed == 25
+
+
+def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
+    """`limit` tries the first inputs; what is known of the rest stays known."""
+    folder = inputs_in(tmp_path / "in", ["a"], ["b", "c"])
+    run(strict, folder, tmp_path / "out")
+    run(strict, folder, tmp_path / "out", limit=1)
+    failures = read_snapshot(tmp_path / "out" / ".forebay").failures
+    assert [Path(source).name for source, _ in failures] == ["b", "c"]
+
+
+def test_an_interrupted_retry_can_be_retried(tmp_path):
+    """Failures that a killed `retry` did not come to are still failures."""
+    folder = inputs_in(tmp_path / "in", ["a"], ["b", "c", "d"])
+    run(strict, folder, tmp_path / "out")
+    code = (
+        "import os, signal, sys\n"
+        "from forebay.preprocess import retry\n"
+        "from test_again import strict\n"
+        "from pathlib import Path\n"
+        "real = Path.read_text\n"
+        "def deadly(self):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Path.read_text = deadly\n"
+        "retry(strict, sys.argv[1], num_workers=0, progress=False)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=Path(__file__).parent,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    for name in ("b", "c", "d"):
+        (folder / name).write_text("good")
+    report = retry(strict, tmp_path / "out", num_workers=0, progress=False)
+    assert (report.done, report.failed) == (4, 0)
+
+
+def test_a_trial_tries_an_input_once(tmp_path):
+    """With `limit`, a mistake shows at once and not after a second try."""
+    folder = inputs_in(tmp_path / "in", [], ["a"])
+    tries = []
+
+    def count(source, out):
+        tries.append(source)
+        raise KeyError("mistake")
+
+    with pytest.raises(KeyError, match="mistake"):
+        run(count, folder, tmp_path / "out", limit=3)
+    assert len(tries) == 1
+
+
+def test_an_abandoned_thread_cannot_write_into_the_next_run(tmp_path):
+    """What an earlier run staged and what this one stages are in different places."""
+    folder = inputs_in(tmp_path / "in", ["slow", "then"])
+    opened, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def stall(source, out):
+        if source.name == "slow":
+            path = out.file("same")
+            opened.set()
+            go_on.wait()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write("run 0")
+            over.set()
+        else:
+            opened.wait()
+            raise RuntimeError("stop")
+
+    options = {"num_workers": 2, "backend": "thread"}
+    with pytest.raises(RuntimeError, match="stop"):
+        run(stall, folder, tmp_path / "out", on_error="raise", **options)
+
+    def write(source, out):
+        path = out.file("same") if source.name == "slow" else None
+        if path is not None:
+            path.write_text("run 1")
+            go_on.set()
+            over.wait()
+
+    run(write, folder, tmp_path / "out", version="2", resume=False, **options)
+    assert (tmp_path / "out" / "same").read_text() == "run 1"
+
+
+def test_what_the_function_leaves_running_ends_with_the_run(tmp_path):
+    """A program that a function started and forgot does not outlive its worker."""
+    folder = inputs_in(tmp_path / "in", ["a"])
+
+    def forget(source, out):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    assert run(forget, folder, tmp_path / "out", num_workers=1).done == 1
+    # the autouse leak check fails if the program is still there
+
+
+@pytest.mark.parametrize("work", ["split.py:split", ["a"], {"a": 1}])
+def test_what_is_no_work_is_refused(tmp_path, work):
+    """A name or a container in place of the function is a slip."""
+    with pytest.raises(OptionError, match="Pass the function itself"):
+        run(work, None, tmp_path / "out")
+
+
+def test_a_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
+    """`~` is expanded, for inputs and for outputs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    inputs_in(tmp_path / "in", ["a"])
+    assert run(strict, "~/in", "~/out").done == 1
+    assert (tmp_path / "out" / "a").exists()
