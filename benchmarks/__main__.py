@@ -1,4 +1,8 @@
-"""Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`."""
+"""Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`.
+
+Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
+then be slower for a while, for every peer.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 # beforehand" holds for all peers, so it is here.
 import pyarrow.parquet
 
-import forebay
 from benchmarks import work
 from benchmarks.peers import WORKERS
+from forebay import preprocess
 
 # Where pandas is installed, as datasets has it here, pyarrow imports it at its first array.
 pyarrow.array([])
@@ -33,7 +33,5 @@ TASKS = {"copy": copy, "burn": burn, "traced": traced}
 
 
 def run(task: str, sources: list[str], folder: str) -> int:
-    report = forebay.preprocess(
-        TASKS[task], sources, output=folder, num_workers=WORKERS, progress=False
-    )
+    report = preprocess(TASKS[task], sources, output=folder, num_workers=WORKERS, progress=False)
     return report.done

@@ -1,24 +1,31 @@
 """forebay: one PyTorch Dataset for preprocessing, training and prediction.
 
-The public door. Importing it loads neither torch, pyarrow nor ray; what needs them fetches them.
+The public door. Each name is fetched from its home when it is first used, so importing forebay
+loads neither torch, pyarrow nor ray, and a worker loads only what it needs.
 """
 
 from __future__ import annotations
 
-from forebay.errors import (
-    BusyError,
-    ChangedError,
-    FailuresError,
-    ForebayError,
-    InputError,
-    LedgerError,
-    OptionError,
-    OutputError,
-    SampleTimeoutError,
-    WorkerDiedError,
-)
-from forebay.jobs.report import Failure, Report
-from forebay.preprocess import preprocess
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.errors import (
+        BusyError,
+        ChangedError,
+        FailuresError,
+        ForebayError,
+        InputError,
+        LedgerError,
+        OptionError,
+        OutputError,
+        SampleTimeoutError,
+        WorkerDiedError,
+    )
+    from forebay.jobs.report import Failure, Report
+    from forebay.preprocess import preprocess
 
 __version__ = "0.1.0"
 
@@ -37,3 +44,30 @@ __all__ = [
     "WorkerDiedError",
     "preprocess",
 ]
+
+# Where public names live; all others are errors.
+_HOMES = {
+    "Failure": "forebay.jobs.report",
+    "Report": "forebay.jobs.report",
+    "preprocess": "forebay.preprocess",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch a public name from its home, once."""
+    if name not in __all__:
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "forebay.errors")), name)
+    globals()[name] = value
+    return value
+
+
+class _Door(ModuleType):
+    """Keeps a verb's name for the verb: importing its module would bind the module to it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Door

@@ -29,12 +29,12 @@ from forebay.jobs.budget import FailureBudget
 from forebay.jobs.fetch import Download
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.listing import Listing
+from forebay.jobs.listing import Listing, listing_for
 from forebay.jobs.metadata import write_metadata
 from forebay.jobs.places import check_in_reach, in_reach, keep_apart, open_place
 from forebay.jobs.report import Failure, Report
 from forebay.jobs.seeds import generators_kept
-from forebay.jobs.work import PreprocessJob, listing_for
+from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress
 from forebay.options import TABLE_FORMATS, PreprocessOptions
 from forebay.run import run

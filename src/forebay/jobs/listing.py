@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError
+from forebay.errors import InputError, OptionError
 from forebay.jobs.manifest import SUFFIXES, Manifest, open_manifest
 from forebay.jobs.records import Input
 
@@ -45,6 +45,35 @@ class Listing:
             InputError: A row or a name further down cannot be used.
         """
         return self._walk()
+
+
+def listing_for(work: Any, inputs: Any) -> Listing:
+    """Return the listing of what `work` is to work on, having made sure that it can.
+
+    Raises:
+        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
+            are missing, or given twice.
+        InputError: The inputs cannot be used as they are.
+    """
+    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
+        raise OptionError(
+            f"work must be a function(source, out) or a map-style Dataset, not a "
+            f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
+            "line's way to name it."
+        )
+    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
+        if inputs is not None:
+            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
+        return indices(len(work))
+    if not callable(work):
+        raise OptionError(
+            f"work must be a function(source, out) or a map-style Dataset, not a "
+            f"{type(work).__name__}"
+        )
+    if inputs is None:
+        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
+    _check_callable(work)
+    return list_inputs(inputs)
 
 
 def list_inputs(inputs: object) -> Listing:
@@ -297,3 +326,21 @@ def _storable(path: str) -> str:
         advice = "The ledger and the metadata hold UTF-8 alone. Rename the file, or leave it out."
         raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
     return path
+
+
+def _check_callable(work: Callable[..., Any]) -> None:
+    """Raise OptionError if a function cannot be called as `work(source, out)`."""
+    import inspect
+
+    try:
+        signature = inspect.signature(work)
+    except ValueError:
+        return  # a builtin that does not tell
+    try:
+        signature.bind("source", "out")
+    except TypeError as error:
+        name = getattr(work, "__name__", type(work).__name__)
+        raise OptionError(
+            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
+            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
+        ) from error

@@ -19,10 +19,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from forebay.errors import OutputError
-from forebay.jobs.ledger import Ledger
 from forebay.jobs.records import Chore, OutputFile
+
+if TYPE_CHECKING:  # workers stage files and need no ledger
+    from forebay.jobs.ledger import Ledger
 
 # forebay's own folder inside every output folder.
 PRIVATE = ".forebay"
@@ -219,6 +222,8 @@ class OutputFolder:
 
     def ledger(self, command: str = "") -> Ledger:
         """Open the ledger, for one driver at a time."""
+        from forebay.jobs.ledger import Ledger
+
         return Ledger.open(self.private, command)
 
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
-from forebay.errors import OptionError, OutputError
-from forebay.jobs.listing import Listing, indices, list_inputs
+from forebay.errors import OutputError
 from forebay.jobs.outputs import Output
 from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
@@ -155,50 +154,3 @@ def _exhausted(returned: Any) -> Any:
     """Run a generator to its end, while its input and `out` are still valid."""
     is_lazy = hasattr(returned, "__next__")
     return list(returned) if is_lazy else returned
-
-
-def _check_callable(work: Callable[..., Any]) -> None:
-    """Raise OptionError if a function cannot be called as `work(source, out)`."""
-    import inspect
-
-    try:
-        signature = inspect.signature(work)
-    except ValueError:
-        return  # a builtin that does not tell
-    try:
-        signature.bind("source", "out")
-    except TypeError as error:
-        name = getattr(work, "__name__", type(work).__name__)
-        raise OptionError(
-            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
-            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
-        ) from error
-
-
-def listing_for(work: Any, inputs: Any) -> Listing:
-    """Return the listing of what `work` is to work on, having made sure that it can.
-
-    Raises:
-        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
-            are missing, or given twice.
-        InputError: The inputs cannot be used as they are.
-    """
-    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
-        raise OptionError(
-            f"work must be a function(source, out) or a map-style Dataset, not a "
-            f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
-            "line's way to name it."
-        )
-    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
-        if inputs is not None:
-            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
-        return indices(len(work))
-    if not callable(work):
-        raise OptionError(
-            f"work must be a function(source, out) or a map-style Dataset, not a "
-            f"{type(work).__name__}"
-        )
-    if inputs is None:
-        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
-    _check_callable(work)
-    return list_inputs(inputs)
