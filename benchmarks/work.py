@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
+from pathlib import Path
+from typing import Any
 
 # Settings travel in the environment: it reaches the workers of every peer, forked or spawned.
 SPINS = "BENCHMARK_SPINS"
@@ -51,6 +52,16 @@ class Into:
         return self._task(source, os.path.join(self._folder, os.path.basename(source)))
 
 
+class Staged:
+    """A task as forebay calls it. It is in this file because workers may import it anew."""
+
+    def __init__(self, task: str) -> None:
+        self._task = TASKS[task]
+
+    def __call__(self, source: Path, out: Any) -> dict[str, int]:
+        return self._task(os.fspath(source), out.file(source.name))
+
+
 def spin(times: int) -> int:
     """Keep one core busy."""
     value = 1
@@ -61,6 +72,8 @@ def spin(times: int) -> int:
 
 def spins_for(seconds: float) -> int:
     """Return how many spins take so much CPU here, with nothing else running."""
+    import statistics
+
     times, costs = 200_000, []
     for _ in range(9):
         began = time.process_time()

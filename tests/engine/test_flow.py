@@ -108,10 +108,26 @@ def test_short_tasks_travel_in_groups() -> None:
 
 
 def test_the_last_tasks_are_shared_out_evenly() -> None:
-    """No worker takes the tail of the work while another has none."""
+    """A worker takes half its share of the tail, so that the last groups are small."""
     script = started(12, group_s=0.05, max_group=256)
     script.finish(0, 0, seconds=0.0001)
-    assert len(script.held_by(0)) == 5
+    assert len(script.held_by(0)) == 3
+
+
+def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
+    """With every worker busy for a while, or nothing left for an idle one, nobody hurries."""
+    script = started(12, group_s=0.05, max_group=256)
+    assert not script.flow.is_relaxed  # each holds one task: its answer brings it the next
+    script.finish(0, 0, seconds=0.0001)
+    script.finish(1, 1, seconds=0.0001)
+    assert script.flow.is_relaxed
+    while held := script.held_by(0):  # one worker comes to its end, and takes what is left
+        script.finish(0, held[0], seconds=0.0001)
+    assert len(script.held_by(1)) > 1
+    assert script.flow.is_relaxed
+    while len(held := script.held_by(1)) > 1:
+        script.finish(1, held[0], seconds=0.0001)
+    assert not script.flow.is_relaxed
 
 
 def test_results_are_delivered_as_they_come_without_order() -> None:

@@ -390,7 +390,9 @@ class Flow:
             return 0  # the next one would only wait there, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
         if self._ended:
-            size = min(size, -(-len(queue) // limits.num_workers))  # leave the others their share
+            # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half a share: groups
+            # shrink towards the end, so that all workers end together.
+            size = min(size, -(-len(queue) // (2 * limits.num_workers)))
         return max(size, 0 if held else 1)
 
     def _free_slots(self, awaited: bool) -> int:
@@ -435,8 +437,13 @@ class Flow:
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether every worker has more to do than its present task, so that nobody waits."""
-        return bool(self._workers) and all(len(held.tasks) > 1 for held in self._workers.values())
+        """Whether no answer changes what a worker does next, so that answers may be collected.
+
+        So it is while every worker has more to do than its present task, or while there is
+        nothing left to send to those that have not.
+        """
+        busy = sum(len(worker.tasks) > 1 for worker in self._workers.values())
+        return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])
 
     # ---- for tests and statistics --------------------------------------------------------------
 

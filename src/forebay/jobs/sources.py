@@ -171,10 +171,20 @@ def dotted_names(code: CodeType) -> list[list[str]]:
 def source_of(code: CodeType) -> str:
     """Return a function's source, or the hash of its bytecode where there is none."""
     try:
-        text = _lambda_source(code) if code.co_name == "<lambda>" else inspect.getsource(code)
+        text = _lambda_source(code) if code.co_name == "<lambda>" else _block_of(code)
     except Exception:  # noqa: BLE001 - no file, a file that changed meanwhile, no Python in it
         text = None
     return _bytecode(code) if text is None else text
+
+
+def _block_of(code: CodeType) -> str:
+    """Cut a function out of its file, as `inspect.getsource` does.
+
+    That one looks first at every module there is, for the one which the code is from.
+    """
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    return "".join(inspect.getblock(lines)) if lines else inspect.getsource(code)
 
 
 def _lambda_source(code: CodeType) -> str | None:
