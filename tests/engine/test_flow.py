@@ -117,17 +117,24 @@ def test_the_last_tasks_are_shared_out_evenly() -> None:
 def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
     """With every worker busy for a while, or nothing left for an idle one, nobody hurries."""
     script = started(12, group_s=0.05, max_group=256)
+    held = {0: [0], 1: [1]}
+
+    def finish(worker: int) -> bool:
+        sent = script.finish(worker, held[worker].pop(0), seconds=0.0001)
+        for command in [each for each in sent if isinstance(each, SendTasks)]:
+            held[command.worker] += [task for task, _ in command.tasks]
+        return script.flow.is_relaxed
+
     assert not script.flow.is_relaxed  # each holds one task: its answer brings it the next
-    script.finish(0, 0, seconds=0.0001)
-    script.finish(1, 1, seconds=0.0001)
-    assert script.flow.is_relaxed
-    while held := script.held_by(0):  # one worker comes to its end, and takes what is left
-        script.finish(0, held[0], seconds=0.0001)
-    assert len(script.held_by(1)) > 1
-    assert script.flow.is_relaxed
-    while len(held := script.held_by(1)) > 1:
-        script.finish(1, held[0], seconds=0.0001)
-    assert not script.flow.is_relaxed
+    assert not finish(0)
+    assert finish(1)
+    while held[0]:
+        relaxed = finish(0)
+    assert len(held[1]) > 1, "worker 0 is at its end, and there is nothing to send"
+    assert relaxed
+    while len(held[1]) > 1:
+        relaxed = finish(1)
+    assert not relaxed
 
 
 def test_results_are_delivered_as_they_come_without_order() -> None:
