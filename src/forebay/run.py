@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forebay.engine.engine import Engine, Outcome
-from forebay.engine.events import DeliverResult, ReportFailure
+from forebay.engine.engine import COLLECT_S, Engine, Outcome
+from forebay.engine.events import ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
@@ -58,9 +58,8 @@ def run(
     commits = Commits(ledger, folder)
     committed = 0
     try:
-        engine.want(1 << 62)
         while not engine.finished or commits.waiting:
-            outcomes = engine.step(commits.due_in())
+            outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             for outcome in outcomes:
                 commits.add(outcome)
             for outcome in outcomes:
@@ -85,7 +84,7 @@ def _stop_if_due(
     outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
 ) -> None:
     """Raise what ends the run, if this outcome does."""
-    if isinstance(outcome, DeliverResult):
+    if not isinstance(outcome, ReportRetry | ReportFailure):
         budget.succeeded()
         return
     cause = outcome.cause

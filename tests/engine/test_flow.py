@@ -19,7 +19,6 @@ from forebay.engine.events import (
     ReportFailure,
     ReportRetry,
     ResultsReleased,
-    ResultsWanted,
     SendTasks,
     SetAlarm,
     StartWorker,
@@ -47,7 +46,6 @@ class Script:
         self.now = 0.0
         self.log: list[Command] = self.flow.start(self.now)
         self.say(TasksQueued(tuple(range(tasks)), ended=True))
-        self.say(ResultsWanted(1_000_000))
 
     def say(self, event: Event, at: float | None = None) -> list[Command]:
         self.now = self.now if at is None else at
@@ -164,19 +162,6 @@ def test_with_order_what_is_awaited_is_tried_again_first() -> None:
     assert script.of(SendTasks)[-1] == SendTasks(3, ((0, 2),))
 
 
-def test_results_wait_until_they_are_wanted() -> None:
-    """Nothing is delivered beyond what the consumer asked for."""
-    flow = Flow(Limits(num_workers=1, slots=4, lookahead=10))
-    flow.start(0.0)
-    flow.handle(TasksQueued((0, 1), ended=True), 0.0)
-    flow.handle(WorkerStarted(0), 0.0)
-    assert not any(
-        isinstance(command, DeliverResult)
-        for command in flow.handle(TaskFinished(0, 0, 1, "r", 1, 0.1), 0.0)
-    )
-    assert flow.handle(ResultsWanted(1), 0.0) == [DeliverResult(0, 1, 0.1, "r")]
-
-
 def test_no_more_is_made_than_there_are_slots() -> None:
     """Slots count what runs, waits and is in the consumer's hands; releasing frees them."""
     script = started(10, slots=2)
@@ -194,9 +179,10 @@ def test_no_more_is_made_than_there_are_bytes() -> None:
     flow.handle(TasksQueued(tuple(range(6)), ended=True), 0.0)
     flow.handle(WorkerStarted(0), 0.0)
     flow.handle(WorkerStarted(1), 0.0)
-    assert flow.handle(TaskFinished(0, 0, 1, "r", 10, 0.1), 0.0) == []  # 10 ready, 10 running
-    assert flow.handle(TaskFinished(1, 1, 1, "r", 10, 0.1), 0.0) == []  # 20 ready
-    assert SendTasks(0, ((2, 1),)) in flow.handle(ResultsWanted(1), 0.0)
+    first = flow.handle(TaskFinished(0, 0, 1, "r", 10, 0.1), 0.0)  # 10 delivered, 10 running
+    second = flow.handle(TaskFinished(1, 1, 1, "r", 10, 0.1), 0.0)  # 20 delivered
+    assert [type(command) for command in first + second] == [DeliverResult, DeliverResult]
+    assert SendTasks(0, ((2, 1),)) in flow.handle(ResultsReleased((0,)), 0.0)
     flow.check()
 
 
@@ -205,6 +191,7 @@ def test_a_result_larger_than_the_budget_is_still_made() -> None:
     script = started(3, max_bytes=5)
     script.finish(0, 0)
     script.finish(1, 1)
+    script.say(ResultsReleased((0, 1)))
     assert script.of(SendTasks)[-1].tasks == ((2, 1),)
 
 
@@ -217,9 +204,8 @@ def test_once_full_it_rests_until_the_low_mark() -> None:
     for task in range(4):
         flow.handle(TaskFinished(0, task, 1, "r", 1, 0.1), 0.0)
     for task in range(2):
-        assert flow.handle(ResultsWanted(1), 0.0) == [DeliverResult(task, 1, 0.1, "r")]
         assert flow.handle(ResultsReleased((task,)), 0.0) == []
-    assert SendTasks(0, ((4, 1),)) in flow.handle(ResultsWanted(1), 0.0)
+    assert SendTasks(0, ((4, 1),)) in flow.handle(ResultsReleased((2,)), 0.0)
 
 
 def test_a_dead_worker_blames_its_first_unanswered_task_alone() -> None:

@@ -13,6 +13,7 @@ from forebay.engine.events import (
     AlarmRang,
     Cause,
     DeliverResult,
+    DropTask,
     Event,
     FetchTasks,
     Finish,
@@ -20,12 +21,12 @@ from forebay.engine.events import (
     KillWorker,
     ReportFailure,
     ResultsReleased,
-    ResultsWanted,
     SendTasks,
     SetAlarm,
     StartWorker,
     TaskFailed,
     TaskFinished,
+    TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
@@ -52,6 +53,7 @@ class FlowMachine(RuleBasedStateMachine):
         timeout=st.none() | st.just(5.0),
         group=st.sampled_from([0.0, 0.05]),
         lookahead=st.integers(1, 12),
+        bound=st.booleans(),
     )
     def begin(
         self,
@@ -65,12 +67,13 @@ class FlowMachine(RuleBasedStateMachine):
         timeout: float | None,
         group: float,
         lookahead: int,
+        bound: bool,
     ) -> None:
         limits = Limits(
             num_workers=workers,
-            slots=slots,
-            max_bytes=max_bytes,
-            refill_below=None if low is None else min(low, slots),
+            slots=1000 if bound else slots,  # else a task could be bound to wait for ever
+            max_bytes=None if bound else max_bytes,
+            refill_below=None if low is None or bound else min(low, slots),
             in_order=in_order,
             retries=retries,
             timeout_s=timeout,
@@ -78,11 +81,16 @@ class FlowMachine(RuleBasedStateMachine):
             max_group=4,
             lookahead=lookahead,
             max_suspects=2,
+            all_workers=bound,
         )
         self.flow = Flow(limits)
         self.limits = limits
         self.now = 0.0
         self.total = tasks
+        self.bound = bound
+        self.lanes: dict[int, int] = {}
+        self.forgotten = 0
+        self.dropped: list[int] = []
         self.fetched = 0
         self.starting: set[int] = set()
         self.alive: dict[int, list[tuple[int, int]]] = {}
@@ -92,7 +100,6 @@ class FlowMachine(RuleBasedStateMachine):
         self.ends: list[int] = []
         self.leased: set[int] = set()
         self.finished = self.gave_up = False
-        self.wanted = 0
         self.deaths = 0
         self.alarm: float | None = None
         self.obey(self.flow.start(self.now))
@@ -106,10 +113,16 @@ class FlowMachine(RuleBasedStateMachine):
                 case FetchTasks(count):
                     keys = tuple(range(self.fetched, min(self.fetched + count, self.total)))
                     self.fetched += len(keys)
-                    self.say(TasksQueued(keys, ended=len(keys) < count))
-                case StartWorker(worker):
+                    lanes = tuple(key % self.limits.num_workers for key in keys)
+                    ended = len(keys) < count
+                    self.say(TasksQueued(keys, ended, lanes if self.bound else None))
+                case StartWorker(worker, lane):
                     self.starting.add(worker)
+                    self.lanes[worker] = lane
                 case SendTasks(worker, tasks):
+                    if self.bound:
+                        lane, workers = self.lanes[worker], self.limits.num_workers
+                        assert all(task % workers == lane for task, _ in tasks)
                     assert worker not in self.condemned
                     if not self.alive[worker]:
                         self.begun[worker] = self.now
@@ -121,7 +134,9 @@ class FlowMachine(RuleBasedStateMachine):
                 case DeliverResult(task):
                     self.ends.append(task)
                     self.leased.add(task)
-                    self.wanted -= 1
+                case DropTask(task):
+                    assert task < self.forgotten
+                    self.ends_by_dropping(task)
                 case ReportFailure(task):
                     self.ends.append(task)
                 case Finish():
@@ -140,6 +155,10 @@ class FlowMachine(RuleBasedStateMachine):
             held = [task for task, _ in self.alive[worker]]
             self.alive[worker] = []
             self.say(TasksReturned(worker, tuple(held)))
+
+    def ends_by_dropping(self, task: int) -> None:
+        assert task not in self.ends
+        self.dropped.append(task)
 
     def busy(self) -> list[int]:
         return [worker for worker, held in self.alive.items() if held]
@@ -201,10 +220,10 @@ class FlowMachine(RuleBasedStateMachine):
         self.now, self.alarm = max(self.now, self.alarm), None
         self.say(AlarmRang())
 
-    @rule(count=st.integers(1, 5))
-    def consumer_wants(self, count: int) -> None:
-        self.wanted += count
-        self.say(ResultsWanted(count))
+    @rule(more=st.integers(1, 6))
+    def consumer_forgets(self, more: int) -> None:
+        self.forgotten = min(self.forgotten + more, self.fetched)
+        self.say(TasksForgotten(self.forgotten))
 
     @precondition(lambda self: self.leased)
     @rule(data=st.data())
@@ -218,9 +237,9 @@ class FlowMachine(RuleBasedStateMachine):
         if hasattr(self, "flow"):
             self.flow.check()
             assert len(self.ends) == len(set(self.ends)), "something ended twice"
+            assert len(self.dropped) == len(set(self.dropped)), "something was dropped twice"
             if self.limits.in_order:
                 assert self.ends == sorted(self.ends)
-            assert self.wanted >= 0
 
     def teardown(self) -> None:
         """From wherever it is, a machine in which nothing dies any more comes to its end."""
@@ -229,8 +248,6 @@ class FlowMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if self.finished or self.gave_up:
                 break
-            if self.wanted < 10:
-                self.consumer_wants_all()
             for task in sorted(self.leased):
                 self.leased.discard(task)
                 self.say(ResultsReleased((task,)))
@@ -246,11 +263,8 @@ class FlowMachine(RuleBasedStateMachine):
                 self.answer(worker, lambda *which: TaskFinished(*which, None, 5, 0.01))
         assert self.finished or self.gave_up
         if not self.gave_up:
-            assert sorted(self.ends) == list(range(self.total)), "something was lost"
-
-    def consumer_wants_all(self) -> None:
-        self.wanted += 100
-        self.say(ResultsWanted(100))
+            ended = sorted([*self.ends, *self.dropped])
+            assert ended == list(range(self.total)), "something was lost"
 
 
 FlowMachine.TestCase.settings = settings(

@@ -59,7 +59,7 @@ class TestProcesses(PoolTests):
             os.kill(pool._zygote[0], signal.SIGKILL)
             deaths = self.hear(pool, lambda heard: len(heard) == 2)
             assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
-            pool.start(2)
+            pool.start(2, lane=0)
             assert self.hear(pool) == [WorkerStarted(2)]
             pool.send(2, [Assignment(0, 1, "x")])
             assert isinstance(self.hear(pool)[0], TaskFinished)
@@ -105,10 +105,12 @@ class TestProcessesOfAThreadedDriver(PoolTests):
 
 
 class _StartsAProgram:
+    keeps_tasks = False
+
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def open(self, worker: int) -> None:
+    def open(self, worker: int, lane: int) -> None:
         pass
 
     def run(self, assignment: Assignment) -> object:

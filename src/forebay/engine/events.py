@@ -39,10 +39,17 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class TasksQueued:
-    """The source gave the tasks that `FetchTasks` asked for; fewer mean that it has ended."""
+    """There are new tasks: those that `FetchTasks` asked for, or others.
+
+    Attributes:
+        tasks: Their numbers, growing.
+        ended: That no more will come.
+        lanes: The lane of each, if only the worker of that lane may have it.
+    """
 
     tasks: tuple[int, ...]
     ended: bool
+    lanes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +105,17 @@ class AlarmRang:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsWanted:
-    """The consumer can take this many results more."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class ResultsReleased:
     """The consumer is through with delivered results; their slots are free."""
 
     tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TasksForgotten:
+    """Nobody wants the tasks with numbers below `before` any more, save those delivered."""
+
+    before: int
 
 
 Event = (
@@ -119,8 +126,8 @@ Event = (
     | TasksReturned
     | WorkerDied
     | AlarmRang
-    | ResultsWanted
     | ResultsReleased
+    | TasksForgotten
 )
 
 
@@ -136,9 +143,15 @@ class FetchTasks:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows."""
+    """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows.
+
+    Attributes:
+        worker: Its number, never used before.
+        lane: Its place, from 0 to num_workers - 1, which a replacement inherits.
+    """
 
     worker: int
+    lane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,12 @@ class DeliverResult(NamedTuple):
     attempt: int
     seconds: float
     result: Any
+
+
+class DropTask(NamedTuple):
+    """Forget a task: its worker is through with it, and nobody wants it."""
+
+    task: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +228,7 @@ Command = (
     | SendTasks
     | KillWorker
     | DeliverResult
+    | DropTask
     | ReportRetry
     | ReportFailure
     | SetAlarm

@@ -1,8 +1,8 @@
 """The engine's mind: events in, commands out. PURE: no clock, process, thread or file.
 
-    consumer ── ResultsWanted, ResultsReleased ──┐
-    pool ────── WorkerStarted, TaskFinished, … ──┼─> Flow.handle(event, now) ─> [Command, …]
-    source ──── TasksQueued ─────────────────────┘
+    consumer ── ResultsReleased, TasksForgotten ──┐
+    pool ────── WorkerStarted, TaskFinished, … ───┼─> Flow.handle(event, now) ─> [Command, …]
+    source ──── TasksQueued ──────────────────────┘
 
 Guarantees, checked by a random state machine in the tests:
 - `free + running + ready + leased == slots`, and each task in exactly one state (`check`);
@@ -30,6 +30,7 @@ from forebay.engine.events import (
     Cause,
     Command,
     DeliverResult,
+    DropTask,
     Event,
     FetchTasks,
     Finish,
@@ -38,12 +39,12 @@ from forebay.engine.events import (
     ReportFailure,
     ReportRetry,
     ResultsReleased,
-    ResultsWanted,
     SendTasks,
     SetAlarm,
     StartWorker,
     TaskFailed,
     TaskFinished,
+    TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
@@ -58,9 +59,14 @@ MAX_FRUITLESS_DEATHS = 10
 
 @dataclass(slots=True)
 class _Task:
-    """One unit of work and where it stands; `attempt` counts from 1, `place` in the source."""
+    """One unit of work and where it stands; `attempt` counts from 1, `place` in the source.
+
+    `lane` is that of the only worker that may have it. An unwanted one ends with its attempt.
+    """
 
     place: int
+    lane: int | None = None
+    unwanted: bool = False
     state: State = State.QUEUED
     attempt: int = 1
     nbytes: int = 0
@@ -74,6 +80,7 @@ class _Task:
 class _Worker:
     """A worker, the tasks it holds in the order it runs them, and when it began the first."""
 
+    lane: int
     started: bool = False
     tasks: deque[int] = field(default_factory=deque)
     begun: float | None = None
@@ -88,17 +95,17 @@ class Flow:
         """Start with no workers and no tasks; the first `handle` asks for both."""
         self.limits = limits
         self.counts = dict.fromkeys(State, 0)
-        self.ready_bytes = 0
+        self.held_bytes = 0
         self._tasks: dict[int, _Task] = {}
         self._workers: dict[int, _Worker] = {}
         self._next_worker = 0
         self._next_place = 0
         self._queue: deque[int] = deque()  # by place: fresh tasks, and innocent ones to be redone
+        self._lanes: dict[int, deque[int]] = {}  # likewise, for tasks that are bound to a lane
         self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
         self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
         self._trying_suspects = False
         self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
-        self._wanted = 0
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
         self._filling = True
@@ -136,13 +143,13 @@ class Flow:
                 self._on_died(event, commands)
             case AlarmRang():
                 self._on_alarm(now, commands)
-            case ResultsWanted():
-                self._wanted += event.count
-                self._deliver(commands)
             case ResultsReleased():
                 for key in event.tasks:
+                    self.held_bytes -= self._tasks[key].nbytes
                     self._move(key, Move.RELEASED)
                     del self._tasks[key]
+            case TasksForgotten():
+                self._on_forgotten(event.before, commands)
         self._go_on(now, commands)
         return commands
 
@@ -151,13 +158,30 @@ class Flow:
     def _on_queued(self, event: TasksQueued) -> None:
         self._fetching = False
         self._ended = event.ended
-        for key in event.tasks:
-            self._tasks[key] = _Task(self._next_place)
+        lanes = event.lanes or (None,) * len(event.tasks)
+        for key, lane in zip(event.tasks, lanes, strict=True):
+            self._tasks[key] = _Task(self._next_place, lane)
             self._next_place += 1
             self.counts[State.QUEUED] += 1
-            self._queue.append(key)
+            self._queue_of(key).append(key)
             if self.limits.in_order:
                 self._order.append(key)
+
+    def _on_forgotten(self, before: int, commands: list[Command]) -> None:
+        for key in [key for key in self._tasks if key < before]:
+            task = self._tasks[key]
+            if task.state is State.RUNNING:
+                task.unwanted = True  # its worker cannot be interrupted
+            elif task.state is State.QUEUED:
+                for queue in (self._queue_of(key), self._retries, self._suspects):
+                    if key in queue:
+                        queue.remove(key)
+                self._drop(key, commands)
+            elif task.state is State.READY:
+                self.held_bytes -= task.nbytes
+                self._drop(key, commands)
+        self._order = deque(key for key in self._order if key >= before)
+        self._deliver(commands)
 
     def _on_finished(self, event: TaskFinished, now: float, commands: list[Command]) -> None:
         task = self._answered(event.worker, event.task, event.attempt, now, commands)
@@ -167,8 +191,11 @@ class Flow:
         old = self._estimate
         self._estimate = event.seconds if old is None else old + 0.1 * (event.seconds - old)
         self._largest = max(self._largest, event.nbytes)
+        if task.unwanted:
+            self._drop(event.task, commands)
+            return
         task.nbytes, task.seconds, task.result = event.nbytes, event.seconds, event.result
-        self.ready_bytes += event.nbytes
+        self.held_bytes += event.nbytes
         self._move(event.task, Move.FINISHED)
         if not self.limits.in_order:
             self._order.append(event.task)
@@ -188,7 +215,7 @@ class Flow:
             return
         worker.robbed = False
         given = set(event.tasks)
-        self._take_back(worker, [key for key in worker.tasks if key in given])
+        self._take_back(worker, [key for key in worker.tasks if key in given], commands)
         self._begin(worker, now, commands)
 
     def _on_died(self, event: WorkerDied, commands: list[Command]) -> None:
@@ -215,7 +242,7 @@ class Flow:
         for key in worker.tasks:
             if key != suspect:
                 self._move(key, Move.ORPHANED)
-                self._put_back(key)
+                self._put_back(key, commands)
         if suspect is not None:
             if cause.kind == "timeout":
                 self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
@@ -229,20 +256,20 @@ class Flow:
             if timeout is not None and now >= worker.begun + timeout:
                 worker.condemned = worker.tasks[0]
                 commands.append(KillWorker(number))
-            elif len(worker.tasks) > 1 and now >= worker.begun + RECLAIM_S:
-                self._take_back(worker, list(worker.tasks)[1:])
+            elif self._is_overdue(worker, now):
+                self._take_back(worker, list(worker.tasks)[1:], commands)
                 worker.robbed = True
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         self._alarm = min(times, default=None)
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
-    def _take_back(self, worker: _Worker, keys: list[int]) -> None:
+    def _take_back(self, worker: _Worker, keys: list[int], commands: list[Command]) -> None:
         """Put tasks that a worker has not begun back into the queue."""
         taken = set(keys)
         for key in keys:
             self._move(key, Move.RETURNED)
-            self._put_back(key)
+            self._put_back(key, commands)
         worker.tasks = deque(key for key in worker.tasks if key not in taken)
 
     # ---- what becomes of a task ----------------------------------------------------------------
@@ -270,6 +297,9 @@ class Flow:
         final: bool = False,
     ) -> None:
         task = self._tasks[key]
+        if task.unwanted:
+            self._drop(key, commands)
+            return
         if task.attempt > self.limits.retries or final:
             self._move(key, Move.FAILED)
             task.cause = cause
@@ -280,20 +310,33 @@ class Flow:
         self._move(key, Move.RETRIED)
         commands.append(ReportRetry(key, task.attempt, cause))
         task.attempt += 1
-        if self.limits.in_order:
-            self._put_back(key)
+        if self.limits.in_order or task.lane is not None:
+            self._put_back(key, commands)
         else:
             again.append(key)
 
-    def _put_back(self, key: int) -> None:
+    def _put_back(self, key: int, commands: list[Command]) -> None:
         """Queue a task at its place in the source: before all that have not been sent yet."""
-        place, at = self._tasks[key].place, 0
-        while at < len(self._queue) and self._tasks[self._queue[at]].place < place:
+        if self._tasks[key].unwanted:
+            self._drop(key, commands)
+            return
+        place, at, queue = self._tasks[key].place, 0, self._queue_of(key)
+        while at < len(queue) and self._tasks[queue[at]].place < place:
             at += 1
-        self._queue.insert(at, key)
+        queue.insert(at, key)
+
+    def _queue_of(self, key: int) -> deque[int]:
+        lane = self._tasks[key].lane
+        return self._queue if lane is None else self._lanes.setdefault(lane, deque())
+
+    def _drop(self, key: int, commands: list[Command]) -> None:
+        """End a task that nobody wants."""
+        self._move(key, Move.FORGOTTEN)
+        del self._tasks[key]
+        commands.append(DropTask(key))
 
     def _deliver(self, commands: list[Command]) -> None:
-        """Hand over what is next in line: results as they are wanted, failures at once."""
+        """Hand over what is next in line."""
         while self._order:
             key = self._order[0]
             task = self._tasks[key]
@@ -301,9 +344,7 @@ class Flow:
                 assert task.cause is not None
                 commands.append(ReportFailure(key, task.attempt, task.seconds, task.cause))
                 del self._tasks[key]
-            elif task.state is State.READY and self._wanted > 0:
-                self._wanted -= 1
-                self.ready_bytes -= task.nbytes
+            elif task.state is State.READY:
                 self._move(key, Move.DELIVERED)
                 commands.append(DeliverResult(key, task.attempt, task.seconds, task.result))
                 task.result = None
@@ -333,20 +374,29 @@ class Flow:
             self._over = True
             commands.append(Finish())
             return
-        if counts[State.QUEUED]:
-            while len(self._workers) < min(self.limits.num_workers, todo):
-                self._workers[self._next_worker] = _Worker()
-                commands.append(StartWorker(self._next_worker))
-                self._next_worker += 1
+        limits = self.limits
+        if counts[State.QUEUED] or limits.all_workers:
+            most = limits.num_workers
+            while len(self._workers) < (most if limits.all_workers else min(most, todo)):
+                self._start_worker(commands)
             self._feed(now, commands)
-        queued = len(self._queue)
-        if not self._ended and not self._fetching and queued <= self.limits.lookahead // 2:
+        queued = counts[State.QUEUED] - len(self._retries) - len(self._suspects)
+        if not limits.lookahead:
+            return
+        if not self._ended and not self._fetching and queued <= limits.lookahead // 2:
             self._fetching = True
-            commands.append(FetchTasks(self.limits.lookahead - queued))
+            commands.append(FetchTasks(limits.lookahead - queued))
+
+    def _start_worker(self, commands: list[Command]) -> None:
+        taken = {worker.lane for worker in self._workers.values()}
+        lane = next(lane for lane in range(self.limits.num_workers) if lane not in taken)
+        self._workers[self._next_worker] = _Worker(lane)
+        commands.append(StartWorker(self._next_worker, lane))
+        self._next_worker += 1
 
     def _feed(self, now: float, commands: list[Command]) -> None:
         """Send work to every worker that has room for it."""
-        fresh = bool(self._queue or self._retries)
+        fresh = bool(self._queue or self._retries or any(self._lanes.values()))
         if not self._suspects:
             self._trying_suspects = False
         elif len(self._suspects) >= self.limits.max_suspects or (self._ended and not fresh):
@@ -357,12 +407,13 @@ class Flow:
         for number, worker in self._workers.items():
             if not worker.started or worker.condemned is not None or worker.robbed:
                 continue
-            queue = self._suspects if alone else self._retries or self._queue
+            bound = self._lanes.get(worker.lane)
+            queue = self._suspects if alone else self._retries or bound or self._queue
             room = 1 if alone else self._room(worker, queue, now)
             if not room or not queue:
                 continue
             # What all delivery waits for must not wait for room in its turn.
-            awaited = self.limits.in_order and queue[0] == self._order[0]
+            awaited = self._order_waits_for(queue[0]) and not self.counts[State.LEASED]
             count = min(room, self._free_slots(awaited), len(queue))
             if count <= 0:
                 continue
@@ -380,9 +431,14 @@ class Flow:
             if alone:
                 return
 
+    def _order_waits_for(self, key: int) -> bool:
+        return self.limits.in_order and key == self._order[0]
+
     def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send: about `group_s` of work, none bound to it needlessly."""
         held, limits = len(worker.tasks), self.limits
+        if queue is self._lanes.get(worker.lane):
+            return limits.max_group  # nobody else can take them
         if queue is self._retries or self._estimate is None or not limits.group_s:
             return 0 if held else 1
         is_slow = held and worker.begun is not None and now - worker.begun > GIVE_BACK_S
@@ -397,20 +453,21 @@ class Flow:
 
     def _free_slots(self, awaited: bool) -> int:
         """Return how many tasks may begin now, within slots, bytes and the low mark."""
-        limits, running, ready = self.limits, self.counts[State.RUNNING], self.counts[State.READY]
-        slots = limits.slots - running - ready - self.counts[State.LEASED]
+        limits, running = self.limits, self.counts[State.RUNNING]
+        made = running + self.counts[State.READY] + self.counts[State.LEASED]
+        slots = limits.slots - made
         free = slots
         if limits.max_bytes is not None and self._largest:
-            left = limits.max_bytes - self.ready_bytes - running * self._largest
+            left = limits.max_bytes - self.held_bytes - running * self._largest
             free = min(slots, left // self._largest)
         if limits.refill_below is not None:
             if free <= 0:
                 self._filling = False
-            elif running + ready < limits.refill_below:
+            elif made < limits.refill_below:
                 self._filling = True
             if not self._filling:
                 free = 0
-        if free <= 0 and (awaited or running + ready == 0):
+        if free <= 0 and (awaited or not made):
             free = 1  # also when a single result is larger than the whole budget
         return min(free, slots)
 
@@ -431,9 +488,17 @@ class Flow:
         if worker.begun is None or worker.condemned is not None:
             return None
         timeout = self.limits.timeout_s
-        if len(worker.tasks) > 1:
+        if self._may_be_robbed(worker):
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
         return None if timeout is None else worker.begun + timeout
+
+    def _is_overdue(self, worker: _Worker, now: float) -> bool:
+        begun = worker.begun
+        return begun is not None and self._may_be_robbed(worker) and now >= begun + RECLAIM_S
+
+    def _may_be_robbed(self, worker: _Worker) -> bool:
+        """Whether it holds tasks behind its present one that another worker could have."""
+        return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].lane is None
 
     @property
     def is_relaxed(self) -> bool:
@@ -454,13 +519,14 @@ class Flow:
             held[task.state] += 1
         for state in (State.QUEUED, State.RUNNING, State.READY, State.LEASED):
             assert held[state] == self.counts[state], (state, held, self.counts)
-        waiting = [*self._queue, *self._retries, *self._suspects]
+        bound = [key for queue in self._lanes.values() for key in queue]
+        waiting = [*self._queue, *bound, *self._retries, *self._suspects]
         assert len(waiting) == len(set(waiting)) == held[State.QUEUED]
         on_workers = [key for worker in self._workers.values() for key in worker.tasks]
         assert len(on_workers) == len(set(on_workers)) == held[State.RUNNING]
         used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
         assert used <= self.limits.slots, (used, self.limits.slots)
-        ready = [task for task in self._tasks.values() if task.state is State.READY]
+        ready = [t for t in self._tasks.values() if t.state in (State.READY, State.LEASED)]
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         assert not times or (self._alarm is not None and self._alarm <= min(times))
-        assert self.ready_bytes == sum(task.nbytes for task in ready)
+        assert self.held_bytes == sum(task.nbytes for task in ready)

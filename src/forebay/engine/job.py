@@ -36,10 +36,22 @@ class Refusal(Exception):  # noqa: N818 - a verdict on the task, not an error of
 
 
 class Job(Protocol):
-    """What a worker does. It reaches a process worker by pickle, once however many there are."""
+    """What a worker does. It reaches a process worker by pickle, once however many there are.
 
-    def open(self, worker: int) -> None:
-        """Set up, in the worker, before its first task."""
+    Attributes:
+        keeps_tasks: Whether a worker keeps the tasks behind a slow one, because they are bound to
+            it; otherwise it gives them back for others to have.
+    """
+
+    keeps_tasks: bool
+
+    def open(self, worker: int, lane: int) -> None:
+        """Set up, in the worker, before its first task.
+
+        Args:
+            worker: Its number, which no other ever has.
+            lane: Its place, from 0 to num_workers - 1, which a replacement inherits.
+        """
 
     def run(self, assignment: Assignment) -> Answer:
         """Do one task. Whatever it raises is laid to that task; the worker lives on."""

@@ -18,9 +18,10 @@ class Limits:
 
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
-        slots: Results being made, ready or in the consumer's hands, at most.
-        max_bytes: Bytes of results being made or ready, at most; None for no limit. One task
-            may always run, however large.
+        slots: Results being made, ready or in the consumer's hands, at most. Tasks that are bound
+            to lanes need a slot each: one lane's could otherwise wait for another's for ever.
+        max_bytes: Bytes of results being made, ready or delivered, at most; None for no limit.
+            One task may always run, however large.
         refill_below: Once full, wait until fewer than this many results are being made or
             ready before making more; None refills at once.
         in_order: Deliver in the order of the source.
@@ -28,7 +29,8 @@ class Limits:
         timeout_s: Seconds one try may take; None for no limit.
         group_s: Seconds of work to aim at in one message to a worker; 0 sends tasks singly.
         max_group: Tasks in one message, at most.
-        lookahead: Tasks to hold queued, taken from the source in advance.
+        lookahead: Tasks to hold queued, taken from the source in advance; 0 to ask for none.
+        all_workers: Start every worker at once, however little work there is.
         max_suspects: How many suspects may wait before they are tried, alone.
     """
 
@@ -42,4 +44,5 @@ class Limits:
     group_s: float = 0.0
     max_group: int = 1
     lookahead: int = 1
+    all_workers: bool = False
     max_suspects: int = 64

@@ -32,6 +32,7 @@ class Move(Enum):
     FAILED = "failed, no tries left"
     DELIVERED = "handed to the consumer"
     RELEASED = "let go by the consumer"
+    FORGOTTEN = "nobody wants it any more"
 
     __hash__ = object.__hash__
 
@@ -45,6 +46,9 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.RUNNING, Move.FAILED): State.FAILED,
     (State.READY, Move.DELIVERED): State.LEASED,
     (State.LEASED, Move.RELEASED): State.RELEASED,
+    (State.QUEUED, Move.FORGOTTEN): State.RELEASED,
+    (State.RUNNING, Move.FORGOTTEN): State.RELEASED,
+    (State.READY, Move.FORGOTTEN): State.RELEASED,
 }
 
 MEANING: dict[State, str] = {

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from forebay.engine.events import Cause, DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.events import Cause, Command, DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.places import OutputPlace
@@ -61,7 +61,7 @@ class Commits:
         self._batch = 0  # how many of `_done` are in the commit under way
         self._last = time.monotonic()
 
-    def add(self, outcome: DeliverResult | ReportRetry | ReportFailure) -> None:
+    def add(self, outcome: Command) -> None:
         """Take in what the engine delivered."""
         match outcome:
             case DeliverResult():
@@ -120,7 +120,7 @@ class Commits:
         except OSError as error:
             raise OutputError(
                 f"the outputs cannot be brought to their place: {error}\n"
-                f"  {count:,} results were not committed; the ledger knows what to do about them.\n"
+                f"  Results not committed: {count:,}. The ledger knows what to do about them.\n"
                 "  See to the disk's space and health, then make the same call again."
             ) from error
 

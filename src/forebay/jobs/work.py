@@ -62,6 +62,8 @@ class PreprocessJob:
         fetch: For inputs that are URLs, which have to be brought here first.
     """
 
+    keeps_tasks = False
+
     def __init__(
         self,
         work: Any,
@@ -75,7 +77,7 @@ class PreprocessJob:
         self._outputs = outputs
         self._fetch = fetch
 
-    def open(self, worker: int) -> None:
+    def open(self, worker: int, lane: int) -> None:
         """Make the staging folder."""
         self._outputs.open(worker)
         seed_what_is_imported()

@@ -47,7 +47,7 @@ class PoolTests:
         pool = self.make_pool(job or FaultyJob())
         try:
             for worker in range(workers):
-                pool.start(worker)
+                pool.start(worker, lane=0)
             heard: list[Event] = []
             while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
                 heard += self.hear(pool)
@@ -73,7 +73,7 @@ class PoolTests:
         """`start` is followed by exactly one `WorkerStarted`."""
         pool = self.make_pool(FaultyJob())
         try:
-            pool.start(7)
+            pool.start(7, lane=0)
             assert self.hear(pool) == [WorkerStarted(7)]
         finally:
             pool.close()
@@ -112,7 +112,7 @@ class PoolTests:
         """The cause of the death is the exception, so that the run can end with it."""
         pool = self.make_pool(FaultyJob(broken="raise"))
         try:
-            pool.start(0)
+            pool.start(0, lane=0)
             heard = self.hear(pool, self.died)
         finally:
             pool.close()
@@ -163,7 +163,7 @@ class PoolTests:
             assert self.died(self.hear(pool))
             pool.send(0, [Assignment(1, 1, "to the dead")])
             pool.send(1, [Assignment(2, 1, "to the living")])
-            pool.start(2)
+            pool.start(2, lane=0)
             heard = self.hear(pool, lambda heard: len(heard) == 2)
         assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
 

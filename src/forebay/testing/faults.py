@@ -93,11 +93,13 @@ class FaultyJob:
         broken: A fault to meet in `open`.
     """
 
+    keeps_tasks = False
+
     def __init__(self, broken: str | None = None) -> None:
         """See the class."""
         self._broken = broken
 
-    def open(self, worker: int) -> None:
+    def open(self, worker: int, lane: int) -> None:
         """Meet the fault that was asked for, if any."""
         if self._broken is not None:
             FAULTS[self._broken]()

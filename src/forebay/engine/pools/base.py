@@ -15,10 +15,10 @@ from forebay.engine.job import Assignment
 
 
 class Pool(ABC):
-    """Workers of one kind. All methods are called from one thread."""
+    """Workers of one kind. All methods but `wake` are called from one thread."""
 
     @abstractmethod
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, lane: int) -> None:
         """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows from `wait`."""
 
     @abstractmethod
@@ -35,6 +35,10 @@ class Pool(ABC):
 
         The events of one worker come in the order in which they happened, its death last.
         """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have `wait` return, now or when it is called next. Any thread may call this."""
 
     @abstractmethod
     def close(self) -> None:

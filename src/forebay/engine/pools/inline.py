@@ -26,10 +26,10 @@ class InlinePool(Pool):
         self._held: deque[tuple[int, Assignment]] = deque()
         self._open = False
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, lane: int) -> None:
         """Set the job up, now."""
         try:
-            self._job.open(worker)
+            self._job.open(worker, lane)
         except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
             self._events.append(WorkerDied(worker, cause_of(error)))
             return
@@ -51,6 +51,9 @@ class InlinePool(Pool):
         events = list(self._events)
         self._events.clear()
         return events
+
+    def wake(self) -> None:
+        """Do nothing: `wait` never waits."""
 
     def close(self) -> None:
         """Tidy the job up."""

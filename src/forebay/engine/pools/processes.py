@@ -7,37 +7,33 @@ and no queue is shared, so there is nothing that a dying worker could take along
 
 from __future__ import annotations
 
-import gc
-import json
 import os
 import resource
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, final
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, final
 
 from forebay.engine.events import Cause, Event, WorkerDied
 from forebay.engine.job import Assignment, Job
-from forebay.engine.pools import zygote
+from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel, roomy_pipe
 from forebay.errors import OptionError
 
 # How long `close` leaves a worker to finish what it is doing before it is killed.
 CLOSE_S = 0.5
+_WAKE = -1
 # What the driver needs besides two descriptors a worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
-    "from forebay.engine.pools.zygote import main; main(*map(int, sys.argv[1:4]))"
-)
+# The driver's ends of everything, of all pools: a zygote that kept some of them open would hide
+# the driver's death from another.
+_our_ends: set[int] = set()
 
 
 @final
@@ -45,15 +41,20 @@ class ProcessPool(Pool):
     """Runs each worker in a process of its own.
 
     Args:
-        job: What the workers do. It is pickled once (by cloudpickle, so that functions of a
-            script or a notebook travel too), however many workers there are.
+        job: What the workers do. It is pickled once, or not at all, however many workers there
+            are.
         num_workers: How many will live at once, to see early whether descriptors suffice.
+        start: How the zygote comes up, see `launch.py`. "auto" forks if this process has but one
+            thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
+            always forks, with the job as it is and every descriptor that the user has open.
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
     """
 
-    def __init__(self, job: Job, num_workers: int) -> None:
+    def __init__(
+        self, job: Job, num_workers: int, start: Literal["auto", "fork"] | BaseContext = "auto"
+    ) -> None:
         """Pickle the job and begin to bring up the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = 2 * num_workers + SPARE_DESCRIPTORS
@@ -62,23 +63,34 @@ class ProcessPool(Pool):
                 f"num_workers={num_workers} needs about {needed} open files, {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
-        self._payload = _pickled(job)
+        self.pids: dict[int, int] = {}
+        self.exit_codes: dict[int, int] = {}
+        self._owner = os.getpid()
+        self._start = start
+        self._job: Job | bytes = launch.pickled(job) if start == "auto" else job
         self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        _our_ends.update((self._woken, self._waker, self._selector.fileno()))
+        self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         self._zygote: tuple[int, Channel] | None = None
+        self._spawned: Any = None  # the process of multiprocessing's that is the zygote
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
         self._start_zygote()
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, lane: int) -> None:
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
         (tasks, put), (get, answers) = roomy_pipe(), roomy_pipe()
-        self._order(zygote.START, worker, descriptors=[tasks, answers])
+        self._order(zygote.START, worker, lane, descriptors=[tasks, answers])
         os.close(tasks)
         os.close(answers)
         os.set_blocking(put, False)
+        _our_ends.update((get, put))
         self._workers[worker] = channel = Channel(get, put)
         self._selector.register(channel, selectors.EVENT_READ, worker)
 
@@ -103,6 +115,9 @@ class ProcessPool(Pool):
                 worker = key.data
                 if worker is None:
                     self._hear_zygote()
+                elif worker == _WAKE:
+                    with suppress(BlockingIOError):
+                        os.read(self._woken, 4096)
                 elif worker in self._workers:
                     if mask & selectors.EVENT_WRITE:
                         self._unblock(worker)
@@ -111,14 +126,28 @@ class ProcessPool(Pool):
         events, self._events = self._events, []
         return events
 
+    def wake(self) -> None:
+        """Write to a pipe that `wait` watches."""
+        with suppress(BlockingIOError, OSError):  # it is full, or closed: either way no news
+            os.write(self._waker, b"w")
+
     def close(self) -> None:
-        """Let idle workers go, kill the others, and see the zygote out."""
+        """Let idle workers go, kill the others, and see the zygote out.
+
+        In a fork of the driver it does nothing: the workers are not that process's.
+        """
+        if self._woken < 0 or os.getpid() != self._owner:
+            return
         for worker in list(self._workers):
             self._forget(worker)
         if self._zygote is not None:
             self._order(zygote.CLOSE, seconds=CLOSE_S)
             self._bury_zygote(patience_s=CLOSE_S + 1.0)
+        _our_ends.difference_update((self._woken, self._waker, self._selector.fileno()))
         self._selector.close()
+        os.close(self._woken)
+        os.close(self._waker)
+        self._woken = -1
         self._events.clear()
 
     # ---- the workers ---------------------------------------------------------------------------
@@ -142,6 +171,11 @@ class ProcessPool(Pool):
             self._selector.unregister(channel.outgoing)
         if not channel.ended:
             self._selector.unregister(channel)
+        self._close_channel(channel)
+
+    @staticmethod
+    def _close_channel(channel: Channel) -> None:
+        _our_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
     def _lay_to_rest(self, worker: int, death: WorkerDied) -> None:
@@ -158,21 +192,38 @@ class ProcessPool(Pool):
     def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair()
         get, news = os.pipe()
+        _our_ends.update((get, ours.fileno()))
         with theirs:
-            pid = _fork_zygote(theirs, news, self._payload)
-            if pid is None:
-                pid = _exec_zygote(theirs, news, self._payload)
+            pid = self._launch(theirs, news)
         os.close(news)
         channel = Channel(get, ours.detach())
         self._selector.register(channel, selectors.EVENT_READ, None)
         self._zygote = pid, channel
 
+    def _launch(self, control: socket.socket, news: int) -> int:
+        if isinstance(self._start, BaseContext):
+            assert not isinstance(self._job, bytes)
+            self._spawned = launch.spawn(self._start, control, news, self._job)
+            return int(self._spawned.pid)
+        if self._start == "fork":
+            return launch.fork(control, news, self._job, closing=_our_ends)
+        assert isinstance(self._job, bytes)
+        if launch.is_single_threaded():
+            return launch.fork(control, news, self._job, closing=None)
+        return launch.execute(control, news, self._job)
+
     def _order(
-        self, what: int, worker: int = 0, *, descriptors: Sequence[int] = (), seconds: float = 0.0
+        self,
+        what: int,
+        worker: int = 0,
+        lane: int = 0,
+        *,
+        descriptors: Sequence[int] = (),
+        seconds: float = 0.0,
     ) -> None:
         if self._zygote is None:
             return
-        order = zygote.ORDER.pack(what, worker, seconds)
+        order = zygote.ORDER.pack(what, worker, lane, seconds)
         control = socket.socket(fileno=self._zygote[1].outgoing)
         # If the zygote is dead, `wait` reads its channel's end and says so.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -191,8 +242,12 @@ class ProcessPool(Pool):
                 self._lay_to_rest(worker, WorkerDied(worker, cause, blameless=True))
 
     def _heed(self, what: str, *facts: Any) -> None:
-        if what == "exited":
+        if what == "forked":
+            worker, pid = facts
+            self.pids[worker] = pid
+        elif what == "exited":
             worker, code, peak_bytes, stacks = facts
+            self.exit_codes[worker] = code
             cause = Cause("crash", "WorkerDiedError", describe_exit(code, peak_bytes), stacks)
             self._lay_to_rest(worker, WorkerDied(worker, cause))
         else:
@@ -210,11 +265,15 @@ class ProcessPool(Pool):
             selector.register(channel, selectors.EVENT_READ)
             while not channel.ended and (left := until - time.monotonic()) > 0:
                 if selector.select(left):
-                    channel.receive_nowait()
-        channel.close()
+                    for message in channel.receive_nowait():
+                        self._heed(*message)
+        self._close_channel(channel)
         with suppress(ProcessLookupError, ChildProcessError):  # somebody's `wait` was quicker
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            if self._spawned is None:
+                os.waitpid(pid, 0)
+            else:
+                self._spawned.join()
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:
@@ -233,64 +292,3 @@ def describe_exit(code: int, peak_bytes: int) -> str:
         "SIGABRT": "native code gave up",
     }.get(name, "something sent it that signal")
     return f"the worker was killed by {name} ({peak}): {usual}"
-
-
-def _pickled(job: Job) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(job))
-    except Exception as error:
-        raise OptionError(
-            f"the work cannot be sent to worker processes: {type(error).__name__}: {error}\n"
-            "  Pickling it failed, so nothing was started. Open files, locks, connections and "
-            "generators cannot travel:\n"
-            "  open them inside the function, or use backend='thread' or num_workers=0."
-        ) from error
-
-
-def _fork_zygote(theirs: socket.socket, news: int, payload: bytes) -> int | None:
-    """Fork the zygote from this process; None where that is not safe.
-
-    It is safe with a single thread, the kernel's count and not only Python's: a lock held by any
-    other thread would stay locked in the child for ever.
-    """
-    try:
-        if len(os.listdir("/proc/self/task")) != 1:
-            return None
-    except OSError:
-        return None  # no way to know
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()  # or the child would print it once more
-    pid = os.fork()
-    if pid == 0:
-        try:
-            gc.freeze()  # nothing of the driver may be finalised here
-            os.setsid()
-            low, high = sorted((theirs.fileno(), news))
-            for first, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
-                os.closerange(first, end)
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.close(null)
-            zygote.run(theirs, news, payload)
-        finally:
-            os._exit(1)
-    return pid
-
-
-def _exec_zygote(theirs: socket.socket, news: int, payload: bytes) -> int:
-    """Start the zygote as a fresh interpreter."""
-    with tempfile.TemporaryFile() as file:
-        file.write(payload)
-        file.seek(0)
-        descriptors = theirs.fileno(), news, file.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, *map(str, descriptors), json.dumps(sys.path)],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    process.returncode = 0  # it is reaped by its number, see _bury_zygote
-    return process.pid

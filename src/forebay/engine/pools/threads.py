@@ -25,11 +25,13 @@ CLOSE_S = 1.0
 class _Worker:
     """A thread and the queue of what it is to do; None in it means that it is over."""
 
-    def __init__(self, number: int, job: Job, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(
+        self, number: int, lane: int, job: Job, events: queue.SimpleQueue[Event | None]
+    ) -> None:
         self.tasks: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(
             target=serve,
-            args=(number, job, self._receive, events.put),
+            args=(number, lane, job, self._receive, events.put),
             name=f"forebay-worker-{number}",
             daemon=True,
         )
@@ -50,11 +52,11 @@ class ThreadPool(Pool):
         """Host `job`, one object for all threads."""
         self._job = job
         self._workers: dict[int, _Worker] = {}
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, lane: int) -> None:
         """Start a thread."""
-        self._workers[worker] = _Worker(worker, self._job, self._events)
+        self._workers[worker] = _Worker(worker, lane, self._job, self._events)
 
     def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
         """Put the tasks into the thread's queue."""
@@ -78,7 +80,11 @@ class ThreadPool(Pool):
             return []
         while not self._events.empty():
             events.append(self._events.get_nowait())
-        return events
+        return [event for event in events if event is not None]
+
+    def wake(self) -> None:
+        """Put in an event that says nothing."""
+        self._events.put(None)
 
     def close(self) -> None:
         """Tell every thread to go; wait a moment for those in the middle of a task."""

@@ -54,6 +54,7 @@ def cause_of(error: BaseException, kind: str = "exception") -> Cause:
 
 def serve(
     worker: int,
+    lane: int,
     job: Job,
     receive: Callable[[bool], Sequence[Assignment] | None],
     report: Callable[[Event], None],
@@ -62,13 +63,14 @@ def serve(
 
     Args:
         worker: This worker's number.
+        lane: Its lane, see `Job.open`.
         job: What to do; its `open` is called first.
         receive: Returns tasks, waiting for some if called with True, or None when it is over.
             Called with False it returns at once, with an empty sequence if there are none.
         report: Sends an event to the driver.
     """
     try:
-        job.open(worker)
+        job.open(worker, lane)
     except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
         report(WorkerDied(worker, cause_of(error)))
         return
@@ -86,7 +88,7 @@ def serve(
         if not held:
             continue
         report(perform(worker, job, held.popleft()))
-        if time.monotonic() - began > GIVE_BACK_S:
+        if not job.keeps_tasks and time.monotonic() - began > GIVE_BACK_S:
             while received := receive(False):
                 held.extend(received)
             report(TasksReturned(worker, tuple(each.task for each in held)))

@@ -38,9 +38,9 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.channel import Channel
 from forebay.engine.pools.worker import cause_of, portable, serve
 
-# Orders from the driver, all of one size: what, which worker, seconds. "start" carries the
-# worker's ends of its channel.
-ORDER = struct.Struct("!BIxxxd")
+# Orders from the driver, all of one size: what, which worker, its lane, seconds. "start" carries
+# the worker's ends of its channel.
+ORDER = struct.Struct("!BxxxIId")
 START, KILL, CLOSE = range(3)
 
 # How long a condemned worker has to write down its stacks.
@@ -57,17 +57,17 @@ class _Child:
     kill_at: float | None = None
 
 
-def run(control: socket.socket, news: int, payload: bytes) -> NoReturn:
+def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
     """Serve the driver until it closes or dies; never returns.
 
     Args:
         control: Brings the driver's orders.
         news: Descriptor of the pipe that takes what there is to tell.
-        payload: The pickled job.
+        job: The job, or the pickled job.
     """
     code = 1
     try:
-        _Zygote(control, news, payload).serve()
+        _Zygote(control, news, job).serve()
         code = 0
     finally:
         os._exit(code)
@@ -81,7 +81,7 @@ def main(control: int, news: int, payload: int) -> NoReturn:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, news: int, payload: bytes) -> None:
+    def __init__(self, control: socket.socket, news: int, job: Job | bytes) -> None:
         self._control = control
         self._news = news
         self._driver = Channel(control.fileno(), news)
@@ -96,7 +96,8 @@ class _Zygote:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._job: Job | None = None
         try:
-            self._job = pickle.loads(payload)  # noqa: S301 - from the driver, never from a disk
+            # From the driver, never from a disk.
+            self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._driver.send(("broken", cause_of(error)))
         gc.freeze()  # keep the collector from touching, and so copying, what the workers share
@@ -133,9 +134,9 @@ class _Zygote:
             return False
         if len(order) < ORDER.size:
             return False
-        what, worker, seconds = ORDER.unpack(order)
+        what, worker, lane, seconds = ORDER.unpack(order)
         if what == START:
-            self._fork(worker, descriptors)
+            self._fork(worker, lane, descriptors)
         elif what == KILL:
             for pid, child in self._children.items():
                 if child.worker == worker and child.kill_at is None:
@@ -145,7 +146,7 @@ class _Zygote:
             self._closing_at = time.monotonic() + seconds
         return True
 
-    def _fork(self, worker: int, descriptors: list[int]) -> None:
+    def _fork(self, worker: int, lane: int, descriptors: list[int]) -> None:
         if self._job is None:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -160,12 +161,13 @@ class _Zygote:
                 os.close(self._news)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(worker, self._job, Channel(*descriptors), stacks)
+                _be_a_worker(worker, lane, self._job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
         self._children[pid] = _Child(worker, stacks)
+        self._driver.send(("forked", worker, pid))
 
     def _reap(self) -> None:
         while self._children:
@@ -183,7 +185,7 @@ class _Zygote:
             self._driver.send(("exited", child.worker, code, peak, stacks))
 
 
-def _be_a_worker(worker: int, job: Job, channel: Channel, stacks: int) -> NoReturn:
+def _be_a_worker(worker: int, lane: int, job: Job, channel: Channel, stacks: int) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
     _die_with_parent()
@@ -214,7 +216,7 @@ def _be_a_worker(worker: int, job: Job, channel: Channel, stacks: int) -> NoRetu
             )
             channel.send(portable(bad))
 
-    serve(worker, job, receive, report)
+    serve(worker, lane, job, receive, report)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

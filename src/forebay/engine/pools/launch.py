@@ -1,0 +1,140 @@
+"""Three ways to bring up the zygote, each of which hands it a job and two descriptors.
+
+fork      a copy of this process: at once, nothing is pickled; what torch does on Linux
+execute   a fresh interpreter, told by its command line; the job is pickled by cloudpickle
+spawn     by a multiprocessing context, so with its rules for `__main__` and for what travels
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from forebay.engine.job import Job
+from forebay.engine.pools import zygote
+from forebay.errors import OptionError
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "from forebay.engine.pools.zygote import main; main(*map(int, sys.argv[1:4]))"
+)
+
+
+def is_single_threaded() -> bool:
+    """Tell whether a fork is safe whatever this process does: no other thread can hold a lock.
+
+    It is the kernel's count, not only Python's.
+    """
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False  # no way to know
+
+
+def pickled(job: Job) -> bytes:
+    """Pickle a job so that functions of a script or a notebook travel too.
+
+    Raises:
+        OptionError: It cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(job))
+    except Exception as error:
+        raise OptionError(
+            f"the work cannot be sent to worker processes: {type(error).__name__}: {error}\n"
+            "  Pickling it failed, so nothing was started. Open files, locks, connections and "
+            "generators cannot travel:\n"
+            "  open them inside the function, or use backend='thread' or num_workers=0."
+        ) from error
+
+
+def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[int] | None) -> int:
+    """Fork the zygote from this process.
+
+    Args:
+        control: The zygote's end of the socket that brings orders.
+        news: The descriptor it writes to.
+        job: The job itself, or pickled.
+        closing: Descriptors that the zygote must not keep; None for all but its own two.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or the child would print it once more
+    pid = os.fork()
+    if pid == 0:
+        try:
+            gc.freeze()  # nothing of the driver may be finalised here
+            os.setsid()
+            if closing is None:
+                low, high = sorted((control.fileno(), news))
+                last = os.sysconf("SC_OPEN_MAX")
+                for first, end in ((3, low), (low + 1, high), (high + 1, last)):
+                    os.closerange(first, end)
+            else:
+                for descriptor in closing:
+                    with suppress(OSError):
+                        os.close(descriptor)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            zygote.run(control, news, job)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def execute(control: socket.socket, news: int, payload: bytes) -> int:
+    """Start the zygote as a fresh interpreter; return its number, to be waited for."""
+    with tempfile.TemporaryFile() as file:
+        file.write(payload)
+        file.seek(0)
+        descriptors = control.fileno(), news, file.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, *map(str, descriptors), json.dumps(sys.path)],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is reaped by its number
+    return process.pid
+
+
+def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> Any:
+    """Start the zygote by `multiprocessing`; return its process."""
+    process = context.Process(  # type: ignore[attr-defined] # of every concrete context
+        target=_spawned, args=(_Descriptor(control.fileno()), _Descriptor(news), job), daemon=True
+    )
+    process.start()
+    return process
+
+
+class _Descriptor:
+    """A descriptor on its way to a process that `multiprocessing` starts."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __getstate__(self) -> Any:
+        return DupFd(self._number)
+
+    def __setstate__(self, duplicate: Any) -> None:
+        self._number = duplicate.detach()
+
+    def detach(self) -> int:
+        return self._number
+
+
+def _spawned(control: _Descriptor, news: _Descriptor, job: Job) -> None:
+    zygote.run(socket.socket(fileno=control.detach()), news.detach(), job)
