@@ -1,7 +1,7 @@
 """The command line: preprocess, status, failures, retry, verify.
 
-Exit codes: 0 all done, 3 finished with failures (or `verify` found damage), 1 could not run,
-2 wrong usage, 130 interrupted.
+Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
+run or was stopped early, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -171,11 +171,11 @@ def verify_command(output: str) -> int:
     for name in result.orphans:
         click.echo(f"orphan   {name}: no input is known to have made it")
     click.echo(
-        f"{result.checked:,} outputs checked: {len(result.missing):,} missing, "
-        f"{len(result.altered):,} altered, {len(result.orphans):,} orphans"
+        f"{_counted(result.checked, 'output')} checked: {len(result.missing):,} missing, "
+        f"{len(result.altered):,} altered, {_counted(len(result.orphans), 'orphan')}"
     )
     if result.damaged:
-        click.echo(f"{len(result.damaged):,} inputs will be redone by the next run")
+        click.echo(f"{_counted(len(result.damaged), 'input')} will be redone by the next run")
     return DONE if result.is_sound else FAILURES
 
 
@@ -212,6 +212,10 @@ def _count_or_fraction(text: str | None) -> int | float | None:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is no number", param_hint="--max-failures") from None
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _status(snapshot: Snapshot, now: float) -> str:

@@ -142,7 +142,7 @@ def test_an_input_listed_twice_is_named_with_both_positions(ledger, earlier):
     with pytest.raises(InputError) as caught:
         ledger.enrol(paths("a", "b", "c", "b", "c"), (), True)
     first = str(caught.value).splitlines()[0]
-    assert first == "input b is listed twice: at positions 2 and 4 (and 1 more are)"
+    assert first == "input b is listed twice: at positions 2 and 4 (and so is 1 more)"
     assert ledger.counts().total == len(earlier)
 
 

@@ -106,13 +106,14 @@ def test_every_iteration_looks_at_the_files_again(folder):
 @pytest.mark.parametrize("bad", [None, 3, b"a", {"path": "a"}])
 def test_an_element_that_is_no_path_is_named_by_its_position(bad):
     """The message says where in the list it is and what it is."""
-    assert refused(["a", bad]).startswith(f"inputs[1]: a {type(bad).__name__} instead of a path\n")
+    kind = type(bad).__name__
+    assert refused(["a", bad]).startswith(f"inputs[1]: got {kind} instead of a path\n")
 
 
 @pytest.mark.parametrize("bad", [None, 3, b"a", {"a": 1}])
 def test_inputs_that_are_no_paths_at_all_are_refused(bad):
     """Nothing is iterated that was not meant to be."""
-    assert refused(bad).startswith(f"inputs: a {type(bad).__name__} instead of paths\n")
+    assert refused(bad).startswith(f"inputs: got {type(bad).__name__} instead of paths\n")
 
 
 def test_no_inputs_are_refused(folder):
@@ -331,7 +332,7 @@ def test_a_huge_cell_is_read_and_the_limit_of_csv_stays_the_users(folder):
         ("a,,c\n1,2,3\n", "m.csv: column 2 has no name\n"),
         ("a, \n1,2\n", "m.csv: column 2 has no name\n"),
         ("a,b\n1,2\n1,2,3\n", "m.csv, line 3: 3 fields where the header has 2\n"),
-        ('a,b\n\n"1\n2",2\n1\n', "m.csv, line 5: 1 fields where the header has 2\n"),
+        ('a,b\n\n"1\n2",2\n1\n', "m.csv, line 5: 1 field where the header has 2\n"),
         ("a,b\n1,2\n3,\0\n", "m.csv, line 3: a NUL byte\n"),
         ('a\n1\n"2\n3\n', "m.csv, line 3: not CSV: "),
         (b"a,b\n1,2\n3,caf\xe9\n", "m.csv, line 3: byte 13 (0xe9) is not UTF-8\n"),

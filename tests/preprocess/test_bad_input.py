@@ -136,7 +136,7 @@ def test_odd_names_come_through_whole(tmp_path, output, workers, form):
         ("path,label\n", "no rows"),
         ("path,path\na,b\n", "two columns are called 'path'"),
         ("path,\na,b\n", "column 2 has no name"),
-        ("path,label\na,x\nb\n", "line 3: 1 fields where the header has 2"),
+        ("path,label\na,x\nb\n", "line 3: 1 field where the header has 2"),
         ("path,label\na,x\nb,y,z\n", "line 3: 3 fields where the header has 2"),
         ('path\n"a\n', "line 2: not CSV"),
         (b"path\ncaf\xe9\n", r"line 2: byte 8 \(0xe9\) is not UTF-8"),

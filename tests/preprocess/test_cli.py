@@ -258,7 +258,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
         "missing  0001.txt",
         "altered  0003.txt: 24 bytes recorded, 5 found",
         "orphan   stranger.txt: no input is known to have made it",
-        "6 outputs checked: 1 missing, 1 altered, 1 orphans",
+        "6 outputs checked: 1 missing, 1 altered, 1 orphan",
         "2 inputs will be redone by the next run",
     ]
     code, out, err = preprocess("copy", inputs, output)

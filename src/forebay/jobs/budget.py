@@ -62,7 +62,7 @@ class FailureBudget:
         self._failed += 1
         if self._limit is not None and self._failed > self._limit:
             return (
-                f"{self._failed} inputs failed, more than max_failures allows "
-                f"({self._limit} of {self._total})"
+                f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
+                f"max_failures allows ({self._limit} of {self._total})"
             )
         return None

@@ -144,7 +144,8 @@ def _duplicate(db: sqlite3.Connection) -> InputError:
     value = source if row is None else row
     shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
     what = "input" if row is None else "row"
-    more = f" (and {number - 1} more are)" if number > 1 else ""
+    others = number - 1
+    more = f" (and so {'is' if others == 1 else 'are'} {others:,} more)" if others else ""
     way = (
         "List each input once."
         if row is None

@@ -110,4 +110,6 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
 
 def _capped(lines: list[str]) -> list[str]:
     left = len(lines) - _LONGEST_DIFFERENCE
-    return lines if left <= 0 else [*lines[:_LONGEST_DIFFERENCE], f"... {left} more lines"]
+    if left <= 0:
+        return lines
+    return [*lines[:_LONGEST_DIFFERENCE], f"... {left} more line{'s' * (left != 1)}"]

@@ -57,7 +57,7 @@ def listing_for(work: Any, inputs: Any) -> Listing:
     """
     if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
         raise OptionError(
-            f"work must be a function(source, out) or a map-style Dataset, not a "
+            "work must be a function(source, out) or a map-style Dataset; got "
             f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
             "line's way to name it."
         )
@@ -67,7 +67,7 @@ def listing_for(work: Any, inputs: Any) -> Listing:
         return indices(len(work))
     if not callable(work):
         raise OptionError(
-            f"work must be a function(source, out) or a map-style Dataset, not a "
+            "work must be a function(source, out) or a map-style Dataset; got "
             f"{type(work).__name__}"
         )
     if inputs is None:
@@ -93,7 +93,7 @@ def list_inputs(inputs: object) -> Listing:
         return _list_url(name) if "://" in name else _list_path(name)
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
         raise InputError(
-            f"inputs: a {type(inputs).__name__} instead of paths\n"
+            f"inputs: got {type(inputs).__name__} instead of paths\n"
             "  Give a list of paths, a folder, a glob, or a .csv, .jsonl or .parquet manifest."
         )
     # A set's order changes from run to run, and the metadata is written in the inputs' order.
@@ -314,7 +314,7 @@ def _path_text(path: object, what: str) -> str:
     if not isinstance(text, str):
         kind = type(path).__name__
         advice = "A path is a str or a pathlib.Path; rows go into a .csv or .jsonl manifest."
-        raise InputError(f"{what}: a {kind} instead of a path\n  {advice}")
+        raise InputError(f"{what}: got {kind} instead of a path\n  {advice}")
     return str(text)
 
 

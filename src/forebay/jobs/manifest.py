@@ -130,10 +130,10 @@ def _csv_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
     records = _csv_records(name, file)
     _, columns = next(records)
     for line, fields in records:
-        if len(fields) != len(columns):
+        if (count := len(fields)) != len(columns):
             _refuse(
                 f"{name}, line {line}",
-                f"{len(fields)} fields where the header has {len(columns)}",
+                f"{count} field{'s' * (count != 1)} where the header has {len(columns)}",
                 "Quote a field that holds a comma or a newline.",
             )
         yield f"line {line}", dict(zip(columns, fields, strict=True))

@@ -33,7 +33,7 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     if mappings:
         other = next(value for value in values if not isinstance(value, Mapping))
         raise TypeError(
-            f"metadata must be dicts throughout, but one of {len(values)} is a "
+            f"metadata must be dicts throughout, but one of {len(values)} is of type "
             f"{type(other).__name__}"
         )
     return [{"metadata": values}]
@@ -111,7 +111,7 @@ def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> s
                 json.dumps({column: value}, default=plain)
             except (TypeError, ValueError) as error:
                 return (
-                    f"metadata {column!r} cannot be JSON: {error} (a {type(value).__name__})\n"
+                    f"metadata {column!r} cannot be JSON: {error} (type {type(value).__name__})\n"
                     "  Return numbers, text, lists and dicts; write anything larger to out.file()."
                 )
     return "the metadata cannot be JSON"
