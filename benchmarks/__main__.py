@@ -10,15 +10,17 @@ import argparse
 import shutil
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.crash import crash
+from benchmarks.loading import TABLES as LOADING
 from benchmarks.machine import describe
 from benchmarks.measure import Ground
 from benchmarks.million import million
 from benchmarks.preprocess import five_ms, tiny
 
-TABLES = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million}
+TABLES = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million} | LOADING
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000
 
@@ -29,9 +31,11 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     options = parser.parse_args()
-    unknown = [name for name in options.tables if name not in TABLES]
-    if unknown:
-        parser.error(f"no table {unknown[0]!r}; there are {', '.join(TABLES)}")
+    # The first word of several tables' names means all of them.
+    chosen = {name: [each for each in TABLES if _among(each, name)] for name in options.tables}
+    for name, tables in chosen.items():
+        if not tables:
+            parser.error(f"no table {name!r}; there are {', '.join(TABLES)}")
     build = Path("build")  # not a temporary folder: that may be memory, and outputs go to disk
     build.mkdir(exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="bench-", dir=build)).resolve()
@@ -39,12 +43,16 @@ def main() -> None:
     try:
         print(describe(root), flush=True)
         ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
-        for name in options.tables or TABLES:
+        for name in dict.fromkeys(chain.from_iterable(chosen.values())) or TABLES:
             print(flush=True)
             TABLES[name](ground, options.quick)
     finally:
         shutil.rmtree(root)
     print(f"\n{time.monotonic() - began:.0f} s in all")
+
+
+def _among(table: str, name: str) -> bool:
+    return table == name or table.startswith(f"{name}-")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -18,6 +19,10 @@ from benchmarks.call import Call
 SOURCES = "sources"
 # A peer that takes longer has hung. None of them takes a quarter of it.
 LIMIT_S = 120.0
+# On a disk at rest, creating a file takes 5 to 15 times as long as writing to one that is there;
+# on ext4 after many deletions 150 times. And how long it may take to come to rest.
+TIRED = 40.0
+REST_S = 400.0
 
 
 class Missing(Exception):  # noqa: N818 - no error: the peer is not installed here
@@ -27,26 +32,49 @@ class Missing(Exception):  # noqa: N818 - no error: the peer is not installed he
 class Ground:
     """The folder that everything is written to: the sources once, each run's outputs in its own.
 
-    Nothing is deleted before the end: ext4 creates files slowly for a while after many deletions.
+    Nothing is deleted before the end. ext4 leaves the inode of a deleted file alone for up to five
+    minutes, and steps over each of them whenever it looks for a free one near by: where many files
+    were deleted, creating one takes up to thirty times as long, for every peer. If an earlier
+    benchmark has left the disk so, each run waits until it is over. The peers' temporary files are
+    not in here but in a folder of their own, since litdata deletes as many as there are inputs.
     """
 
     def __init__(self, root: Path, count: int) -> None:
         self.root = root
         self.sources = root / SOURCES
-        self.sources.mkdir()
-        for at in range(count):
-            (self.sources / f"{at:07}").write_bytes(b"0123456789")
+        self._count = count
+        self._probes = root / "probes"
+        # Removed when this process ends; litdata leaves a folder in it for each input.
+        self._temporary = tempfile.TemporaryDirectory(prefix="bench-")
 
     def fresh(self) -> Path:
-        """Return a new, empty folder, with no write of an earlier run still under way."""
+        """Return a new, empty folder on a disk at rest, with no earlier write still under way."""
+        if not self.sources.exists():  # made here, since not every table needs them
+            self.sources.mkdir()
+            for at in range(self._count):
+                (self.sources / f"{at:07}").write_bytes(b"0123456789")
         folder = Path(tempfile.mkdtemp(dir=self.root))
+        until = time.monotonic() + REST_S
+        while (strain := self._strain()) > TIRED and time.monotonic() < until:
+            print(f"(waiting: creating a file costs {strain:.0f} writes)", file=sys.stderr)
+            time.sleep(10)
         os.sync()
         return folder
+
+    def _strain(self) -> float:
+        """Return how many times as long creating a file takes as writing to one that is there."""
+        self._probes.mkdir(exist_ok=True)
+        folder = tempfile.mkdtemp(dir=self._probes)
+        created, written = [
+            statistics.median(_seconds_to_write(f"{folder}/{at}", flags) for at in range(100))
+            for flags in (os.O_CREAT, 0)
+        ]
+        return created / written
 
     def call(self, peer: str, task: str, count: int, folder: Path, **settings: str) -> Call:
         """Start one run."""
         arguments = [peer, task, str(count), str(self.sources), str(folder)]
-        return Call("benchmarks.measure", *arguments, **settings)
+        return Call("benchmarks.measure", *arguments, TMPDIR=self._temporary.name, **settings)
 
     def seconds(self, peer: str, task: str, count: int) -> float:
         """Return what one whole call takes: start-up and end of its workers in, imports not.
@@ -64,6 +92,14 @@ class Ground:
         if answer["results"] != count or found != count:
             raise RuntimeError(f"{peer}: {answer['results']} results, {found} files of {count}")
         return float(answer["seconds"])
+
+
+def _seconds_to_write(path: str, flags: int) -> float:
+    began = time.perf_counter()
+    descriptor = os.open(path, os.O_WRONLY | flags)
+    os.write(descriptor, b"0123456789")
+    os.close(descriptor)
+    return time.perf_counter() - began
 
 
 def outputs(folder: Path) -> int:

@@ -79,7 +79,7 @@ def tiny(ground: Ground, quick: bool) -> None:
         "its outputs and drops the metadata. inputs/s: the whole call, start-up in, libraries\n"
         "imported beforehand (pandas too, which pyarrow loads where it is installed). Start-up\n"
         f"left out: the slope from {n:,} to {4 * n:,} inputs; noise where that is less than the\n"
-        "smaller size varied by. Rates are medians."
+        "smaller size varied by. Rates are medians. All outputs are kept until the end."
     )
 
 

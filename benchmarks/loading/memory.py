@@ -1,0 +1,62 @@
+"""The memory of a tree of processes while a loader goes through many small Python objects once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.call import Call
+from benchmarks.loading.turns import Found, Turns, answer
+from benchmarks.measure import Ground
+
+EVERY_S = 0.2
+PEERS = ("torch", "forebay")
+
+
+def memory(ground: Ground, quick: bool) -> None:
+    """Print the table."""
+    count = 1_000_000 if quick else 10_000_000
+    print(f"a list of {count:,} short strings, shuffled, batch 1000; 2 workers; one epoch")
+    turns = Turns(ground, "names", count)
+    for peer in PEERS:
+        turns.add("memory", peer, _watched)
+
+    def cells(peer: str) -> tuple[str, ...]:
+        found = turns.found[peer][0]
+        before, peak = found["before_mib"], found["peak_mib"]
+        return (
+            f"{before:,.0f} MiB",
+            f"{peak:,.0f} MiB",
+            f"{peak - before:,.0f} MiB",
+            f"{found['seconds']:.1f} s",
+        )
+
+    columns = ("", "before", "peak", "grew by", "epoch")
+    turns.show(columns, PEERS, cells)
+    print(
+        f"PSS of all processes together, looked at every {EVERY_S:g} s: a page that several share\n"
+        "counts once. The order of a shuffled epoch is in it for both, and libraries too."
+    )
+
+
+def pss_mib(pids: Iterable[int]) -> float:
+    """Return what processes have resident together, each shared page counted once."""
+    kib = 0
+    for pid in pids:
+        # One that has just ended counts nothing.
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    kib += int(line.split()[1])
+    return kib / 1024
+
+
+def _watched(call: Call) -> Found:
+    """Return what a run found, and the most memory it had in all."""
+    peak = 0.0
+    while call.process.poll() is None:
+        peak = max(peak, pss_mib(call.left()))
+        time.sleep(EVERY_S)  # nobody announces memory
+    return answer(call) | {"peak_mib": peak}

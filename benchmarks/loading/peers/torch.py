@@ -1,0 +1,12 @@
+"""torch's DataLoader, as it comes: what every ratio is to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+
+def loader(dataset: Dataset[Any], **arguments: Any) -> Iterable[Any]:
+    return DataLoader(dataset, **arguments)

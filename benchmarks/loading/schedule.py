@@ -1,0 +1,27 @@
+"""PURE: how long a consumer must wait when nothing stands in its way but what batches cost."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+
+def waiting_share(costs: Sequence[float], steps: Iterable[float], workers: int) -> float:
+    """Return the part of the time that the consumer waits, with no limit on what is made ahead.
+
+    Every worker takes the next batch as soon as it is free, none pauses, batches are handed out in
+    order, and neither starting nor passing a batch on takes any time.
+
+    Args:
+        costs: Seconds that each batch takes one worker.
+        steps: Seconds that the consumer spends after each batch.
+        workers: How many there are.
+    """
+    free = [0.0] * workers
+    now = waited = 0.0
+    for cost, step in zip(costs, steps, strict=True):
+        ready = heapq.heappop(free) + cost
+        heapq.heappush(free, ready)
+        waited += max(0.0, ready - now)
+        now = max(now, ready) + step
+    return waited / now if now else 0.0
