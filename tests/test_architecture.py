@@ -35,6 +35,8 @@ VERBS = ("loader", "preprocess", "predict", "cache")
 HOSTS = ("engine/engine", "run", "cli", "__init__", "__main__", *VERBS)
 # The public tests look everywhere, and nothing looks at them.
 OUTSIDE = ("testing",)
+# The loader's own rooms stand on all others, as verbs do.
+UPSTAIRS = ("loading",)
 RAY = ("engine/pools/ray",)
 
 LONG, HEAD = 350, 30
@@ -92,7 +94,7 @@ def _foreign_rules(place: str, taken: set[str]) -> Iterator[str]:
 
 def _house_rules(place: str, ours: set[str]) -> Iterator[str]:
     room, verb = room_of(place), place in VERBS
-    is_host = place in HOSTS or is_in(place, OUTSIDE)
+    is_host = place in HOSTS or is_in(place, (*OUTSIDE, *UPSTAIRS))
     if place == "errors" and ours:
         yield "is the ground and imports something of forebay"
     for other in sorted(ours):

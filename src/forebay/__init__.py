@@ -25,13 +25,17 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from forebay.jobs.report import Failure, Report
+    from forebay.loader import DataLoader
+    from forebay.loading.buffer import Buffer
     from forebay.preprocess import preprocess
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Buffer",
     "BusyError",
     "ChangedError",
+    "DataLoader",
     "Failure",
     "FailuresError",
     "ForebayError",
@@ -47,6 +51,8 @@ __all__ = [
 
 # Where public names live; all others are errors.
 _HOMES = {
+    "Buffer": "forebay.loading.buffer",
+    "DataLoader": "forebay.loader",
     "Failure": "forebay.jobs.report",
     "Report": "forebay.jobs.report",
     "preprocess": "forebay.preprocess",

@@ -109,6 +109,7 @@ class Flow:
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
         self._filling = True
+        self._low_mark = 0
         self._fetching = False
         self._ended = False
         self._fruitless_deaths = 0
@@ -461,9 +462,11 @@ class Flow:
             left = limits.max_bytes - self.held_bytes - running * self._largest
             free = min(slots, left // self._largest)
         if limits.refill_below is not None:
-            if free <= 0:
+            if free <= 0 and self._filling:
                 self._filling = False
-            elif made < limits.refill_below:
+                low = limits.refill_below
+                self._low_mark = low if isinstance(low, int) else max(int(low * made), 1)
+            elif made < self._low_mark:
                 self._filling = True
             if not self._filling:
                 free = 0

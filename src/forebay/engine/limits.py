@@ -22,8 +22,9 @@ class Limits:
             to lanes need a slot each: one lane's could otherwise wait for another's for ever.
         max_bytes: Bytes of results being made, ready or delivered, at most; None for no limit.
             One task may always run, however large.
-        refill_below: Once full, wait until fewer than this many results are being made or
-            ready before making more; None refills at once.
+        refill_below: Once full, wait until fewer than this many results are being made, ready
+            or delivered before making more: a number, or a share of what there was when it was
+            full. None refills at once.
         in_order: Deliver in the order of the source.
         retries: Further tries for a task that failed.
         timeout_s: Seconds one try may take; None for no limit.
@@ -37,7 +38,7 @@ class Limits:
     num_workers: int
     slots: int
     max_bytes: int | None = None
-    refill_below: int | None = None
+    refill_below: int | float | None = None
     in_order: bool = False
     retries: int = 0
     timeout_s: float | None = None

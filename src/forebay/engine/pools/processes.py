@@ -79,7 +79,11 @@ class ProcessPool(Pool):
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
-        self._start_zygote()
+        try:
+            self._start_zygote()
+        except BaseException:  # the job cannot be pickled
+            self.close()
+            raise
 
     def start(self, worker: int, lane: int) -> None:
         """Have the zygote fork a worker."""
@@ -193,9 +197,16 @@ class ProcessPool(Pool):
         ours, theirs = socket.socketpair()
         get, news = os.pipe()
         _our_ends.update((get, ours.fileno()))
-        with theirs:
-            pid = self._launch(theirs, news)
-        os.close(news)
+        try:
+            with theirs:
+                pid = self._launch(theirs, news)
+        except BaseException:
+            _our_ends.difference_update((get, ours.fileno()))
+            ours.close()
+            os.close(get)
+            raise
+        finally:
+            os.close(news)
         channel = Channel(get, ours.detach())
         self._selector.register(channel, selectors.EVENT_READ, None)
         self._zygote = pid, channel

@@ -1,0 +1,64 @@
+"""Words of any length in one batch: each batch is as wide as its own longest word.
+
+    python examples/padded_words.py
+
+`default_collate` stacks what has the same shape. For all else there is `collate_fn`: it gets the
+list of a batch's samples, in a worker, and what it returns is the batch.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+import forebay
+
+PADDING = 0  # no letter's number: letters start at 1
+TEXT = "a mill by the river turns without haste because its forebay never runs dry"
+
+
+class Batch(NamedTuple):
+    """Words as rows of numbers, and how many of each row are letters."""
+
+    letters: torch.Tensor
+    lengths: torch.Tensor
+
+
+class Words(Dataset):
+    """Maps a number to a word: a tensor with a number for each letter."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, index):
+        return torch.tensor([ord(letter) - ord("a") + 1 for letter in self.words[index]])
+
+
+def padded(words):
+    """Return words as a batch: filled up to the longest, with their lengths."""
+    # The lengths let the model tell letters from padding: pack_padded_sequence and masks need them.
+    lengths = torch.tensor([len(word) for word in words])
+    return Batch(pad_sequence(words, batch_first=True, padding_value=PADDING), lengths)
+
+
+def spelled(batch):
+    """Return the words of a batch as texts."""
+    rows = zip(batch.letters.tolist(), batch.lengths.tolist(), strict=True)
+    return ["".join(chr(number - 1 + ord("a")) for number in row[:length]) for row, length in rows]
+
+
+def main():
+    """Show the batches of one epoch."""
+    with forebay.DataLoader(
+        Words(TEXT.split()), batch_size=4, shuffle=True, num_workers=2, collate_fn=padded, seed=0
+    ) as loader:
+        for batch in loader:
+            print(tuple(batch.letters.shape), batch.lengths.tolist(), *spelled(batch))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Where things lie: slots in the slab, and buffers in a slot. Pure arithmetic, no memory.
+
+    slab    |  slot  |  slot  |        slot        |  room not yet cut . . .
+    slot    | buffer | buffer | . . . . |
+
+Slots of one capacity are alike, so the one that came back last, whose pages are warm, goes out
+next. The capacity follows the batches. When it changes, the slots of the old capacity are outdated:
+they do not go out again, their pages are let go and their ranges are cut anew.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Buffers start on a cache line, which is also as much as any dtype or vector unit asks for.
+ALIGN = 64
+# Before any batch was seen. It is address space alone: pages come when they are written.
+FIRST_CAPACITY = 1 << 30
+LEAST_CAPACITY = 1 << 16
+# Room for batches that are larger than those seen so far.
+SLACK = 4
+# A slab must hold several slots, even a small one.
+LEAST_SLOTS = 8
+
+
+class Slot(NamedTuple):
+    """A piece of the slab, for one batch."""
+
+    offset: int
+    capacity: int
+
+
+class Cursor:
+    """Hands out the bytes of one slot from its start onwards.
+
+    Attributes:
+        used: Bytes up to the end of the last buffer.
+    """
+
+    __slots__ = ("_capacity", "used")
+
+    def __init__(self, capacity: int) -> None:
+        """Start at the slot's first byte, with `capacity` bytes to give."""
+        self._capacity = capacity
+        self.used = 0
+
+    def take(self, nbytes: int) -> int | None:
+        """Return where in the slot `nbytes` may lie, or None if they do not fit."""
+        start = (self.used + ALIGN - 1) & -ALIGN
+        if start + nbytes > self._capacity:
+            return None
+        self.used = start + nbytes
+        return start
+
+
+def capacity_for(largest: int | None, size: int) -> int:
+    """Return how large slots should be in a slab of `size` bytes.
+
+    Args:
+        largest: Bytes of the largest batch seen; None before the first.
+        size: Bytes of the slab.
+
+    Returns:
+        A power of two: `SLACK` times the largest batch or, where the slab is small, less.
+    """
+    wanted = FIRST_CAPACITY if largest is None else _power_of_two(SLACK * largest)
+    needed = 0 if largest is None else largest
+    while wanted * LEAST_SLOTS > size and wanted // 2 >= needed and wanted > LEAST_CAPACITY:
+        wanted //= 2
+    return max(LEAST_CAPACITY, wanted)
+
+
+def _power_of_two(nbytes: int) -> int:
+    return 1 << max(0, nbytes - 1).bit_length()
+
+
+class Space:
+    """Cuts the slab's addresses into slots.
+
+    Kept at all times: a byte belongs to at most one of the slots out, the idle slots and the room.
+
+    Attributes:
+        capacity: Bytes of the slots that go out now.
+        out: How many slots are out.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Begin with `size` bytes of room and no slot."""
+        self._size = size
+        self._largest: int | None = None
+        self.capacity = capacity_for(None, size)
+        self._room = [Slot(0, size)]
+        self._idle: list[Slot] = []
+        self._out: set[Slot] = set()
+
+    @property
+    def out(self) -> int:
+        """How many slots are out."""
+        return len(self._out)
+
+    def saw(self, nbytes: int) -> list[Slot]:
+        """Take note of a batch's size.
+
+        Returns:
+            Idle slots that this made outdated: nobody uses their pages any more.
+        """
+        if self._largest is not None and nbytes <= self._largest:
+            return []
+        self._largest = nbytes
+        capacity = capacity_for(nbytes, self._size)
+        if capacity == self.capacity:
+            return []
+        self.capacity = capacity
+        # Capacities only grow from here on, so smaller pieces of room are of no more use.
+        self._room = [piece for piece in self._room if piece.capacity >= capacity]
+        return self.trim(0)
+
+    def take(self) -> Slot | None:
+        """Return a slot that is nobody's, the warmest one, or None if there is none."""
+        slot = self._idle.pop() if self._idle else self._cut()
+        if slot is not None:
+            self._out.add(slot)
+        return slot
+
+    def give_back(self, slot: Slot) -> bool:
+        """Take back a slot that is out.
+
+        Returns:
+            Whether the slot may go out again. If not, nobody uses its pages any more.
+
+        Raises:
+            KeyError: The slot is not out.
+        """
+        self._out.remove(slot)
+        if slot.capacity == self.capacity:
+            self._idle.append(slot)
+            return True
+        self._let_go(slot)
+        return False
+
+    def trim(self, keep_bytes: int) -> list[Slot]:
+        """Stop keeping idle slots beyond `keep_bytes`, where each counts as the largest batch.
+
+        Returns:
+            Those no longer kept, the coldest ones: nobody uses their pages any more.
+        """
+        keep = min(len(self._idle), keep_bytes // max(1, self._largest or self.capacity))
+        cold = self._idle[: len(self._idle) - keep]
+        del self._idle[: len(cold)]
+        for slot in cold:
+            self._let_go(slot)
+        return cold
+
+    def _let_go(self, slot: Slot) -> None:
+        if slot.capacity >= self.capacity:
+            self._room.append(slot)
+
+    def _cut(self) -> Slot | None:
+        """Cut a slot from the room; small pieces of earlier slots are used up first."""
+        if not self._out:
+            # No idle slot either, or nobody would ask: what was lost in small pieces is whole.
+            self._room = [Slot(0, self._size)]
+        for at in range(len(self._room) - 1, -1, -1):
+            start, length = self._room[at]
+            if length < self.capacity:
+                continue
+            if length == self.capacity:
+                del self._room[at]
+            else:
+                self._room[at] = Slot(start + self.capacity, length - self.capacity)
+            return Slot(start, self.capacity)
+        return None

@@ -1,0 +1,224 @@
+"""The skeleton of a batch: its pickle, without the bytes of tensors and arrays.
+
+The bytes go to a slot as pickle meets them, each where there is room next. What finds no room
+stays in the pickle. The functions at the end put a batch together again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch.storage import TypedStorage, UntypedStorage
+
+from forebay.engine.memory.layout import Cursor
+
+# A dtype travels as its place in this list. Both ends run one torch; older ones lack the last few.
+_DTYPES = [
+    getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+    )
+    if hasattr(torch, name)
+]
+CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+# Stands in a pickle for bytes that were placed already: the next span.
+_PLACED = pickle.PickleBuffer(bytearray(1))
+
+
+class Skeletons(pickle.Pickler):
+    """Pickles a batch, and puts its buffers into a slot as it meets them."""
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        super().__init__(self._file, protocol=5, buffer_callback=self._buffer)
+        self._spans: list[tuple[int, int]] = []
+
+    def aim(self, view: memoryview, address: int) -> None:
+        """Use this slot, whose first byte has this address."""
+        self._view = view
+        self._address = address
+        self._capacity = len(view)
+        self.cursor = Cursor(len(view))
+
+    def pickled(self, batch: Any) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+        """Return the skeleton and the spans of a batch."""
+        try:
+            self.dump(batch)
+            return self._file.getvalue(), tuple(self._spans)
+        finally:
+            # It is used again: starting one costs as much as pickling a small batch.
+            self.clear_memo()
+            self._file.seek(0)
+            self._file.truncate()
+            self._spans.clear()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Take the bulky ones apart; pickle asks for all that is none of its own types."""
+        kind = type(obj)
+        if kind is torch.Tensor:
+            code = CODES.get(obj.dtype)
+            if code is None or obj.requires_grad or not is_plain(obj):
+                return _unusual(obj)
+            if obj.is_contiguous() and (nbytes := obj.nbytes):
+                return _tensor, (self._place(obj, nbytes), code, *obj.shape)
+            return self._strided(obj, code)
+        if kind is np.ndarray:
+            return self._array(obj)
+        if kind is UntypedStorage and obj.device.type == "cpu" and obj.nbytes():
+            whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj)
+            return _storage, (self._place(whole, obj.nbytes()),)
+        if kind is TypedStorage:
+            # torch would write a file of its own format into the pickle.
+            return _typed_storage, (obj._untyped_storage, obj.dtype)
+        return NotImplemented
+
+    def _strided(self, tensor: torch.Tensor, code: int) -> Any:
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        if not tensor.numel():
+            return _empty, (code, shape, stride)
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if span > 2 * tensor.numel():
+            # Mostly gaps: a slice of something large.
+            tensor = tensor.contiguous()
+            return _tensor, (self._place(tensor, tensor.nbytes), code, *shape)
+        return _as_strided, (self._place(tensor, span * tensor.itemsize), code, shape, stride)
+
+    def _place(self, tensor: torch.Tensor, nbytes: int) -> pickle.PickleBuffer | bytearray:
+        """Put a tensor's bytes, gaps included, into the slot, or return them."""
+        address = tensor.data_ptr()
+        inside = address - self._address
+        if 0 <= inside <= self._capacity - nbytes:
+            # It was collated here.
+            self._spans.append((inside, nbytes))
+            return _PLACED
+        at = self.cursor.take(nbytes)
+        if at is None:
+            return bytearray(ctypes.string_at(address, nbytes))
+        ctypes.memmove(self._address + at, address, nbytes)
+        self._spans.append((at, nbytes))
+        return _PLACED
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Any:
+        """Do as numpy does, but for any strides and dtypes, and so that it can be written to."""
+        dtype = array.dtype
+        if dtype.hasobject or not dtype.itemsize:
+            return NotImplemented
+        order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
+        at = self.cursor.take(array.nbytes) if array.nbytes else None
+        room: Any = bytearray(array.nbytes) if at is None else self._view[at : at + array.nbytes]
+        np.copyto(np.ndarray(array.shape, dtype, room, order=order), array)
+        if at is not None:
+            self._spans.append((at, array.nbytes))
+            room = _PLACED
+        # A number type is known by one letter; anything else knows how to be pickled.
+        name = dtype.char if dtype.isbuiltin == 1 and dtype.kind in "biufc" else dtype
+        return np.ndarray, (array.shape, name, room, 0, None, order)
+
+    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Say whether a buffer stays in the pickle."""
+        if buffer is _PLACED:
+            return False
+        raw = buffer.raw()
+        at = self.cursor.take(raw.nbytes)
+        if at is None:
+            return True
+        self._view[at : at + raw.nbytes] = raw
+        self._spans.append((at, raw.nbytes))
+        return False
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is bytes in this process's memory, read as they are."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not (tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+    )
+
+
+def _unusual(tensor: torch.Tensor) -> Any:
+    """Take a tensor apart that is not plain, or say that torch does it well."""
+    if tensor.requires_grad:
+        if not tensor.is_leaf:
+            raise RuntimeError(
+                "a batch holds a tensor with a gradient history, which stays in its process\n"
+                f"  It has shape {tuple(tensor.shape)} and comes from {tensor.grad_fn}.\n"
+                "  The batch was not sent. Return tensor.detach() from the dataset or collate_fn."
+            )
+        return _with_grad, (tensor.detach(),)
+    # torch's own pickles of these keep every tensor for ever, or warn when they are read.
+    layout, shape = tensor.layout, tuple(tensor.shape) if not tensor.is_nested else ()
+    if layout is torch.sparse_coo:
+        return _sparse, (tensor._indices(), tensor._values(), shape, tensor.is_coalesced())
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        return _compressed, (*parts, shape, layout)
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+        return _compressed, (*parts, shape, layout)
+    if tensor.is_quantized and tensor.qscheme() is torch.per_tensor_affine:
+        return _quantized, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
+    return NotImplemented
+
+
+# What a skeleton calls. Reshaping in place is quicker than a view, and leaves none behind.
+
+
+def _tensor(data: Any, code: int, *shape: int) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=_DTYPES[code]).resize_(shape)
+
+
+def _as_strided(
+    data: Any, code: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=_DTYPES[code]).as_strided_(shape, stride)
+
+
+def _empty(code: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=_DTYPES[code], device="cpu")
+
+
+def _with_grad(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_()
+
+
+def _sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=coalesced, check_invariants=False
+    )
+
+
+def _compressed(
+    outer: torch.Tensor,
+    inner: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: torch.layout,
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        outer, inner, values, shape, layout=layout, check_invariants=False
+    )
+
+
+def _quantized(numbers: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)
+
+
+def _storage(data: Any) -> UntypedStorage:
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
+
+
+def _typed_storage(storage: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
+    kind: Any = TypedStorage
+    return cast(TypedStorage, kind(wrap_storage=storage, dtype=dtype, _internal=True))

@@ -1,0 +1,196 @@
+"""The slab: one nameless file in memory, mapped once in every process that works on batches.
+
+Its size is address space; pages come when they are written and stay until they are let go. As the
+file is no part of a mounted file system, the size of /dev/shm does not matter, and as it has no
+name, nothing is left of it when its processes are killed.
+
+One process owns the slab and says who may write where. A forked worker has the mapping already;
+another attaches by the descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+from collections import deque
+from typing import cast
+
+import numpy as np
+
+from forebay.engine.memory.layout import Slot, Space
+from forebay.errors import OptionError
+
+# Far more than any machine holds, so that growing never means mapping again.
+MOST = 1 << 44
+LEAST = 1 << 26
+
+
+class Slab:
+    """Shared memory, cut into slots that are used again and again.
+
+    **Threads.** `give_back`, and letting go of what was leased, may happen in any thread and at any
+    point of a program; everything else belongs to one thread of the process that owns the slab.
+
+    Attributes:
+        size: Bytes of the mapping.
+    """
+
+    def __init__(self) -> None:
+        """Make a new slab.
+
+        Raises:
+            OptionError: The system grants too little address space.
+        """
+        self._map(_nameless_file(), None)
+
+    @classmethod
+    def attach(cls, descriptor: int, size: int) -> Slab:
+        """Map a slab that another process owns.
+
+        Args:
+            descriptor: A descriptor of it, which is closed: the mapping brings its own.
+            size: Its `size` there.
+
+        Returns:
+            The slab, in which slots can be viewed and not taken.
+        """
+        slab = cls.__new__(cls)
+        slab._map(descriptor, size)
+        return slab
+
+    def _map(self, descriptor: int, size: int | None) -> None:
+        try:
+            earlier = _descriptors_of(descriptor)
+            mapping = _widest(descriptor) if size is None else mmap.mmap(descriptor, size)
+            # A mapping opens a descriptor and keeps it to itself. One is enough: this one.
+            (self._descriptor,) = _descriptors_of(descriptor) - earlier
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_DONTDUMP)
+        # The only reference to the mapping: when it and the last lease are gone, so is the mapping.
+        self._bytes = memoryview(mapping)
+        self.size = len(mapping)
+        self._space = Space(self.size)
+        # Filled from finalizers, which run anywhere, even inside `take`: so no lock.
+        self._returned: deque[Slot] = deque()
+
+    def fileno(self) -> int:
+        """Return the slab's one descriptor, for a worker to attach by; it lives as the mapping."""
+        return self._descriptor
+
+    @property
+    def out(self) -> int:
+        """How many slots are out: being written, waiting or still read."""
+        self._drain()
+        return self._space.out
+
+    def take(self) -> Slot | None:
+        """Return a slot that nobody else has, or None if all addresses are in use."""
+        self._drain()
+        return self._space.take()
+
+    def saw(self, nbytes: int) -> None:
+        """Take note of a batch's size: slots are cut to suit the largest."""
+        for slot in self._space.saw(nbytes):
+            self.free(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """Let a slot be used again, when it is next asked for one."""
+        self._returned.append(slot)
+
+    def _drain(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            if not self._space.give_back(slot):
+                self.free(slot)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Let go of the memory of idle slots beyond `keep_bytes`, the coldest first."""
+        self._drain()
+        for slot in self._space.trim(keep_bytes):
+            self.free(slot)
+
+    def free(self, slot: Slot) -> None:
+        """Give a slot's pages back to the system; it reads as zeros then."""
+        # Some file systems cannot punch holes; there the pages stay until the slab ends.
+        with contextlib.suppress(OSError):
+            self._mapping().madvise(mmap.MADV_REMOVE, slot.offset, slot.capacity)
+
+    def view(self, slot: Slot) -> memoryview:
+        """Return the bytes of a slot, writable."""
+        return self._bytes[slot.offset : slot.offset + slot.capacity]
+
+    def lease(self, slot: Slot, nbytes: int) -> memoryview:
+        """Return the first bytes of a slot, which comes back by itself when nothing views them.
+
+        Args:
+            slot: A slot that is out.
+            nbytes: How many bytes are wanted, at least 1.
+
+        Returns:
+            A writable view. Slices of it, and arrays and tensors over them, keep the slot too.
+        """
+        owner = np.frombuffer(self._bytes, np.uint8, nbytes, slot.offset)
+        back = weakref.finalize(owner, _give_back, self._returned, slot, os.getpid())
+        back.atexit = False
+        return owner.data
+
+    def close(self) -> None:
+        """Unmap the slab, now or when the last lease ends; it hands out nothing any more."""
+        self._bytes.release()
+
+    def _mapping(self) -> mmap.mmap:
+        return cast(mmap.mmap, self._bytes.obj)
+
+
+def _give_back(returned: deque[Slot], slot: Slot, owner: int) -> None:
+    # A fork of the owner drops the same arrays, while the owner may still read them.
+    if os.getpid() == owner:
+        returned.append(slot)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            return os.memfd_create("forebay", os.MFD_CLOEXEC)
+    descriptor, name = tempfile.mkstemp(prefix="forebay-")
+    os.unlink(name)
+    return descriptor
+
+
+def _widest(descriptor: int) -> mmap.mmap:
+    """Map the file as wide as the system lets us; a shared mapping of a file reserves nothing."""
+    size = MOST
+    while True:
+        try:
+            os.ftruncate(descriptor, size)
+            return mmap.mmap(descriptor, size)
+        except (OSError, OverflowError) as error:
+            size //= 2
+            if size < LEAST:
+                raise OptionError(_too_narrow(error)) from error
+
+
+def _too_narrow(error: Exception) -> str:
+    return (
+        f"shared memory for batches could not be mapped: {error}\n"
+        f"  At least {LEAST >> 20} MiB of address space are needed, and the system granted less; "
+        "see `ulimit -v` and `ulimit -f`.\n"
+        "  No worker was started. Raise the limit, or use num_workers=0 or backend='thread', which "
+        "share no memory."
+    )
+
+
+def _descriptors_of(descriptor: int) -> set[int]:
+    """Return every descriptor that this process has of the same file."""
+    ours, found = os.fstat(descriptor), set()
+    for other in map(int, os.listdir("/dev/fd")):
+        # One of them is closed by now: the listing's own.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(other), ours):
+                found.add(other)
+    return found

@@ -1,0 +1,328 @@
+"""From orders to batches: the engine, the slab and, with a buffer, the thread that drives both.
+
+    trainer ── put(orders) ──> engine ──> workers ──> slab
+       ^                         │
+       └───────── take() <───────┘
+
+Without a buffer nothing runs in the trainer's process but the trainer: `take` itself turns the
+engine's wheel. With one, a thread does, so that workers get their next orders while the trainer is
+busy. It wakes when answers come, and does no more with them than to put them into line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, NamedTuple
+
+from forebay.engine.engine import COLLECT_S, Engine, NewTask, Outcome
+from forebay.engine.events import Cause, DeliverResult, DropTask, ReportFailure, ReportRetry
+from forebay.engine.limits import Limits
+from forebay.engine.memory.layout import Slot
+from forebay.engine.memory.parcel import Parcel, unpack
+from forebay.engine.memory.slab import Slab
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.inline import InlinePool
+from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.threads import ThreadPool
+from forebay.loading.job import BatchJob, ProcessBatchJob
+from forebay.loading.recipe import Made, Placed, Recipe
+from forebay.loading.seeding import SharedGenerators
+from forebay.loading.statistics import Tally
+
+
+class Taken(NamedTuple):
+    """The next result in line.
+
+    Attributes:
+        task: Its number.
+        result: A `Made` with the batch as the user gets it, or what came instead of one.
+        cause: Why there is none, if the task failed for good.
+    """
+
+    task: int
+    result: Any
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where batches are made.
+
+    Attributes:
+        backend: "process", "thread", or "inline" for this very thread.
+        count: How many there are.
+        start: How processes start, see `ProcessPool`.
+    """
+
+    backend: Literal["process", "thread", "inline"]
+    count: int
+    start: Literal["fork"] | BaseContext = "fork"
+
+
+class Feed:
+    """Orders in, batches out, in order unless the limits say otherwise.
+
+    Args:
+        recipe: How batches are made.
+        workers: Where.
+        limits: What the engine may do.
+        keeps_tasks: Whether tasks are bound to lanes.
+        tally: Counts what happens.
+    """
+
+    def __init__(
+        self, recipe: Recipe, workers: Workers, limits: Limits, keeps_tasks: bool, tally: Tally
+    ) -> None:
+        """Start the workers."""
+        self._owner = os.getpid()
+        self._tally = tally
+        self._ready: deque[Outcome] = deque()
+        self._slots: dict[int, Slot] = {}
+        self._slab: Slab | None = None
+        self.pool = self._pool_for(recipe, workers, keeps_tasks)
+        address = self._address if workers.backend == "process" else None
+        self._engine = Engine(self.pool, limits, address=address)
+        self._closed = False
+        _open_feeds.add(self)
+
+    def put(self, tasks: Sequence[NewTask]) -> None:
+        """Queue tasks; their numbers must grow."""
+        self._engine.put(tasks)
+
+    def forget(self, before: int) -> None:
+        """Drop every task with a lower number that was not taken."""
+        self._engine.forget(before)
+        self._ready = deque(each for each in self._ready if self._keep(each, before))
+
+    def take(self, timeout_s: float | None = None) -> Taken | None:
+        """Return the next result, waiting for it; None if it did not come in time.
+
+        Raises:
+            WorkerDiedError: Workers cannot be kept alive.
+        """
+        began = time.perf_counter()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        outcome = self._next(until)
+        self._tally.waited(time.perf_counter() - began)
+        if outcome is None:
+            return None
+        if isinstance(outcome, ReportFailure):
+            return Taken(outcome.task, None, outcome.cause)
+        assert isinstance(outcome, DeliverResult)
+        self._release(outcome.task)
+        return Taken(outcome.task, self._opened(outcome))
+
+    def ready(self) -> int:
+        """Return how many results wait to be taken."""
+        return len(self._ready)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: not closed, and not in a fork of its process."""
+        return not self._closed and os.getpid() == self._owner
+
+    def close(self) -> None:
+        """End the workers. In a fork of the trainer it does nothing: they are not its own."""
+        if not self.is_open:
+            return
+        self._closed = True
+        _open_feeds.discard(self)
+        self._stop()
+        self._ready.clear()
+        self._slots.clear()
+
+    def look(self, seconds: float) -> None:
+        """Let the engine see to what has happened, for at most so long."""
+        self._line_up(self._engine.step(seconds))
+
+    def _pool_for(self, recipe: Recipe, workers: Workers, keeps_tasks: bool) -> Pool:
+        if workers.backend == "inline":
+            return InlinePool(BatchJob(recipe, keeps_tasks=keeps_tasks))
+        if workers.backend == "thread":
+            return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=SharedGenerators()))
+        self._slab = Slab()
+        job = ProcessBatchJob(recipe, self._slab, keeps_tasks=keeps_tasks)
+        return ProcessPool(job, workers.count, workers.start)
+
+    def _address(self, task: int, payload: Any) -> Placed:
+        """Choose the slot for a task that is sent; one that is sent again keeps its own."""
+        slot = self._slots.get(task)
+        if slot is None:
+            assert self._slab is not None
+            slot = self._slab.take()
+            if slot is not None:
+                self._slots[task] = slot
+        return Placed(payload, slot)
+
+    def _next(self, until: float | None) -> Outcome | None:
+        while not self._ready:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._line_up(self._engine.step(left))
+        return self._pop()
+
+    def _pop(self) -> Outcome:
+        outcome = self._ready.popleft()
+        self._tally.went(outcome)
+        return outcome
+
+    def _line_up(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case DeliverResult() | ReportFailure():
+                    self._settle(outcome)
+                    self._tally.came(outcome)
+                    self._ready.append(outcome)
+                case DropTask():
+                    self._free(outcome.task)
+                case ReportRetry():
+                    self._tally.restarts += 1
+
+    def _release(self, task: int) -> None:
+        self._engine.release((task,))
+
+    def _keep(self, outcome: Outcome, before: int) -> bool:
+        if not isinstance(outcome, DeliverResult) or outcome.task >= before:
+            return outcome.task >= before
+        self._tally.went(outcome)
+        self._release(outcome.task)
+        self._free(outcome.task)
+        return False
+
+    def _settle(self, outcome: DeliverResult | ReportFailure) -> None:
+        """Keep the slot of what has arrived if its batch is in there, and free it otherwise."""
+        made = outcome.result if isinstance(outcome, DeliverResult) else None
+        if self._slab is None or not isinstance(made, Made):
+            self._free(outcome.task)
+            return
+        slot = made.batch.settle(self._slab, self._slots.pop(outcome.task, None))
+        if slot is not None:
+            self._slots[outcome.task] = slot
+
+    def _free(self, task: int) -> None:
+        slot = self._slots.pop(task, None)
+        if slot is not None and self._slab is not None:
+            self._slab.give_back(slot)
+
+    def _opened(self, outcome: DeliverResult) -> Any:
+        """Unpack a parcel; its slot, if it has one, now belongs to the batch."""
+        made = outcome.result
+        if self._slab is None or not isinstance(made, Made):
+            return made
+        parcel: Parcel = made.batch
+        batch = unpack(parcel, self._slab, self._slots.pop(outcome.task, None))
+        return Made(batch, made.times, made.skipped)
+
+    def _stop(self) -> None:
+        self._engine.close()
+
+
+class PumpedFeed(Feed):
+    """A feed whose engine runs in a thread, so that refilling does not wait for the trainer.
+
+    What the trainer says travels as calls in an inbox, and only the thread touches the engine.
+    """
+
+    def __init__(
+        self, recipe: Recipe, workers: Workers, limits: Limits, keeps_tasks: bool, tally: Tally
+    ) -> None:
+        """Start the workers and the thread."""
+        super().__init__(recipe, workers, limits, keeps_tasks, tally)
+        self._arrived = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._unheard = 0  # releases that the thread has not been woken for
+        self._over = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._pump, name="forebay-buffer", daemon=True)
+        self._thread.start()
+
+    def put(self, tasks: Sequence[NewTask]) -> None:
+        """Queue tasks; their numbers must grow."""
+        self._tell(lambda: self._engine.put(tasks))
+
+    def forget(self, before: int) -> None:
+        """Drop every task with a lower number that was not taken; wait until it is done."""
+        done = threading.Event()
+
+        def forget() -> None:
+            with self._arrived:
+                super(PumpedFeed, self).forget(before)
+            done.set()
+
+        self._tell(forget)
+        while not done.wait(1.0) and not self._over:
+            pass
+
+    def look(self, seconds: float) -> None:
+        """Wait a little: the thread sees to everything."""
+        with self._arrived:
+            self._arrived.wait(seconds)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        self._inbox.append(call)
+        self._unheard = 0
+        self._engine.wake()
+
+    def _release(self, task: int) -> None:
+        self._inbox.append(lambda: self._engine.release((task,)))
+        self._unheard += 1
+        # Being woken costs the thread, and so the trainer, more than a late refill does.
+        if self._unheard * 8 > len(self._ready):
+            self._unheard = 0
+            self._engine.wake()
+
+    def _next(self, until: float | None) -> Outcome | None:
+        with self._arrived:
+            while not self._ready:
+                if self._error is not None:
+                    raise self._error
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._arrived.wait(left)
+            return self._pop()
+
+    def _pump(self) -> None:
+        try:
+            while not self._over:
+                while self._inbox:
+                    self._inbox.popleft()()
+                outcomes = self._engine.step(None, COLLECT_S if self._ready else 0.0)
+                if outcomes:
+                    with self._arrived:
+                        self._line_up(outcomes)
+                        self._arrived.notify_all()
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            self._error = error
+        finally:
+            with self._arrived:
+                self._over = True
+                self._arrived.notify_all()
+            with suppress(Exception):
+                self._engine.close()
+
+    def _stop(self) -> None:
+        self._over = True
+        self._engine.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+
+_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End the workers before the interpreter takes down what their pools need."""
+    for feed in list(_open_feeds):
+        feed.close()

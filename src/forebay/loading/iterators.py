@@ -1,0 +1,336 @@
+"""What `iter(loader)` returns: torch's iterator, with forebay's engine behind it.
+
+BatchIterator       torch's ways: its checks and warnings, raising, pinning, worker handles
+├── LaneIterator    torch's rules: batch k is made by worker k mod num_workers
+└── StreamIterator  one epoch of a stream, see `stream.py`: any worker, seeds by position
+ArrayIterator       tensors in memory: slicing, no worker at all
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any, ClassVar
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from forebay.engine.engine import NewTask
+from forebay.engine.events import Cause
+from forebay.engine.limits import Limits
+from forebay.engine.pools.processes import ProcessPool
+from forebay.errors import WorkerDiedError
+from forebay.loading.feed import Feed, Taken
+from forebay.loading.fetch import slicing
+from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised
+from forebay.loading.seeding import generators_kept
+from forebay.loading.stream import Stream
+
+# A batch whose worker died, or hung, is made once more.
+RETRIES = 1
+
+
+class WorkerHandle:
+    """One worker process, with the few methods of a process that torch's users know.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, feed: Feed, worker: int) -> None:
+        """Stand for worker number `worker`."""
+        self.name = f"forebay-worker-{worker}"
+        self._feed = feed
+        self._worker = worker
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None for a thread."""
+        pool = self._feed.pool
+        if not isinstance(pool, ProcessPool):
+            return None
+        until = time.monotonic() + 30.0
+        while self._worker not in pool.pids and self._feed.is_open and time.monotonic() < until:
+            self._feed.look(0.05)
+        return pool.pids.get(self._worker)
+
+    @property
+    def exitcode(self) -> int | None:
+        """What the process ended with; None while it lives."""
+        pool = self._feed.pool
+        return pool.exit_codes.get(self._worker) if isinstance(pool, ProcessPool) else None
+
+    def is_alive(self) -> bool:
+        """Tell whether the process exists."""
+        pid = self.pid
+        if pid is None or self.exitcode is not None:
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process is gone."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (until is None or time.monotonic() < until):
+            if self._feed.is_open:
+                self._feed.look(0.01)
+            else:
+                time.sleep(0.01)
+
+    def terminate(self) -> None:
+        """Kill the process if it is still there."""
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid or 0, signal.SIGTERM)
+
+    kill = terminate
+
+
+class BatchIterator(_BaseDataLoaderIter):
+    """Hands out what a feed delivers, as torch's iterators do."""
+
+    def __init__(self, loader: Any) -> None:
+        """Make torch's checks and draws."""
+        super().__init__(loader)
+        self._loader = loader
+        self._feed: Feed
+        self._workers: list[WorkerHandle] = []
+
+    def _handed_out(self, taken: Taken, order: Order) -> Any:
+        """Return the batch of a result, or raise what came instead."""
+        if taken.cause is not None:
+            raise _died(taken.cause, order, self._timeout)
+        result = taken.result
+        if isinstance(result, Raised):
+            _raise(result)
+        assert isinstance(result, Made)
+        self._loader._note_skipped(result.skipped)
+        if self._pin_memory:
+            return pin_memory.pin_memory(result.batch, self._pin_memory_device)
+        return result.batch
+
+    def _take(self) -> Taken:
+        # A worker that hangs is replaced by the engine; this is for one that hangs as it starts.
+        patience = None if not self._timeout else self._timeout * (RETRIES + 1) + 10.0
+        taken = self._feed.take(patience)
+        if taken is None:
+            raise WorkerDiedError(
+                f"DataLoader timed out after {self._timeout} seconds: no worker answered\n"
+                "  They may hang in worker_init_fn, or while they import the dataset's module."
+            )
+        return taken
+
+    def _shutdown_workers(self) -> None:
+        self._feed.close()
+
+    def __del__(self) -> None:
+        """Let the workers go with the last reference."""
+        feed = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.close()
+
+
+class LaneIterator(BatchIterator):
+    """One pass by torch's rules: who makes which batch, and from which random numbers."""
+
+    def __init__(self, loader: Any) -> None:
+        """Start the workers and give them their first orders."""
+        super().__init__(loader)
+        self._in_order = loader.in_order
+        self._depth = loader.prefetch_factor * self._num_workers
+        self._key = 0
+        self._pass = -1
+        limits = Limits(
+            num_workers=self._num_workers,
+            slots=max(self._depth, 1) * 4 + 64,
+            in_order=self._in_order,
+            retries=RETRIES,
+            timeout_s=self._timeout or None,
+            max_group=max(self._depth, 1),
+            lookahead=0,
+            all_workers=True,
+        )
+        self._feed = loader._open_feed(
+            loader._recipe(self._base_seed, self._shared_seed), limits, keeps_tasks=True
+        )
+        self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
+        self._begin()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._feed.forget(self._key)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pass += 1
+        self._batch = 0
+        self._next_lane = 0
+        self._active = [True] * self._num_workers
+        self._orders: dict[int, tuple[int, Order]] = {}
+        tasks = [self._new_task() for _ in range(self._depth)]
+        self._feed.put([task for task in tasks if task is not None])
+
+    def _new_task(self) -> NewTask | None:
+        """Read the sampler once more, for the next lane whose turn it is."""
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return None
+        lane = self._lane()
+        if lane is None:
+            return None
+        shared_seed = self._shared_seed if isinstance(self._dataset, IterDataPipe) else None
+        order = Order(index, self._pass, self._batch, None, shared_seed)
+        task = NewTask(self._key, order, lane)
+        self._orders[self._key] = lane, order
+        self._key += 1
+        self._batch += 1
+        return task
+
+    def _lane(self) -> int | None:
+        for _ in range(self._num_workers):
+            lane = self._next_lane
+            self._next_lane = (lane + 1) % self._num_workers
+            if self._active[lane] and (self._in_order or self._has_room(lane)):
+                return lane
+        return None
+
+    def _has_room(self, lane: int) -> bool:
+        held = sum(owner == lane for owner, _ in self._orders.values())
+        return bool(held < self._depth // sum(self._active))
+
+    def _put_next(self) -> None:
+        task = self._new_task()
+        if task is not None:
+            self._feed.put([task])
+
+    def _next_data(self) -> Any:
+        while self._orders:
+            taken = self._take()
+            lane, order = self._orders.pop(taken.task)
+            if isinstance(taken.result, LaneEnded):
+                if self._active[lane]:
+                    self._active[lane] = False
+                    self._put_next()
+                continue
+            self._put_next()
+            return self._handed_out(taken, order)
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+
+class StreamIterator(BatchIterator):
+    """One epoch of a stream."""
+
+    def __init__(self, loader: Any, begin: Callable[[Any, int], tuple[Stream, Feed]]) -> None:
+        """Begin the epoch: `begin` gets this reader, and the base seed that it drew."""
+        super().__init__(loader)
+        self._stream, self._feed = begin(self, int(self._base_seed))
+        self._is_inline = self._num_workers == 0
+        self._keeps_workers = loader._keeps_workers
+        self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
+
+    def _next_data(self) -> Any:
+        while self._loader._reader is self:
+            with generators_kept() if self._is_inline else nullcontext():
+                found = self._stream.take()
+            if found is None:
+                self._loader._epoch_ended(self)
+                raise StopIteration
+            taken, order = found
+            if isinstance(taken.result, NothingLeft):
+                self._loader._note_skipped(taken.result.skipped)
+                continue
+            return self._handed_out(taken, order)
+        raise StopIteration
+
+    def _shutdown_workers(self) -> None:
+        if not self._keeps_workers:
+            self._feed.close()
+
+    def __del__(self) -> None:
+        """Let the workers go with the last reference, unless the loader keeps them."""
+        if getattr(self, "_feed", None) is not None:
+            self._shutdown_workers()
+
+
+class PlainIterator(_SingleProcessDataLoaderIter):
+    """Torch's own iterator for no workers; exceptions gain a note."""
+
+    _workers: ClassVar[list[WorkerHandle]] = []
+
+    def _next_data(self) -> Any:
+        index = self._next_index()
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration:
+            raise
+        except Exception as error:
+            order = Order(index, 0, self._num_yielded)
+            error.add_note(f"forebay: batch {order.batch}, in this process")
+            raise
+        return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+
+class ArrayIterator(_BaseDataLoaderIter):
+    """Slices tensors that are in memory already; sending them from a worker would take longer."""
+
+    def __init__(self, loader: Any) -> None:
+        """Make torch's checks and draws."""
+        super().__init__(loader)
+        self._workers: list[WorkerHandle] = []
+        self._cut = slicing(loader._recipe(self._base_seed, None))
+
+    def _next_data(self) -> Any:
+        assert self._cut is not None
+        index = self._next_index()
+        try:
+            batch = self._cut(index)
+        except (TypeError, ValueError, RuntimeError):  # not plain numbers: as torch does it
+            batch = self._collate_fn([self._dataset[one] for one in index])
+        if self._pin_memory:
+            return pin_memory.pin_memory(batch, self._pin_memory_device)
+        return batch
+
+    def _shutdown_workers(self) -> None:
+        """There are none."""
+
+
+def _raise(raised: Raised) -> None:
+    """Raise what the user's code raised, as torch does, with forebay's notes."""
+    try:
+        raised.error.reraise()
+    except BaseException as error:
+        for note in raised.notes:
+            error.add_note(note)
+        raise
+
+
+def _died(cause: Cause, order: Order, timeout: float) -> Exception:
+    """Say why a batch could not be made however often it was tried."""
+    indices = order.index if len(repr(order.index)) < 200 else f"{repr(order.index)[:200]} ..."
+    where = (
+        f"  It was at work on epoch {order.epoch}, batch {order.batch}: samples {indices}.\n"
+        f"  The batch was tried {RETRIES + 1} times, by different workers; the loader goes on with "
+        "the next one.\n"
+    )
+    if cause.kind == "timeout":
+        return WorkerDiedError(
+            f"DataLoader timed out after {timeout:g} seconds: a worker did not finish a batch\n"
+            f"{where}  Raise `timeout`, or see where it hangs:\n{cause.traceback}"
+        )
+    if cause.kind == "exception":
+        return WorkerDiedError(
+            f"a worker could not answer: {cause.error}: {cause.message}\n{where}{cause.traceback}"
+        )
+    return WorkerDiedError(
+        f"DataLoader worker exited unexpectedly: {cause.message}\n{where}{cause.traceback}"
+    )

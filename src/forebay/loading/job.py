@@ -1,0 +1,252 @@
+"""What a worker of the loader does with one order: fetch, collate, pack.
+
+The same code runs in a worker process, a worker thread and, without workers, in the trainer.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph_settings import apply_random_seed
+
+from forebay.engine.job import Answer, Assignment
+from forebay.engine.memory.layout import Slot
+from forebay.engine.memory.parcel import Packer, collate_into
+from forebay.engine.memory.slab import Slab
+from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
+from forebay.loading.recipe import (
+    LaneEnded,
+    Made,
+    NothingLeft,
+    Order,
+    Raised,
+    Recipe,
+    SkippedSample,
+    Times,
+)
+from forebay.loading.seeding import seed_worker
+
+
+class BatchJob:
+    """Makes batches in the process it is opened in.
+
+    Args:
+        recipe: How they are made.
+        keeps_tasks: See `Job`.
+        guard: Entered around each seeded sample, for threads that share the generators.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        keeps_tasks: bool,
+        guard: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """See the class."""
+        self.keeps_tasks = keeps_tasks
+        self._recipe = recipe
+        self._guard = guard
+        self._lane = 0
+        self._epoch = 0
+        self._dataset_epoch: int | None = None
+        self._maps: MapFetcher | None = None
+        self._iterates: IterableFetcher | None = None
+
+    def open(self, worker: int, lane: int) -> None:
+        """Nothing is to be set up but the fetcher, which `run` does."""
+        self._lane = lane
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer an `Order` with a `Made`, or with what came instead."""
+        result = self.make(assignment.payload)
+        return Answer(result, _nbytes(result.batch) if isinstance(result, Made) else 0)
+
+    def close(self) -> None:
+        """Nothing is to be tidied up."""
+
+    def make(self, order: Order) -> Made | Raised | LaneEnded | NothingLeft:
+        """Make one batch, catching what the user's code raises."""
+        try:
+            if self._recipe.is_iterable:
+                return self._make_of_iterable(order)
+            return self._make_of_map(order)
+        except EndOfDataset:
+            return LaneEnded(self._lane)
+        except SampleError as error:
+            return self.raised(order, error.__cause__ or error, error.index)
+        except Exception as error:  # noqa: BLE001 - whatever collate_fn raises
+            return self.raised(order, error, None)
+
+    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
+        """Describe an exception for the trainer, where it is raised again."""
+        info = (type(error), error, error.__traceback__)
+        wrapper = ExceptionWrapper(info, where=self._where())
+        return Raised(wrapper, notes_for(order, index, self._where(), self._recipe.seed))
+
+    def _where(self) -> str:
+        return f"in DataLoader worker thread {self._lane}"
+
+    def _before_collation(self) -> None:
+        """Nothing: the batch goes where collation puts it."""
+
+    def _make_of_map(self, order: Order) -> Made | NothingLeft:
+        if self._maps is None:
+            self._maps = MapFetcher(self._recipe, self._guard)
+        self._tell_epoch(order)
+        skipped: list[SkippedSample] = []
+        began, cpu = time.perf_counter(), time.thread_time()
+        batch = self._maps.whole_batch(order)
+        samples = None
+        if batch is None:
+            samples = self._maps.fetch(order, skipped)
+            if skipped and not samples:
+                return NothingLeft(tuple(skipped))
+        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
+        self._before_collation()
+        if batch is None:
+            batch = self._maps.collate(order, samples)
+        done = time.perf_counter()
+        times = Times(fetched - began, fetched_cpu - cpu, done - fetched)
+        return Made(batch, times, tuple(skipped))
+
+    def _make_of_iterable(self, order: Order) -> Made:
+        if self._iterates is None or order.epoch != self._epoch:
+            self._epoch = order.epoch
+            self._tell_epoch(order)
+            self._seed_pipe(order)
+            self._iterates = IterableFetcher(self._recipe)
+        began, cpu = time.perf_counter(), time.thread_time()
+        samples = self._iterates.fetch(order)
+        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
+        self._before_collation()
+        batch = self._recipe.collate_fn(samples)
+        done = time.perf_counter()
+        return Made(batch, Times(fetched - began, fetched_cpu - cpu, done - fetched))
+
+    def _seed_pipe(self, order: Order) -> None:
+        if isinstance(self._recipe.dataset, IterDataPipe) and order.shared_seed is not None:
+            generator = torch.Generator()
+            generator.manual_seed(order.shared_seed)
+            apply_random_seed(self._recipe.dataset, generator)
+
+    def _tell_epoch(self, order: Order) -> None:
+        if order.dataset_epoch is not None and order.dataset_epoch != self._dataset_epoch:
+            self._dataset_epoch = order.dataset_epoch
+            holder_of_epoch(self._recipe.dataset).set_epoch(order.dataset_epoch)
+
+
+class ProcessBatchJob(BatchJob):
+    """Makes batches in a worker process, and packs them into shared memory.
+
+    Args:
+        recipe: How they are made.
+        slab: Where they go; another process attaches to it by its descriptor.
+        keeps_tasks: See `Job`.
+    """
+
+    def __init__(self, recipe: Recipe, slab: Slab, *, keeps_tasks: bool) -> None:
+        """See the class."""
+        super().__init__(recipe, keeps_tasks=keeps_tasks)
+        self._slab = slab
+        self._packer: Packer | None = None
+        self._slot: Slot | None = None
+        self._init_error: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to an interpreter of its own, and the slab's descriptor along."""
+        state = dict(self.__dict__)
+        state["_slab"] = DupFd(self._slab.fileno()), self._slab.size
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the slab."""
+        descriptor, size = state.pop("_slab")
+        self.__dict__.update(state)
+        self._slab = Slab.attach(descriptor.detach(), size)
+
+    def open(self, worker: int, lane: int) -> None:
+        """Become a worker in torch's sense: one thread, a seed, and `get_worker_info()`."""
+        super().open(worker, lane)
+        torch.set_num_threads(1)
+        recipe = self._recipe
+        seed = seed_worker(recipe.base_seed, lane)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=lane, num_workers=recipe.num_workers, seed=seed, dataset=recipe.dataset
+        )
+        self._packer = Packer(self._slab)
+        collate_into(self._packer)
+        if recipe.worker_init_fn is not None:
+            try:
+                recipe.worker_init_fn(lane)
+            except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
+                self._init_error = error
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer a `Placed` order with a packed `Made`, or with what came instead."""
+        order, slot = assignment.payload
+        if self._init_error is not None:
+            return Answer(self.raised(order, self._init_error, None), 0)
+        packer = self._packer
+        assert packer is not None, "open comes first"
+        self._slot = slot
+        made = self.make(order)
+        if not isinstance(made, Made):
+            packer.begin(None)
+            return Answer(made, 0)
+        try:
+            parcel = packer.pack(made.batch)
+        except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
+            return Answer(self.raised(order, error, None), 0)
+        _, times, skipped = made
+        del made  # what is still there of the batch from here on is the user's
+        parcel = packer.seal(parcel)
+        return Answer(Made(parcel, times, skipped), parcel.nbytes)
+
+    def _before_collation(self) -> None:
+        assert self._packer is not None
+        self._packer.begin(self._slot)
+
+    def _where(self) -> str:
+        return f"in DataLoader worker process {self._lane}"
+
+
+def notes_for(order: Order, index: Any, where: str, seed: int | None) -> tuple[str, ...]:
+    """Return what is added to an exception: which sample, which batch, and how to see it again."""
+    what = f"sample {index!r}" if index is not None else f"the samples {_short(order.index)}"
+    place = f"epoch {order.epoch}, batch {order.batch}"
+    note = f"forebay: {what}, {place}, {where.removeprefix('in DataLoader ')}"
+    if seed is None:
+        return (note,)
+    again = f"loader.replay(epoch={order.epoch}, batch={order.batch})"
+    return (note, f"forebay: {again} makes the same batch in this process, for a debugger")
+
+
+def _short(index: Any) -> str:
+    text = repr(index)
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def holder_of_epoch(dataset: Any) -> Any:
+    """Return the dataset that has a `set_epoch`, within subsets too; None if there is none."""
+    while dataset is not None and not hasattr(dataset, "set_epoch"):
+        dataset = getattr(dataset, "dataset", None)
+    return dataset
+
+
+def _nbytes(batch: Any) -> int:
+    """Return the bytes of the tensors and arrays in a batch, the usual containers searched."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if isinstance(batch, dict):
+        return sum(map(_nbytes, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(_nbytes, batch))
+    return int(getattr(batch, "nbytes", 0))

@@ -1,0 +1,124 @@
+"""What makes a batch, as plain records: they go to the workers once, or with each task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch._utils import ExceptionWrapper
+
+from forebay.engine.memory.layout import Slot
+from forebay.engine.memory.parcel import Parcel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How every batch of a loader is made; torch's arguments have torch's meaning.
+
+    Attributes:
+        dataset: The dataset, map-style or iterable.
+        is_iterable: Which of the two.
+        auto_collation: Whether a batch is made of several samples.
+        collate_fn: Makes a batch of a list of samples, or converts one sample.
+        drop_last: For iterable datasets: leave out an incomplete last batch.
+        num_workers: How many workers there are.
+        base_seed: Worker `w` starts with the seed `base_seed + w`.
+        worker_init_fn: Called in each worker with its lane.
+        seed: Seeds each sample by its position in the stream; None leaves each worker to its own
+            stream of random numbers, as torch does.
+        skip_errors: Leave out samples that raise.
+        shared_seed: For datapipes: of the first epoch.
+    """
+
+    dataset: Any
+    is_iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    num_workers: int
+    base_seed: int
+    worker_init_fn: Callable[[int], None] | None
+    seed: int | None = None
+    skip_errors: bool = False
+    shared_seed: int | None = None
+
+
+class Order(NamedTuple):
+    """One batch to be made: the payload of a task.
+
+    Attributes:
+        index: What the sampler gave: a list of indices, or one index.
+        epoch: The epoch it belongs to.
+        batch: Its number in the epoch.
+        dataset_epoch: What to give to the dataset's `set_epoch` first; None leaves it alone.
+        shared_seed: For datapipes: of this epoch.
+    """
+
+    index: Any
+    epoch: int
+    batch: int
+    dataset_epoch: int | None = None
+    shared_seed: int | None = None
+
+
+class Placed(NamedTuple):
+    """An order as a worker process gets it: with the slot that its batch may fill."""
+
+    order: Order
+    slot: Slot | None
+
+
+class Times(NamedTuple):
+    """Seconds that a worker spent on one batch."""
+
+    fetch_s: float
+    fetch_cpu_s: float
+    collate_s: float
+
+
+class SkippedSample(NamedTuple):
+    """A sample that was left out because it raised (`on_error="skip"`).
+
+    Attributes:
+        index: What the sampler gave for it.
+        epoch: The epoch.
+        batch: The number of its batch in the epoch.
+        error: The type of the exception.
+        message: Its words.
+        traceback: The frames, as text.
+    """
+
+    index: Any
+    epoch: int
+    batch: int
+    error: str
+    message: str
+    traceback: str
+
+
+class Made(NamedTuple):
+    """A batch: packed by a worker process, or as it is where no process lies between."""
+
+    batch: Parcel | Any
+    times: Times
+    skipped: tuple[SkippedSample, ...] = ()
+
+
+class Raised(NamedTuple):
+    """Instead of a batch: what the user's code raised."""
+
+    error: ExceptionWrapper
+    notes: tuple[str, ...]
+
+
+class LaneEnded(NamedTuple):
+    """Instead of a batch: this lane's part of an iterable dataset is at its end."""
+
+    lane: int
+
+
+class NothingLeft(NamedTuple):
+    """Instead of a batch: every sample of it was left out."""
+
+    skipped: tuple[SkippedSample, ...]

@@ -1,0 +1,216 @@
+"""Where slots and buffers lie, by arithmetic alone; nothing is mapped or written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.engine.memory.layout import (
+    ALIGN,
+    FIRST_CAPACITY,
+    LEAST_CAPACITY,
+    LEAST_SLOTS,
+    Cursor,
+    Slot,
+    Space,
+    capacity_for,
+)
+
+WIDE = 1 << 44
+
+
+@given(
+    capacity=st.integers(0, 4096), sizes=st.lists(st.integers(0, 700), max_size=20), data=st.data()
+)
+def test_buffers_in_a_slot_are_aligned_and_apart(capacity, sizes, data):
+    """What a cursor hands out lies in the slot, on a cache line, behind what it gave before."""
+    cursor, end = Cursor(capacity), 0
+    for nbytes in sizes:
+        start = cursor.take(nbytes)
+        if start is None:
+            assert -(-end // ALIGN) * ALIGN + nbytes > capacity
+            assert cursor.used == end
+            continue
+        assert start % ALIGN == 0 and start >= end and start + nbytes <= capacity
+        end = start + nbytes
+        assert cursor.used == end
+
+
+def test_what_does_not_fit_leaves_room_for_what_does():
+    """A buffer that is refused costs nothing."""
+    cursor = Cursor(128)
+    assert cursor.take(1) == 0
+    assert cursor.take(65) is None
+    assert cursor.take(64) == 64
+
+
+@pytest.mark.parametrize(
+    ("largest", "capacity"),
+    [
+        (None, FIRST_CAPACITY),
+        (0, LEAST_CAPACITY),
+        (1, LEAST_CAPACITY),
+        (LEAST_CAPACITY // 4, LEAST_CAPACITY),
+        (LEAST_CAPACITY // 4 + 1, 2 * LEAST_CAPACITY),
+        (38_535_168, 1 << 28),
+        (1 << 30, 1 << 32),
+    ],
+)
+def test_slots_are_four_times_the_largest_batch(largest, capacity):
+    """And a power of two, never below the least."""
+    assert capacity_for(largest, WIDE) == capacity
+
+
+@given(st.integers(26, 44), st.none() | st.integers(0, 1 << 44))
+def test_a_small_slab_still_holds_several_slots_if_batches_allow(bits, largest):
+    """Slack is what a small slab saves; a slot holds the largest batch all the same."""
+    size = 1 << bits
+    capacity = capacity_for(largest, size)
+    assert capacity.bit_count() == 1 and capacity >= LEAST_CAPACITY
+    assert capacity >= (largest or 0)
+    if largest is None or largest * 2 * LEAST_SLOTS <= size:
+        assert capacity * LEAST_SLOTS <= size
+
+
+@given(st.integers(26, 44), st.lists(st.integers(0, 1 << 36), min_size=2).map(sorted))
+def test_capacities_grow_with_batches(bits, sizes):
+    """Room that is too small for now is too small for ever."""
+    capacities = [capacity_for(nbytes, 1 << bits) for nbytes in sizes]
+    assert capacities == sorted(capacities)
+
+
+def test_the_slot_that_came_back_last_goes_out_next():
+    """Its pages are warm."""
+    space = Space(WIDE)
+    first, second, third = space.take(), space.take(), space.take()
+    for slot in (first, third, second):
+        assert space.give_back(slot)
+    assert [space.take(), space.take(), space.take()] == [second, third, first]
+
+
+def test_slots_of_an_outdated_capacity_are_told_and_never_go_out_again():
+    """Idle ones at once, the others when they come back."""
+    space = Space(WIDE)
+    idle, away = space.take(), space.take()
+    space.give_back(idle)
+    assert space.saw(1000) == [idle]
+    assert space.saw(999) == []
+    assert not space.give_back(away)
+    assert space.out == 0
+    assert space.take().capacity == LEAST_CAPACITY
+
+
+def test_ranges_of_outdated_slots_are_cut_anew():
+    """A slab that is all used up by large slots has room for small ones when one comes back."""
+    space = Space(LEAST_SLOTS << 20)
+    slots = [space.take() for _ in range(LEAST_SLOTS)]
+    assert {slot.capacity for slot in slots} == {1 << 20}
+    assert space.take() is None
+    space.saw(1)
+    assert space.take() is None
+    space.give_back(slots[3])
+    small = [space.take() for _ in range(16)]
+    assert sorted(slot.offset - slots[3].offset for slot in small) == list(
+        range(0, 1 << 20, 1 << 16)
+    )
+    assert space.take() is None
+
+
+def test_small_pieces_are_one_again_when_all_slots_are_back():
+    """Outgrown slots leave pieces that are of no use, but not for ever."""
+    space = Space(1 << 20)
+    space.saw(1)
+    slots = [space.take() for _ in range(16)]
+    assert space.take() is None
+    space.saw(1 << 18)
+    for slot in slots:
+        assert space.take() is None
+        space.give_back(slot)
+    assert space.take() == Slot(0, 1 << 18)
+
+
+def test_a_slot_that_is_not_out_is_refused():
+    """Handing it out twice would overwrite a batch."""
+    space = Space(WIDE)
+    slot = space.take()
+    space.give_back(slot)
+    with pytest.raises(KeyError):
+        space.give_back(slot)
+
+
+def test_the_coldest_idle_slots_are_let_go_first():
+    """What is kept is counted by the largest batch seen."""
+    space = Space(WIDE)
+    space.saw(1000)
+    slots = [space.take() for _ in range(5)]
+    for slot in slots:
+        space.give_back(slot)
+    assert space.trim(2999) == slots[:3]
+    assert space.trim(2999) == []
+    assert [space.take(), space.take()] == [slots[4], slots[3]]
+
+
+class SpaceMachine(RuleBasedStateMachine):
+    """Takes, gives back and outgrows slots at random, and keeps its own books."""
+
+    @initialize(bits=st.integers(17, 27))
+    def begin(self, bits):
+        self.size = 1 << bits
+        self.space = Space(self.size)
+        self.out: list[Slot] = []
+        self.idle: list[Slot] = []
+
+    @rule()
+    def take(self):
+        slot = self.space.take()
+        if slot is None:
+            assert not self.idle
+            assert self.out or self.space.capacity > self.size
+            return
+        if self.idle:
+            assert slot == self.idle.pop()
+        assert slot.capacity == self.space.capacity
+        self.out.append(slot)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def give_back(self, data):
+        slot = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        usable = self.space.give_back(slot)
+        assert usable == (slot.capacity == self.space.capacity)
+        if usable:
+            self.idle.append(slot)
+
+    @rule(nbytes=st.integers(0, 1 << 24))
+    def see(self, nbytes):
+        before = self.space.capacity
+        dropped = self.space.saw(nbytes)
+        assert dropped == ([] if self.space.capacity == before else self.idle)
+        if dropped:
+            self.idle = []
+
+    @rule(keep=st.integers(0, 1 << 24))
+    def trim(self, keep):
+        dropped = self.space.trim(keep)
+        assert dropped == self.idle[: len(dropped)]
+        del self.idle[: len(dropped)]
+
+    @invariant()
+    def slots_lie_in_the_slab_and_apart(self):
+        slots = sorted(self.out + self.idle)
+        assert all(slot.offset % LEAST_CAPACITY == 0 for slot in slots)
+        assert all(0 <= slot.offset <= self.size - slot.capacity for slot in slots)
+        ends = [slot.offset + slot.capacity for slot in slots]
+        assert all(end <= after.offset for end, after in zip(ends, slots[1:], strict=False))
+
+    @invariant()
+    def slots_out_are_counted(self):
+        assert self.space.out == len(self.out)
+
+
+SpaceMachine.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestSpaceMachine = SpaceMachine.TestCase

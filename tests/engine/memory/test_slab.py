@@ -1,0 +1,284 @@
+"""The slab: real shared memory, who has it mapped, and when a slot comes back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.engine.memory.layout import LEAST_CAPACITY
+from forebay.engine.memory.slab import LEAST, MOST, Slab
+
+# Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture
+def slab():
+    slab = Slab()
+    yield slab
+    slab.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def blocks(slab):
+    """How much memory the slab really has, in 512 bytes."""
+    return os.fstat(slab.fileno()).st_blocks
+
+
+def test_a_slab_is_one_descriptor_and_no_name(slab):
+    """Wide as it is, it costs neither memory nor descriptors, and lies in no file system."""
+    before = descriptors()
+    other = Slab()
+    assert descriptors() == before + 1
+    assert other.size == MOST
+    assert blocks(other) == 0
+    assert os.readlink(f"/proc/self/fd/{other.fileno()}") == "/memfd:forebay (deleted)"
+    assert os.fstat(other.fileno()).st_dev != os.stat("/dev/shm").st_dev
+    assert not os.get_inheritable(other.fileno())
+    other.close()
+    assert descriptors() == before
+
+
+@pytest.mark.slow
+def test_300_mb_are_written_through_a_slot_which_is_then_used_again(slab):
+    """They are no part of /dev/shm, whatever its size, and the second lap finds the same memory."""
+    nbytes = 300 << 20
+    for lap in (1, 2):
+        slot = slab.take()
+        np.frombuffer(slab.view(slot), np.uint8)[:nbytes] = lap
+        assert (slot.offset, blocks(slab)) == (0, nbytes // 512)
+        slab.give_back(slot)
+    assert slab.view(slot)[nbytes - 1] == 2
+
+
+def test_a_crash_of_the_process_does_not_write_the_slab_to_a_core_file(slab):
+    """Sixteen terabytes of address space would fill a disk."""
+    with open("/proc/self/smaps") as smaps:
+        mapped = smaps.read().partition("/memfd:forebay")[2]
+    flags = re.search(r"^VmFlags:(.*)$", mapped, re.MULTILINE)[1].split()
+    assert "dd" in flags
+    assert "dc" not in flags, "a forked worker must inherit it"
+
+
+def test_a_forked_worker_writes_where_the_owner_reads(slab):
+    """It inherits the mapping."""
+    slot = slab.take()
+    child = os.fork()
+    if not child:
+        slab.view(slot)[:5] = b"hello"
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert bytes(slab.view(slot)[:5]) == b"hello"
+
+
+@pytest.mark.slow
+def test_another_program_attaches_by_the_descriptor(slab):
+    """It maps the same memory, and has one descriptor of it as well."""
+    slot = slab.take()
+    code = """if True:
+        import os, sys
+        from forebay.engine.memory.layout import Slot
+        from forebay.engine.memory.slab import Slab
+        descriptor, size, offset, capacity = map(int, sys.argv[1:])
+        before = len(os.listdir("/proc/self/fd"))
+        slab = Slab.attach(descriptor, size)
+        assert len(os.listdir("/proc/self/fd")) == before
+        slab.view(Slot(offset, capacity))[:5] = b"hello"
+    """
+    numbers = [slab.fileno(), slab.size, *slot]
+    subprocess.run(
+        [sys.executable, "-c", code, *map(str, numbers)], pass_fds=[slab.fileno()], check=True
+    )
+    assert bytes(slab.view(slot)[:5]) == b"hello"
+
+
+def test_a_slab_attached_beside_its_owner_has_its_own_descriptor(slab):
+    """Closing one of them leaves the other."""
+    twin = Slab.attach(os.dup(slab.fileno()), slab.size)
+    assert twin.fileno() != slab.fileno()
+    slot = slab.take()
+    twin.view(slot)[0] = 7
+    twin.close()
+    assert slab.view(slot)[0] == 7
+    assert blocks(slab) == 8
+
+
+LIMITED = """if True:
+    import resource, sys
+    from forebay.engine.memory.slab import Slab
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    limit = used + int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    slab = Slab()
+    slot = slab.take()
+    slab.view(slot)[:] = bytes(len(slab.view(slot)))
+    print(slab.size)
+"""
+
+
+@pytest.mark.slow
+def test_little_address_space_makes_a_smaller_slab():
+    """Under `ulimit -v` it is halved until it fits."""
+    limited = [sys.executable, "-c", LIMITED, str(400 << 20)]
+    run = subprocess.run(limited, capture_output=True, text=True)
+    assert (run.stderr, run.stdout.strip()) == ("", str(256 << 20))
+
+
+@pytest.mark.slow
+def test_too_little_address_space_is_an_error_in_words():
+    """It says what is needed, what was done and what to do."""
+    limited = [sys.executable, "-c", LIMITED, str(LEAST // 2)]
+    run = subprocess.run(limited, capture_output=True, text=True)
+    assert "OptionError: shared memory for batches could not be mapped: " in run.stderr
+    assert "At least 64 MiB of address space are needed" in run.stderr
+    assert "No worker was started" in run.stderr and "num_workers=0" in run.stderr
+
+
+def test_where_there_is_no_memfd_a_file_without_a_name_serves(monkeypatch, tmp_path):
+    """Nothing is left of it in its folder, not even while it is used."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    slab = Slab()
+    assert list(tmp_path.iterdir()) == []
+    slot = slab.take()
+    slab.view(slot)[:5] = b"hello"
+    assert bytes(slab.view(slot)[:5]) == b"hello"
+    slab.free(slot)
+    slab.close()
+
+
+def test_memory_of_outdated_slots_goes_back_to_the_system(slab):
+    """Slots of the old size, idle or away, keep no pages."""
+    idle, away = slab.take(), slab.take()
+    for slot in (idle, away):
+        slab.view(slot)[:LEAST_CAPACITY] = bytes(LEAST_CAPACITY)
+    slab.give_back(idle)
+    assert slab.out == 1
+    assert blocks(slab) == 2 * LEAST_CAPACITY // 512
+    slab.saw(1000)
+    assert blocks(slab) == LEAST_CAPACITY // 512
+    slab.give_back(away)
+    assert slab.out == 0
+    assert blocks(slab) == 0
+
+
+def test_idle_memory_can_be_trimmed(slab):
+    """The warmest slots are kept, up to so many bytes."""
+    slab.saw(LEAST_CAPACITY // 4)
+    slots = [slab.take() for _ in range(5)]
+    for slot in slots:
+        slab.view(slot)[:1] = b"x"
+        slab.give_back(slot)
+    slab.trim(LEAST_CAPACITY // 2)
+    assert blocks(slab) == 2 * os.sysconf("SC_PAGE_SIZE") // 512
+    assert slab.take() == slots[4]
+
+
+# What a user may keep of a batch; each takes the leased bytes.
+KEPT = {
+    "a view of a part": lambda view: view[100:200],
+    "a tensor": lambda view: torch.frombuffer(view[64:128], dtype=torch.float32),
+    "a part of a tensor": lambda view: torch.frombuffer(view, dtype=torch.float32)[1:],
+    "one number of a tensor": lambda view: torch.frombuffer(view, dtype=torch.float32)[3],
+    "a tensor's array": lambda view: torch.frombuffer(view, dtype=torch.float32)[1:].numpy(),
+    "a tensor's storage": lambda view: torch.frombuffer(view, dtype=torch.int8).untyped_storage(),
+    "a detached alias": lambda view: torch.frombuffer(view, dtype=torch.float32).detach(),
+    "an array": lambda view: np.frombuffer(view[64:128], np.float32),
+    "a part of an array": lambda view: np.frombuffer(view, np.float32)[::2][1:],
+    "an array's tensor": lambda view: torch.from_numpy(np.frombuffer(view, np.float32))[2:],
+}
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_a_slot_comes_back_when_the_last_view_is_gone(slab, keep):
+    """Not before, and without anybody's doing."""
+    slot = slab.take()
+    kept = keep(slab.lease(slot, 4096))
+    assert slab.out == 1
+    assert slab.take() != slot
+    del kept
+    assert slab.out == 1
+    assert slab.take() == slot
+
+
+def test_a_tensor_in_a_cycle_gives_its_slot_back_when_it_is_collected(slab):
+    """The collector may run it anywhere, so giving back takes no lock."""
+    gc.disable()
+    try:
+        cycle = [torch.frombuffer(slab.lease(slab.take(), 64), dtype=torch.uint8)]
+        cycle.append(cycle)
+        del cycle
+        assert slab.out == 1
+        gc.collect()
+        assert slab.out == 0
+    finally:
+        gc.enable()
+
+
+def test_a_lease_may_end_in_any_thread(slab):
+    """Each comes back once."""
+    leases = [slab.lease(slab.take(), 64) for _ in range(64)]
+    threads = [threading.Thread(target=leases.pop) for _ in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert slab.out == 0
+    assert len({slab.take() for _ in range(64)}) == 64
+
+
+def test_a_fork_that_drops_a_lease_gives_nothing_back(slab):
+    """Its copy of the slab must not think that the slot is free; the owner still reads it."""
+    lease = slab.lease(slab.take(), 64)
+    child = os.fork()
+    if not child:
+        del lease
+        os._exit(slab.out)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert slab.out == 1
+    del lease
+    assert slab.out == 0
+
+
+def test_a_lease_outlives_a_closed_slab():
+    """The mapping goes with the last of its batches, and its descriptor with it."""
+    before = descriptors()
+    slab = Slab()
+    tensor = torch.frombuffer(slab.lease(slab.take(), 64), dtype=torch.uint8).fill_(7)
+    slab.close()
+    slab.close()
+    assert tensor.sum() == 7 * 64
+    with pytest.raises(ValueError, match="released"):
+        slab.view(slab.take())
+    del slab
+    tensor += 1
+    assert tensor.sum() == 8 * 64
+    del tensor
+    assert descriptors() == before
+
+
+@pytest.mark.slow
+def test_a_lease_that_lives_to_the_end_of_the_program_is_quiet():
+    """The interpreter goes down without a word."""
+    code = """if True:
+        import numpy
+        from forebay.engine.memory.slab import Slab
+        slab = Slab()
+        lease = slab.lease(slab.take(), 64)
+        cycle = [slab.lease(slab.take(), 64)]
+        cycle.append(cycle)
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

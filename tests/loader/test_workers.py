@@ -1,0 +1,409 @@
+"""Workers: what they know, how long they live, and the order in which their batches come."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+
+import pytest
+import torch
+from datasets import (
+    PATIENCE_S,
+    Counting,
+    Gate,
+    Gated,
+    Large,
+    Marked,
+    Squares,
+    WhoAmI,
+    as_it_is,
+    error_of_next,
+    fail_in_second,
+    mark_copy,
+    numbers,
+)
+from same import assert_same
+from torch.utils.data import default_collate, get_worker_info
+
+# A machine of one core is warned of two workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")
+
+METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+
+
+@pytest.fixture
+def gate():
+    """A gate that is opened at the end, so that no worker waits for ever."""
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+def who(loader):
+    """Return what the workers of an epoch know of themselves: one tuple a batch."""
+    return [known for ((_, known, _),) in loader]
+
+
+def pids(loader):
+    """Return the process ids that made the batches of an epoch."""
+    return [pid for ((_, _, pid),) in loader]
+
+
+# ---- what a worker knows ------------------------------------------------------------------------
+
+
+def test_a_worker_knows_its_number_and_its_seed(loader_class):
+    """id, num_workers, seed (base_seed + id, and torch was seeded with it), and its dataset."""
+    torch.manual_seed(11)
+    base_seed = torch.empty((), dtype=torch.int64).random_().item()
+    torch.manual_seed(11)
+    loader = loader_class(WhoAmI(4), collate_fn=as_it_is, num_workers=2)
+    seeds = [base_seed, base_seed + 1]
+    assert who(loader) == [(w, 2, seeds[w], seeds[w]) for w in (0, 1, 0, 1)]
+
+
+def test_there_is_no_worker_in_the_main_process(loader_class):
+    """get_worker_info() is None here, also while samples are made, and while workers run."""
+    assert who(loader_class(WhoAmI(2), collate_fn=as_it_is)) == [None, None]
+    for _ in loader_class(WhoAmI(4), collate_fn=as_it_is, num_workers=2):
+        assert get_worker_info() is None
+    assert pids(loader_class(WhoAmI(1), collate_fn=as_it_is)) == [os.getpid()]
+
+
+def test_seeds_differ_from_epoch_to_epoch(loader_class):
+    """Every iterator draws a new base seed; persistent workers keep the one they started with."""
+    for persistent in (False, True):
+        loader = loader_class(
+            WhoAmI(2), collate_fn=as_it_is, num_workers=2, persistent_workers=persistent
+        )
+        assert (who(loader) == who(loader)) is persistent
+
+
+def test_a_worker_has_one_thread_for_tensors(loader_class):
+    """So that as many workers as cores do not get in each other's way."""
+    loader = loader_class([0], collate_fn=count_threads, num_workers=1)
+    assert list(loader) == [1]
+
+
+def count_threads(samples):
+    return torch.get_num_threads()
+
+
+def test_workers_are_other_processes(loader_class):
+    """Samples are made in two processes, none of them this one."""
+    loader = loader_class(WhoAmI(8), collate_fn=as_it_is, num_workers=2)
+    first, second, *others = pids(loader)
+    assert os.getpid() != first != second != os.getpid()
+    assert others == [first, second] * 3
+
+
+# ---- worker_init_fn -----------------------------------------------------------------------------
+
+
+def test_worker_init_fn_is_called_in_each_worker_after_seeding(loader_class):
+    """It gets the worker's id, sees its copy of the dataset, and draws from the seed."""
+    torch.manual_seed(2)
+    loader = loader_class(Marked(4), collate_fn=as_it_is, num_workers=2, worker_init_fn=mark_copy)
+    marks = [mark for (mark,) in loader]
+    assert [mark[:3] for mark in marks] == [(w, w, True) for w in (0, 1, 0, 1)]
+    # Called once: it is the same random number ever after, another one in each worker.
+    assert marks[0] == marks[2]
+    assert marks[0][3] != marks[1][3]
+
+
+def test_worker_init_fn_is_called_once_in_a_persistent_worker(loader_class):
+    """Not again in the next epoch."""
+    loader = loader_class(
+        Marked(2),
+        collate_fn=as_it_is,
+        num_workers=2,
+        worker_init_fn=mark_copy,
+        persistent_workers=True,
+    )
+    assert list(loader) == list(loader)
+
+
+def test_worker_init_fn_is_not_called_in_the_main_process(loader_class):
+    """Without workers there is nobody to set up."""
+    assert list(loader_class([1], collate_fn=as_it_is, worker_init_fn=fail_in_second)) == [[1]]
+
+
+def test_an_error_in_worker_init_fn_comes_as_that_workers_first_batch(loader_class):
+    """The other worker's batch before it is handed out."""
+    iterator = iter(loader_class(range(4), num_workers=2, worker_init_fn=fail_in_second))
+    assert next(iterator).item() == 0
+    kind, words = error_of_next(iterator)
+    assert kind is ValueError
+    assert words.startswith("Caught ValueError in DataLoader worker process 1.\nOriginal Traceback")
+    assert "worker 1 will not start" in words
+
+
+# ---- how long workers live ----------------------------------------------------------------------
+
+
+def test_each_epoch_gets_fresh_workers_and_copies(loader_class):
+    """What a dataset notes in a worker is forgotten; what changes in the main process arrives."""
+    dataset = Counting(4)
+    loader = loader_class(dataset, num_workers=2)
+    assert [numbers(loader) for _ in range(2)] == [[[1], [1], [2], [2]]] * 2
+    assert dataset.asked == 0
+    dataset.asked = 10
+    assert numbers(loader) == [[11], [11], [12], [12]]
+
+
+def test_persistent_workers_keep_their_copies(loader_class):
+    """The same processes go on in the next epoch, with all that the dataset has noted."""
+    loader = loader_class(Counting(4), num_workers=2, persistent_workers=True)
+    assert [numbers(loader) for _ in range(2)] == [[[1], [1], [2], [2]], [[3], [3], [4], [4]]]
+    loader = loader_class(WhoAmI(4), collate_fn=as_it_is, num_workers=2, persistent_workers=True)
+    assert pids(loader) == pids(loader)
+
+
+def test_persistent_workers_have_one_iterator(loader_class):
+    """iter() starts it again from the beginning, half-way or at the end."""
+    loader = loader_class(range(4), num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    assert next(first).item() == 0
+    second = iter(loader)
+    assert second is first
+    assert numbers(second) == [[0], [1], [2], [3]]
+    assert numbers(loader) == [[0], [1], [2], [3]]
+
+
+def test_an_iterators_workers_can_be_looked_at(loader_class):
+    """`_workers`, which tools read: processes with a pid, alive until the epoch ends."""
+    iterator = iter(loader_class(WhoAmI(6), collate_fn=as_it_is, num_workers=2))
+    workers = list(iterator._workers)
+    assert all(worker.is_alive() for worker in workers)
+    assert pids(iterator) == [worker.pid for worker in workers] * 3
+    for worker in workers:
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+        assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_with_their_iterator(loader_class, taken, persistent):
+    """Nothing is left of an iterator that nobody holds, whether it has begun or not."""
+    loader = loader_class(range(100), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    workers = list(iterator._workers)
+    for _ in range(taken):
+        next(iterator)
+    del iterator, loader
+    gc.collect()
+    for worker in workers:
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+
+
+def test_workers_can_be_ended_by_hand(loader_class):
+    """terminate() does what it does for any process."""
+    iterator = iter(loader_class(range(2), num_workers=2))
+    assert numbers(iterator) == [[0], [1]]
+    for worker in iterator._workers:
+        worker.terminate()
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+
+
+# ---- iterators ----------------------------------------------------------------------------------
+
+
+def test_an_iterator_that_has_ended_stays_at_its_end(loader_class, num_workers):
+    """StopIteration again and again."""
+    iterator = iter(loader_class(range(3), batch_size=2, num_workers=num_workers))
+    assert iter(iterator) is iterator
+    assert numbers(iterator) == [[0, 1], [2]]
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_is_left_early_starts_anew(loader_class, num_workers, persistent):
+    """After a break the next epoch begins with the first batch, and is whole."""
+    loader = loader_class(
+        range(20), 2, num_workers=num_workers, persistent_workers=persistent and num_workers > 0
+    )
+    for leave in (0, 5):
+        for number, batch in enumerate(loader):
+            assert batch.tolist() == [2 * number, 2 * number + 1]
+            if number == leave:
+                break
+    assert numbers(loader) == [[n, n + 1] for n in range(0, 20, 2)]
+
+
+def test_two_iterators_of_one_loader_do_not_disturb_each_other(loader_class, num_workers):
+    """Side by side, one ahead of the other, each gives the whole epoch."""
+    loader = loader_class(range(6), batch_size=2, num_workers=num_workers)
+    first, second = iter(loader), iter(loader)
+    assert next(first).tolist() == [0, 1]
+    assert next(first).tolist() == [2, 3]
+    assert next(second).tolist() == [0, 1]
+    assert numbers(first) == [[4, 5]]
+    assert numbers(second) == [[2, 3], [4, 5]]
+
+
+def test_a_loader_can_be_zipped_with_itself(loader_class, num_workers):
+    """Both sides are the same batch, in memory of its own."""
+    loader = loader_class(Squares(6), batch_size=2, num_workers=num_workers)
+    pairs = list(zip(loader, loader, strict=True))
+    assert len(pairs) == 3
+    for one, other in pairs:
+        assert_same(one, other)
+        one[1].fill_(-1)
+        assert other[1].ge(0).all()
+
+
+def test_loops_over_one_loader_can_be_nested(loader_class, num_workers):
+    """Every pair of batches comes."""
+    loader = loader_class(range(3), num_workers=num_workers)
+    pairs = [(one.item(), other.item()) for one in loader for other in loader]
+    assert pairs == [(one, other) for one in range(3) for other in range(3)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}])
+def test_epoch_after_epoch_gives_the_same_batches(loader_class, num_workers, arguments):
+    """Three in a row, without and with workers that stay."""
+    loader = loader_class(
+        range(7), 2, num_workers=num_workers, **(arguments if num_workers else {})
+    )
+    assert [numbers(loader) for _ in range(3)] == [[[0, 1], [2, 3], [4, 5], [6]]] * 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_fewer_batches_than_workers_is_enough(loader_class, count):
+    """Idle workers hold nothing up."""
+    loader = loader_class(range(count), num_workers=2, prefetch_factor=8)
+    assert [numbers(loader) for _ in range(2)] == [[[n] for n in range(count)]] * 2
+
+
+# ---- batches that are kept ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dataset", "count"), [(Squares(600), 200), (Large(24), 8)])
+def test_a_kept_batch_is_never_overwritten(loader_class, num_workers, dataset, count):
+    """list(loader): all batches of the epoch at once, of a few bytes or 3 MB, and all right."""
+    kept = list(loader_class(dataset, batch_size=3, num_workers=num_workers))
+    assert len(kept) == count
+    for number, batch in enumerate(kept):
+        assert_same(batch, default_collate([dataset[3 * number + n] for n in range(3)]))
+
+
+def test_one_batch_may_be_kept_for_epochs(loader_class, num_workers):
+    """A view of a part is enough to keep that part."""
+    loader = loader_class(Large(4), batch_size=1, num_workers=num_workers)
+    kept = [batch[0, 5:7] for epoch in range(3) for batch in loader]
+    for number, part in enumerate(kept):
+        assert part.eq(number % 4).all()
+
+
+def test_batches_outlive_their_iterator_and_loader(loader_class):
+    """With the workers gone, what they made is still there."""
+    kept = []
+    for n, batch in enumerate(loader_class(Large(50), batch_size=1, num_workers=2)):
+        kept.append(batch)
+        if n == 3:
+            break
+    gc.collect()
+    assert [batch.unique().tolist() for batch in kept] == [[0], [1], [2], [3]]
+
+
+# ---- order and waiting --------------------------------------------------------------------------
+
+
+def test_a_slow_batch_comes_in_its_turn(loader_class, gate):
+    """In order, however long the first one takes."""
+    loader = loader_class(OpensAtLast(8, 0, gate), num_workers=2)
+    assert numbers(loader) == [[n] for n in range(8)]
+
+
+class OpensAtLast(Gated):
+    """The first sample waits until the fourth has been made, by the other worker."""
+
+    def __getitem__(self, index):
+        if index == 3:
+            self.gate.open()
+        return super().__getitem__(index)
+
+
+def test_out_of_order_a_quick_batch_comes_before_a_slow_one(loader_class, gate):
+    """in_order=False: the first batch waits at a gate, and the others do not wait for it."""
+    loader = loader_class(Gated(6, 0, gate), num_workers=2, in_order=False)
+    iterator = iter(loader)
+    early = [next(iterator).item(), next(iterator).item()]
+    assert early == [1, 3]
+    gate.open()
+    assert sorted(early + [batch.item() for batch in iterator]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_out_of_order_every_batch_comes_once(loader_class):
+    """Epoch after epoch, none is lost and none comes twice."""
+    loader = loader_class(range(40), batch_size=3, num_workers=2, in_order=False)
+    for _ in range(2):
+        loaded = numbers(loader)
+        assert sorted(loaded) == [list(range(n, min(n + 3, 40))) for n in range(0, 40, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timeout", [1, 0.5])
+def test_a_batch_that_takes_too_long_is_a_timeout(loader_class, gate, timeout):
+    """`timeout=` seconds without a batch: torch's RuntimeError, in torch's words."""
+    iterator = iter(loader_class(Gated(2, 0, gate), num_workers=1, timeout=timeout))
+    kind, words = error_of_next(iterator)
+    gate.open()
+    assert issubclass(kind, RuntimeError)
+    assert f"DataLoader timed out after {timeout} seconds" in words
+
+
+def test_a_timeout_that_is_not_reached_changes_nothing(loader_class):
+    """Nor does the time that the consumer takes count."""
+    loader = loader_class(range(4), 2, num_workers=2, timeout=PATIENCE_S)
+    assert [numbers(loader) for _ in range(2)] == [[[0, 1], [2, 3]]] * 2
+
+
+# ---- start methods ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_can_be_started_in_any_way(loader_class, method):
+    """fork, forkserver, spawn: the same batches, seeds and worker_init_fn."""
+    torch.manual_seed(11)
+    base_seed = torch.empty((), dtype=torch.int64).random_().item()
+    torch.manual_seed(11)
+    loader = loader_class(
+        WhoAmI(4),
+        collate_fn=as_it_is,
+        num_workers=1,
+        multiprocessing_context=method,
+        worker_init_fn=mark_copy,
+    )
+    known = (0, 1, base_seed, base_seed)
+    assert [[(index, seen) for index, seen, _ in batch] for batch in loader] == [
+        [(n, known)] for n in range(4)
+    ]
+
+
+@pytest.mark.slow
+def test_spawned_workers_collate_as_others_do(loader_class):
+    """Tensors made in two spawned processes."""
+    context = torch.multiprocessing.get_context("spawn")
+    loader = loader_class(Squares(5), 2, num_workers=2, multiprocessing_context=context)
+    expected = [default_collate([Squares(5)[n] for n in keys]) for keys in ([0, 1], [2, 3], [4])]
+    assert_same(list(loader), expected)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_cannot_be_pickled_cannot_be_sent_to_such_workers(loader_class, method):
+    """torch warns, says why, and raises what pickle raised."""
+    collate = functools.partial(lambda samples, wide: samples, wide=2)
+    loader = loader_class(
+        range(2), num_workers=1, collate_fn=collate, multiprocessing_context=method
+    )
+    with pytest.warns(UserWarning, match="Got pickle error when attempting to start a worker"):
+        with pytest.raises((AttributeError, TypeError), match="pickle"):
+            iter(loader)
