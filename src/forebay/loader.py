@@ -13,14 +13,25 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pickle import PicklingError
 from typing import Any, Literal, Self, TypeVar
 
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import (
     _DatasetKind,
     _get_distributed_settings,
@@ -134,11 +145,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._streams = is_map and named
         if self._streams and shuffle and sampler is None and batch_sampler is None:
             sampler, shuffle = SeededShuffle(dataset, seed, generator), None
+        self._prefetch_is_set = prefetch_factor is not None
         self._tally = Tally()
         self._skipped: list[SkippedSample] = []
         self._stream: Stream | None = None
         self._feed: Feed | None = None
-        self._reader: Any = None  # the iterator that the stream is read by
+        # The iterator that the stream is read by.
+        self._reader: Callable[[], Any] = _nobody
         self._epoch = 0  # to be begun next
         self._resume_at = 0  # batches of it that were handed out before a resume
         super().__init__(
@@ -178,6 +191,16 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.check_worker_number_rationality()
         return LaneIterator(self)
 
+    def _may_prefetch_more(self) -> bool:
+        """Tell whether nobody can notice that more batches are under way than torch would have."""
+        own = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+        inner, outer = self.sampler, self.batch_sampler
+        return (
+            not self._prefetch_is_set
+            and type(inner) in (*own, DistributedSampler)
+            and (outer is None or type(outer) is BatchSampler)
+        )
+
     def _is_sliced(self) -> bool:
         cut = slicing(self._recipe(0, None))
         if cut is None or len(self.dataset) == 0 or self.worker_init_fn is not None:  # type: ignore[arg-type]
@@ -190,7 +213,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def _begin_epoch(self, reader: Any, base_seed: int) -> tuple[Stream, Feed]:
         """Let `reader` read the next epoch of the stream; the reader before it is at its end."""
-        self._reader = reader
+        self._reader = weakref.ref(reader)
         seed = self.seed if self.seed is not None else base_seed
         stream = self._stream
         if stream is None or not self._keeps_workers:
@@ -213,9 +236,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._epoch, self._resume_at = self._epoch + 1, 0
         return stream, self._feed
 
+    def _is_read_by(self, reader: Any) -> bool:
+        return self._reader() is reader
+
     def _epoch_ended(self, reader: Any) -> None:
-        if self._reader is reader:
-            self._reader = None
+        if self._is_read_by(reader):
+            self._reader = _nobody
             if not self._keeps_workers:
                 self._stop()
 
@@ -332,7 +358,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         stream = self._stream
         state: dict[str, Any] = {"version": STATE_VERSION}
         state["seed"] = self.seed if stream is None else stream.seed
-        if stream is None or self._reader is None:
+        if stream is None or self._reader is _nobody:
             return {**state, "epoch": self._epoch, "batch": self._resume_at, "sampler": None}
         place = {"epoch": stream.epoch, "batch": stream.batch}
         return {**state, **place, "sampler": stream.state_of_sampler()}
@@ -360,7 +386,7 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "loader with the same seed, or with none."
             )
         self.close()
-        self._stream, self._reader = None, None
+        self._stream, self._reader = None, _nobody
         self.seed = seed if seed is not None else self.seed
         self._epoch, self._resume_at = state["epoch"], state["batch"]
         if state.get("sampler") is not None:
@@ -425,15 +451,16 @@ class DataLoader(TorchDataLoader[_T_co]):
             self._feed.close()
             self._feed = None
 
-    def _note_skipped(self, skipped: Sequence[SkippedSample]) -> None:
-        self._skipped += skipped
-
     def _check_stream(self, what: str) -> None:
         if not self._streams:
             raise OptionError(
                 f"{what} needs a loader whose batches depend on their number alone\n"
                 "  Make it with seed=0, say; an iterable dataset keeps its own state."
             )
+
+
+def _nobody() -> None:
+    """Be nobody: the stream is read by no iterator."""
 
 
 def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:

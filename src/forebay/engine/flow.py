@@ -376,10 +376,11 @@ class Flow:
             commands.append(Finish())
             return
         limits = self.limits
+        needed = limits.num_workers if limits.all_workers else min(limits.num_workers, todo)
         if counts[State.QUEUED] or limits.all_workers:
-            most = limits.num_workers
-            while len(self._workers) < (most if limits.all_workers else min(most, todo)):
+            while len(self._workers) < needed:
                 self._start_worker(commands)
+        if counts[State.QUEUED]:
             self._feed(now, commands)
         queued = counts[State.QUEUED] - len(self._retries) - len(self._suspects)
         if not limits.lookahead:

@@ -38,6 +38,8 @@ from forebay.loading.recipe import Made, Placed, Recipe
 from forebay.loading.seeding import SharedGenerators
 from forebay.loading.statistics import Tally
 
+RELEASED_TOGETHER = 16
+
 
 class Taken(NamedTuple):
     """The next result in line.
@@ -87,6 +89,7 @@ class Feed:
         self._tally = tally
         self._ready: deque[Outcome] = deque()
         self._slots: dict[int, Slot] = {}
+        self._taken: list[int] = []  # and not released yet
         self._slab: Slab | None = None
         self.pool = self._pool_for(recipe, workers, keeps_tasks)
         address = self._address if workers.backend == "process" else None
@@ -168,6 +171,9 @@ class Feed:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return None
+            if self._taken:
+                self._engine.release(self._taken)
+                self._taken = []
             self._line_up(self._engine.step(left))
         return self._pop()
 
@@ -189,7 +195,11 @@ class Feed:
                     self._tally.restarts += 1
 
     def _release(self, task: int) -> None:
-        self._engine.release((task,))
+        # One event for several: what they free is not needed at once.
+        self._taken.append(task)
+        if len(self._taken) >= RELEASED_TOGETHER:
+            self._engine.release(self._taken)
+            self._taken = []
 
     def _keep(self, outcome: Outcome, before: int) -> bool:
         if not isinstance(outcome, DeliverResult) or outcome.task >= before:
@@ -221,7 +231,8 @@ class Feed:
             return made
         parcel: Parcel = made.batch
         batch = unpack(parcel, self._slab, self._slots.pop(outcome.task, None))
-        return Made(batch, made.times, made.skipped)
+        times = made.times._replace(is_inline=parcel.body is not None)
+        return Made(batch, times, made.skipped)
 
     def _stop(self) -> None:
         self._engine.close()

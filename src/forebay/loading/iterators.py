@@ -8,30 +8,41 @@ ArrayIterator       tensors in memory: slicing, no worker at all
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar
 
-from torch.utils.data import IterDataPipe
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.utils.data import BatchSampler, IterDataPipe, RandomSampler, SequentialSampler
 from torch.utils.data._utils import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _SingleProcessDataLoaderIter,
+)
 
 from forebay.engine.engine import NewTask
 from forebay.engine.events import Cause
 from forebay.engine.limits import Limits
 from forebay.engine.pools.processes import ProcessPool
 from forebay.errors import WorkerDiedError
-from forebay.loading.feed import Feed, Taken
+from forebay.loading.feed import RELEASED_TOGETHER, Feed, Taken
 from forebay.loading.fetch import slicing
-from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised
+from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised, SkippedSample
 from forebay.loading.seeding import generators_kept
 from forebay.loading.stream import Stream
 
 # A batch whose worker died, or hung, is made once more.
 RETRIES = 1
+# Where batches are tiny, so many orders a worker, and how long making such a batch takes.
+TINY_DEPTH = 64
+TINY_S = 0.001
 
 
 class WorkerHandle:
@@ -93,13 +104,25 @@ class WorkerHandle:
     kill = terminate
 
 
-class BatchIterator(_BaseDataLoaderIter):
+class _QuickNext(_BaseDataLoaderIter):
+    """Torch's iterator without what only a profiler and an iterable dataset's length need."""
+
+    def __next__(self) -> Any:
+        if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
+            return super().__next__()
+        following: Callable[[], Any] = self._next_data  # torch declares that it never returns
+        batch = following()
+        self._num_yielded += 1
+        return batch
+
+
+class BatchIterator(_QuickNext):
     """Hands out what a feed delivers, as torch's iterators do."""
 
     def __init__(self, loader: Any) -> None:
         """Make torch's checks and draws."""
         super().__init__(loader)
-        self._loader = loader
+        self._skipped: list[SkippedSample] = loader._skipped
         self._feed: Feed
         self._workers: list[WorkerHandle] = []
 
@@ -111,7 +134,7 @@ class BatchIterator(_BaseDataLoaderIter):
         if isinstance(result, Raised):
             _raise(result)
         assert isinstance(result, Made)
-        self._loader._note_skipped(result.skipped)
+        self._skipped += result.skipped
         if self._pin_memory:
             return pin_memory.pin_memory(result.batch, self._pin_memory_device)
         return result.batch
@@ -138,22 +161,30 @@ class BatchIterator(_BaseDataLoaderIter):
 
 
 class LaneIterator(BatchIterator):
-    """One pass by torch's rules: who makes which batch, and from which random numbers."""
+    """One pass by torch's rules: who makes which batch, and from which random numbers.
+
+    There are `prefetch_factor * num_workers` batches under way, as torch has it. Where the user
+    does not set that, and batches are tiny, there are more: each message to a worker costs more
+    than such a batch.
+    """
 
     def __init__(self, loader: Any) -> None:
         """Start the workers and give them their first orders."""
         super().__init__(loader)
         self._in_order = loader.in_order
-        self._depth = loader.prefetch_factor * self._num_workers
+        self._usual_depth = self._depth = loader.prefetch_factor * self._num_workers
+        self._most_depth = self._depth
+        if loader._may_prefetch_more():
+            self._most_depth = max(self._depth, TINY_DEPTH * self._num_workers)
         self._key = 0
         self._pass = -1
         limits = Limits(
             num_workers=self._num_workers,
-            slots=max(self._depth, 1) * 4 + 64,
+            slots=self._most_depth * 2 + RELEASED_TOGETHER,
             in_order=self._in_order,
             retries=RETRIES,
             timeout_s=self._timeout or None,
-            max_group=max(self._depth, 1),
+            max_group=max(self._most_depth, 1),
             lookahead=0,
             all_workers=True,
         )
@@ -174,14 +205,15 @@ class LaneIterator(BatchIterator):
         self._next_lane = 0
         self._active = [True] * self._num_workers
         self._orders: dict[int, tuple[int, Order]] = {}
-        tasks = [self._new_task() for _ in range(self._depth)]
-        self._feed.put([task for task in tasks if task is not None])
+        self._ended = False
+        self._put(self._depth)
 
     def _new_task(self) -> NewTask | None:
         """Read the sampler once more, for the next lane whose turn it is."""
         try:
             index = self._next_index()
         except StopIteration:
+            self._ended = True
             return None
         lane = self._lane()
         if lane is None:
@@ -206,10 +238,21 @@ class LaneIterator(BatchIterator):
         held = sum(owner == lane for owner, _ in self._orders.values())
         return bool(held < self._depth // sum(self._active))
 
-    def _put_next(self) -> None:
-        task = self._new_task()
-        if task is not None:
-            self._feed.put([task])
+    def _put(self, count: int) -> None:
+        tasks = [self._new_task() for _ in range(count)]
+        self._feed.put([task for task in tasks if task is not None])
+
+    def _put_next(self, result: Any) -> None:
+        """Put an order in the place of the one that was answered with `result`."""
+        if self._depth == self._most_depth == self._usual_depth:
+            self._put(1)
+            return
+        is_tiny = isinstance(result, Made) and is_tiny_batch(result)
+        self._depth = min(self._depth * 2, self._most_depth) if is_tiny else self._usual_depth
+        missing = self._depth - len(self._orders)
+        # Many at a time, unless there are only as many as torch would have.
+        if not self._ended and missing >= max((self._depth - self._usual_depth) // 4, 1):
+            self._put(missing)
 
     def _next_data(self) -> Any:
         while self._orders:
@@ -218,9 +261,9 @@ class LaneIterator(BatchIterator):
             if isinstance(taken.result, LaneEnded):
                 if self._active[lane]:
                     self._active[lane] = False
-                    self._put_next()
+                    self._put_next(None)
                 continue
-            self._put_next()
+            self._put_next(taken.result)
             return self._handed_out(taken, order)
         if not self._persistent_workers:
             self._shutdown_workers()
@@ -233,13 +276,15 @@ class StreamIterator(BatchIterator):
     def __init__(self, loader: Any, begin: Callable[[Any, int], tuple[Stream, Feed]]) -> None:
         """Begin the epoch: `begin` gets this reader, and the base seed that it drew."""
         super().__init__(loader)
+        # The loader knows its reader by a weak reference: a cycle would keep the workers alive.
+        self._loader = loader
         self._stream, self._feed = begin(self, int(self._base_seed))
         self._is_inline = self._num_workers == 0
         self._keeps_workers = loader._keeps_workers
         self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
 
     def _next_data(self) -> Any:
-        while self._loader._reader is self:
+        while self._loader._is_read_by(self):
             with generators_kept() if self._is_inline else nullcontext():
                 found = self._stream.take()
             if found is None:
@@ -247,7 +292,7 @@ class StreamIterator(BatchIterator):
                 raise StopIteration
             taken, order = found
             if isinstance(taken.result, NothingLeft):
-                self._loader._note_skipped(taken.result.skipped)
+                self._skipped += taken.result.skipped
                 continue
             return self._handed_out(taken, order)
         raise StopIteration
@@ -280,7 +325,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
 
-class ArrayIterator(_BaseDataLoaderIter):
+class ArrayIterator(_QuickNext):
     """Slices tensors that are in memory already; sending them from a worker would take longer."""
 
     def __init__(self, loader: Any) -> None:
@@ -288,10 +333,22 @@ class ArrayIterator(_BaseDataLoaderIter):
         super().__init__(loader)
         self._workers: list[WorkerHandle] = []
         self._cut = slicing(loader._recipe(self._base_seed, None))
+        self._rows = rows_of(loader.batch_sampler)
+        # torch's iterators with workers read the sampler so far as they are made.
+        ahead = loader.prefetch_factor * self._num_workers if self._num_workers else 0
+        self._next_rows = deque(itertools.islice(self._rows, ahead))
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._rows = rows_of(loader.batch_sampler)
+        self._next_rows.clear()
 
     def _next_data(self) -> Any:
         assert self._cut is not None
-        index = self._next_index()
+        self._next_rows.extend(itertools.islice(self._rows, 1))
+        if not self._next_rows:
+            raise StopIteration
+        index = self._next_rows.popleft()
         try:
             batch = self._cut(index)
         except (TypeError, ValueError, RuntimeError):  # not plain numbers: as torch does it
@@ -302,6 +359,39 @@ class ArrayIterator(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """There are none."""
+
+
+def rows_of(sampler: Any) -> Iterator[Any]:
+    """Yield the indices of each batch: as tensors where torch's own samplers allow it.
+
+    The numbers, and the random draws, are those of the samplers.
+    """
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
+        yield from sampler
+        return
+    length = len(inner.data_source)
+    if type(inner) is SequentialSampler:
+        order = torch.arange(length)
+    elif inner.replacement or inner.num_samples != length:
+        yield from sampler
+        return
+    else:
+        generator = inner.generator
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order = torch.randperm(length, generator=generator)
+    size = sampler.batch_size
+    end = length - length % size if sampler.drop_last else length
+    for start in range(0, end, size):
+        yield order[start : min(start + size, end)]
+
+
+def is_tiny_batch(made: Made) -> bool:
+    """Tell whether making a batch took less than sending an order for it does."""
+    times = made.times
+    return times.is_inline and times.fetch_s + times.collate_s < TINY_S
 
 
 def _raise(raised: Raised) -> None:

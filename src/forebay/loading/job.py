@@ -205,7 +205,7 @@ class ProcessBatchJob(BatchJob):
             parcel = packer.pack(made.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
             return Answer(self.raised(order, error, None), 0)
-        _, times, skipped = made
+        times, skipped = made.times, made.skipped
         del made  # what is still there of the batch from here on is the user's
         parcel = packer.seal(parcel)
         return Answer(Made(parcel, times, skipped), parcel.nbytes)

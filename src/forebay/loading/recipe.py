@@ -70,11 +70,19 @@ class Placed(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds that a worker spent on one batch."""
+    """What a worker spent on one batch.
+
+    Attributes:
+        fetch_s: Seconds getting samples, by the clock.
+        fetch_cpu_s: Seconds of processor time in that.
+        collate_s: Seconds making a batch of them.
+        is_inline: Whether the batch was small enough to travel with its answer.
+    """
 
     fetch_s: float
     fetch_cpu_s: float
     collate_s: float
+    is_inline: bool = False
 
 
 class SkippedSample(NamedTuple):
