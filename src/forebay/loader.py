@@ -43,13 +43,8 @@ from forebay.errors import OptionError
 from forebay.loading.buffer import REFILL_SHARE, Buffer, parse_bytes
 from forebay.loading.feed import Feed, PumpedFeed, Workers
 from forebay.loading.fetch import MapFetcher, SampleError, slicing
-from forebay.loading.iterators import (
-    RETRIES,
-    ArrayIterator,
-    LaneIterator,
-    PlainIterator,
-    StreamIterator,
-)
+from forebay.loading.iterators import RETRIES, LaneIterator, StreamIterator
+from forebay.loading.local import ArrayIterator, PlainIterator
 from forebay.loading.recipe import Recipe, SkippedSample
 from forebay.loading.seeding import generators_kept
 from forebay.loading.shuffle import SeededShuffle

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NamedTuple
 
@@ -90,9 +91,10 @@ class Feed:
         self._ready: deque[Outcome] = deque()
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
-        self._slab: Slab | None = None
+        self._slab = Slab() if workers.backend == "process" else None
         self.pool = self._pool_for(recipe, workers, keeps_tasks)
-        address = self._address if workers.backend == "process" else None
+        # No method of its own: a cycle would keep the slab until the collector comes round.
+        address = None if self._slab is None else partial(_placed, self._slab, self._slots)
         self._engine = Engine(self.pool, limits, address=address)
         self._closed = False
         _open_feeds.add(self)
@@ -152,19 +154,9 @@ class Feed:
             return InlinePool(BatchJob(recipe, keeps_tasks=keeps_tasks))
         if workers.backend == "thread":
             return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=SharedGenerators()))
-        self._slab = Slab()
+        assert self._slab is not None
         job = ProcessBatchJob(recipe, self._slab, keeps_tasks=keeps_tasks)
         return ProcessPool(job, workers.count, workers.start)
-
-    def _address(self, task: int, payload: Any) -> Placed:
-        """Choose the slot for a task that is sent; one that is sent again keeps its own."""
-        slot = self._slots.get(task)
-        if slot is None:
-            assert self._slab is not None
-            slot = self._slab.take()
-            if slot is not None:
-                self._slots[task] = slot
-        return Placed(payload, slot)
 
     def _next(self, until: float | None) -> Outcome | None:
         while not self._ready:
@@ -236,6 +228,16 @@ class Feed:
 
     def _stop(self) -> None:
         self._engine.close()
+
+
+def _placed(slab: Slab, slots: dict[int, Slot], task: int, payload: Any) -> Placed:
+    """Choose the slot for a task that is sent; one that is sent again keeps its own."""
+    slot = slots.get(task)
+    if slot is None:
+        slot = slab.take()
+        if slot is not None:
+            slots[task] = slot
+    return Placed(payload, slot)
 
 
 class PumpedFeed(Feed):
@@ -327,6 +329,7 @@ class PumpedFeed(Feed):
         self._engine.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
+        self._inbox.clear()  # what is in there refers back to this feed
 
 
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()

@@ -1,39 +1,26 @@
-"""What `iter(loader)` returns: torch's iterator, with forebay's engine behind it.
+"""Iterators over what workers make: torch's iterator, with forebay's engine behind it.
 
 BatchIterator       torch's ways: its checks and warnings, raising, pinning, worker handles
 ├── LaneIterator    torch's rules: batch k is made by worker k mod num_workers
 └── StreamIterator  one epoch of a stream, see `stream.py`: any worker, seeds by position
-ArrayIterator       tensors in memory: slicing, no worker at all
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
-from typing import Any, ClassVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
-import torch
-from torch._C._autograd import _profiler_enabled
-from torch.utils.data import BatchSampler, IterDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _DatasetKind,
-    _SingleProcessDataLoaderIter,
-)
 
 from forebay.engine.engine import NewTask
 from forebay.engine.events import Cause
 from forebay.engine.limits import Limits
-from forebay.engine.pools.processes import ProcessPool
 from forebay.errors import WorkerDiedError
 from forebay.loading.feed import RELEASED_TOGETHER, Feed, Taken
-from forebay.loading.fetch import slicing
+from forebay.loading.handles import WorkerHandle
+from forebay.loading.local import QuickNext
 from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised, SkippedSample
 from forebay.loading.seeding import generators_kept
 from forebay.loading.stream import Stream
@@ -45,78 +32,7 @@ TINY_DEPTH = 64
 TINY_S = 0.001
 
 
-class WorkerHandle:
-    """One worker process, with the few methods of a process that torch's users know.
-
-    Attributes:
-        name: Its name.
-    """
-
-    def __init__(self, feed: Feed, worker: int) -> None:
-        """Stand for worker number `worker`."""
-        self.name = f"forebay-worker-{worker}"
-        self._feed = feed
-        self._worker = worker
-
-    @property
-    def pid(self) -> int | None:
-        """The process's number; None for a thread."""
-        pool = self._feed.pool
-        if not isinstance(pool, ProcessPool):
-            return None
-        until = time.monotonic() + 30.0
-        while self._worker not in pool.pids and self._feed.is_open and time.monotonic() < until:
-            self._feed.look(0.05)
-        return pool.pids.get(self._worker)
-
-    @property
-    def exitcode(self) -> int | None:
-        """What the process ended with; None while it lives."""
-        pool = self._feed.pool
-        return pool.exit_codes.get(self._worker) if isinstance(pool, ProcessPool) else None
-
-    def is_alive(self) -> bool:
-        """Tell whether the process exists."""
-        pid = self.pid
-        if pid is None or self.exitcode is not None:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process is gone."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while self.is_alive() and (until is None or time.monotonic() < until):
-            if self._feed.is_open:
-                self._feed.look(0.01)
-            else:
-                time.sleep(0.01)
-
-    def terminate(self) -> None:
-        """Kill the process if it is still there."""
-        if self.is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid or 0, signal.SIGTERM)
-
-    kill = terminate
-
-
-class _QuickNext(_BaseDataLoaderIter):
-    """Torch's iterator without what only a profiler and an iterable dataset's length need."""
-
-    def __next__(self) -> Any:
-        if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
-            return super().__next__()
-        following: Callable[[], Any] = self._next_data  # torch declares that it never returns
-        batch = following()
-        self._num_yielded += 1
-        return batch
-
-
-class BatchIterator(_QuickNext):
+class BatchIterator(QuickNext):
     """Hands out what a feed delivers, as torch's iterators do."""
 
     def __init__(self, loader: Any) -> None:
@@ -305,87 +221,6 @@ class StreamIterator(BatchIterator):
         """Let the workers go with the last reference, unless the loader keeps them."""
         if getattr(self, "_feed", None) is not None:
             self._shutdown_workers()
-
-
-class PlainIterator(_SingleProcessDataLoaderIter):
-    """Torch's own iterator for no workers; exceptions gain a note."""
-
-    _workers: ClassVar[list[WorkerHandle]] = []
-
-    def _next_data(self) -> Any:
-        index = self._next_index()
-        try:
-            data = self._dataset_fetcher.fetch(index)
-        except StopIteration:
-            raise
-        except Exception as error:
-            order = Order(index, 0, self._num_yielded)
-            error.add_note(f"forebay: batch {order.batch}, in this process")
-            raise
-        return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
-
-
-class ArrayIterator(_QuickNext):
-    """Slices tensors that are in memory already; sending them from a worker would take longer."""
-
-    def __init__(self, loader: Any) -> None:
-        """Make torch's checks and draws."""
-        super().__init__(loader)
-        self._workers: list[WorkerHandle] = []
-        self._cut = slicing(loader._recipe(self._base_seed, None))
-        self._rows = rows_of(loader.batch_sampler)
-        # torch's iterators with workers read the sampler so far as they are made.
-        ahead = loader.prefetch_factor * self._num_workers if self._num_workers else 0
-        self._next_rows = deque(itertools.islice(self._rows, ahead))
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        self._rows = rows_of(loader.batch_sampler)
-        self._next_rows.clear()
-
-    def _next_data(self) -> Any:
-        assert self._cut is not None
-        self._next_rows.extend(itertools.islice(self._rows, 1))
-        if not self._next_rows:
-            raise StopIteration
-        index = self._next_rows.popleft()
-        try:
-            batch = self._cut(index)
-        except (TypeError, ValueError, RuntimeError):  # not plain numbers: as torch does it
-            batch = self._collate_fn([self._dataset[one] for one in index])
-        if self._pin_memory:
-            return pin_memory.pin_memory(batch, self._pin_memory_device)
-        return batch
-
-    def _shutdown_workers(self) -> None:
-        """There are none."""
-
-
-def rows_of(sampler: Any) -> Iterator[Any]:
-    """Yield the indices of each batch: as tensors where torch's own samplers allow it.
-
-    The numbers, and the random draws, are those of the samplers.
-    """
-    inner: Any = getattr(sampler, "sampler", None)
-    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
-        yield from sampler
-        return
-    length = len(inner.data_source)
-    if type(inner) is SequentialSampler:
-        order = torch.arange(length)
-    elif inner.replacement or inner.num_samples != length:
-        yield from sampler
-        return
-    else:
-        generator = inner.generator
-        if generator is None:
-            generator = torch.Generator()
-            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order = torch.randperm(length, generator=generator)
-    size = sampler.batch_size
-    end = length - length % size if sampler.drop_last else length
-    for start in range(0, end, size):
-        yield order[start : min(start + size, end)]
 
 
 def is_tiny_batch(made: Made) -> bool:

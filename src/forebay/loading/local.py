@@ -1,0 +1,118 @@
+"""Iterators that need no worker: batches are made in the trainer's own thread.
+
+ArrayIterator   tensors in memory: slicing, which takes less than being sent a batch
+PlainIterator   torch's own iterator for num_workers=0
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _SingleProcessDataLoaderIter,
+)
+
+from forebay.loading.fetch import slicing
+from forebay.loading.handles import WorkerHandle
+
+
+class QuickNext(_BaseDataLoaderIter):
+    """Torch's iterator without what only a profiler and an iterable dataset's length need."""
+
+    def __next__(self) -> Any:
+        if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
+            return super().__next__()
+        following: Callable[[], Any] = self._next_data  # torch declares that it never returns
+        batch = following()
+        self._num_yielded += 1
+        return batch
+
+
+class PlainIterator(_SingleProcessDataLoaderIter):
+    """Torch's own iterator for no workers; exceptions gain a note."""
+
+    _workers: ClassVar[list[WorkerHandle]] = []
+
+    def _next_data(self) -> Any:
+        index = self._next_index()
+        try:
+            data = self._dataset_fetcher.fetch(index)
+        except StopIteration:
+            raise
+        except Exception as error:
+            order = Order(index, 0, self._num_yielded)
+            error.add_note(f"forebay: batch {order.batch}, in this process")
+            raise
+        return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+
+class ArrayIterator(QuickNext):
+    """Slices tensors that are in memory already; sending them from a worker would take longer."""
+
+    def __init__(self, loader: Any) -> None:
+        """Make torch's checks and draws."""
+        super().__init__(loader)
+        self._workers: list[WorkerHandle] = []
+        self._cut = slicing(loader._recipe(self._base_seed, None))
+        self._rows = rows_of(loader.batch_sampler)
+        # torch's iterators with workers read the sampler so far as they are made.
+        ahead = loader.prefetch_factor * self._num_workers if self._num_workers else 0
+        self._next_rows = deque(itertools.islice(self._rows, ahead))
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._rows = rows_of(loader.batch_sampler)
+        self._next_rows.clear()
+
+    def _next_data(self) -> Any:
+        assert self._cut is not None
+        self._next_rows.extend(itertools.islice(self._rows, 1))
+        if not self._next_rows:
+            raise StopIteration
+        index = self._next_rows.popleft()
+        try:
+            batch = self._cut(index)
+        except (TypeError, ValueError, RuntimeError):  # not plain numbers: as torch does it
+            batch = self._collate_fn([self._dataset[one] for one in index])
+        if self._pin_memory:
+            return pin_memory.pin_memory(batch, self._pin_memory_device)
+        return batch
+
+    def _shutdown_workers(self) -> None:
+        """There are none."""
+
+
+def rows_of(sampler: Any) -> Iterator[Any]:
+    """Yield the indices of each batch: as tensors where torch's own samplers allow it.
+
+    The numbers, and the random draws, are those of the samplers.
+    """
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
+        yield from sampler
+        return
+    length = len(inner.data_source)
+    if type(inner) is SequentialSampler:
+        order = torch.arange(length)
+    elif inner.replacement or inner.num_samples != length:
+        yield from sampler
+        return
+    else:
+        generator = inner.generator
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order = torch.randperm(length, generator=generator)
+    size = sampler.batch_size
+    end = length - length % size if sampler.drop_last else length
+    for start in range(0, end, size):
+        yield order[start : min(start + size, end)]
