@@ -220,7 +220,7 @@ class ProcessBatchJob(BatchJob):
 
 def notes_for(order: Order, index: Any, where: str, seed: int | None) -> tuple[str, ...]:
     """Return what is added to an exception: which sample, which batch, and how to see it again."""
-    what = f"sample {index!r}" if index is not None else f"the samples {_short(order.index)}"
+    what = f"sample {index!r}" if index is not None else f"the samples {shortened(order.index)}"
     place = f"epoch {order.epoch}, batch {order.batch}"
     note = f"forebay: {what}, {place}, {where.removeprefix('in DataLoader ')}"
     if seed is None:
@@ -229,7 +229,8 @@ def notes_for(order: Order, index: Any, where: str, seed: int | None) -> tuple[s
     return (note, f"forebay: {again} makes the same batch in this process, for a debugger")
 
 
-def _short(index: Any) -> str:
+def shortened(index: Any) -> str:
+    """Return indices as text, not too long for a message."""
     text = repr(index)
     return text if len(text) <= 200 else text[:200] + " ..."
 

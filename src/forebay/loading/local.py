@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import (
 
 from forebay.loading.fetch import slicing
 from forebay.loading.handles import WorkerHandle
+from forebay.loading.job import shortened
 
 
 class QuickNext(_BaseDataLoaderIter):
@@ -49,8 +50,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
         except StopIteration:
             raise
         except Exception as error:
-            order = Order(index, 0, self._num_yielded)
-            error.add_note(f"forebay: batch {order.batch}, in this process")
+            error.add_note(f"forebay: batch {self._num_yielded}, the samples {shortened(index)}")
             raise
         return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
