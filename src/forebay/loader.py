@@ -138,6 +138,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         is_map = not isinstance(dataset, IterableDataset)
         named = seed is not None or self.buffer is not None or self._skips or backend != "process"
         self._streams = is_map and named
+        if not is_map and (self._skips or backend != "process"):
+            raise OptionError(
+                f"an iterable dataset cannot have backend={backend!r} with on_error={on_error!r}: "
+                "its iterator ends where it raises, and threads cannot share it out\n"
+                "  Use a map-style dataset, or backend='process' and on_error='raise'."
+            )
         if self._streams and shuffle and sampler is None and batch_sampler is None:
             sampler, shuffle = SeededShuffle(dataset, seed, generator), None
         self._prefetch_is_set = prefetch_factor is not None
@@ -185,6 +191,11 @@ class DataLoader(TorchDataLoader[_T_co]):
             return PlainIterator(self)
         self.check_worker_number_rationality()
         return LaneIterator(self)
+
+    def _next_pass(self) -> int:
+        """Count passes over an iterable dataset; return this one's number."""
+        self._epoch += 1
+        return self._epoch - 1
 
     def _may_prefetch_more(self) -> bool:
         """Tell whether nobody can notice that more batches are under way than torch would have."""
@@ -294,7 +305,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         start: Any = "fork" if context.get_start_method() == "fork" else context
         backend: Literal["thread", "process"] = "thread" if self.backend == "thread" else "process"
         workers = Workers(backend, self.num_workers, start)
-        kind = Feed if self.buffer is None else PumpedFeed
+        # Any worker may take the next order of a stream, so somebody must always be there to hand
+        # it out. By torch's rules each worker has its orders already.
+        kind = PumpedFeed if self._streams or self.buffer is not None else Feed
         try:
             return kind(recipe, workers, limits, keeps_tasks, self._tally)
         except (TypeError, AttributeError, PicklingError):

@@ -36,7 +36,7 @@ from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
 from forebay.loading.job import BatchJob, ProcessBatchJob
 from forebay.loading.recipe import Made, Placed, Recipe
-from forebay.loading.seeding import SharedGenerators
+from forebay.loading.seeding import generators_kept
 from forebay.loading.statistics import Tally
 
 RELEASED_TOGETHER = 16
@@ -153,7 +153,7 @@ class Feed:
         if workers.backend == "inline":
             return InlinePool(BatchJob(recipe, keeps_tasks=keeps_tasks))
         if workers.backend == "thread":
-            return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=SharedGenerators()))
+            return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept))
         assert self._slab is not None
         job = ProcessBatchJob(recipe, self._slab, keeps_tasks=keeps_tasks)
         return ProcessPool(job, workers.count, workers.start)

@@ -39,13 +39,15 @@ class MapFetcher:
 
     Args:
         recipe: What to fetch from, and how.
-        guard: Entered around each sample, for threads that share the random generators.
+        guard: Put around each sample, for threads that share the random generators.
     """
 
-    def __init__(self, recipe: Recipe, guard: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         """See the class."""
         self._recipe = recipe
-        self._guard = guard if guard is not None else nullcontext()
+        self._guard = guard
         self._whole = slicing(recipe)
 
     def fetch(self, order: Order, skipped: list[SkippedSample]) -> Any:
@@ -75,7 +77,14 @@ class MapFetcher:
 
     def whole_batch(self, order: Order) -> Any:
         """Return the whole batch by slicing, where the dataset is nothing but arrays; or None."""
-        return None if self._whole is None else self._whole(order.index)
+        if self._whole is None:
+            return None
+        try:
+            return self._whole(order.index)
+        except Exception:
+            if not self._recipe.skip_errors:
+                raise
+            return None  # one by one it shows which sample is to be left out
 
     def _one(self, order: Order, index: Any, position: int) -> Any:
         dataset = self._recipe.dataset
@@ -88,7 +97,7 @@ class MapFetcher:
         seed = self._recipe.seed
         if seed is None:
             return get()
-        with self._guard:
+        with self._guard():
             seed_generators(seed_of(seed, SAMPLE, order.epoch, order.batch, position))
             return get()
 
@@ -97,7 +106,7 @@ class MapFetcher:
         recipe = self._recipe
         if recipe.seed is None:
             return recipe.collate_fn(samples)
-        with self._guard:
+        with self._guard():
             seed_generators(seed_of(recipe.seed, COLLATE, order.epoch, order.batch))
             return recipe.collate_fn(samples)
 

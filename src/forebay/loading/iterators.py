@@ -23,7 +23,8 @@ from forebay.loading.handles import WorkerHandle
 from forebay.loading.local import QuickNext
 from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised, SkippedSample
 from forebay.loading.seeding import generators_kept
-from forebay.loading.stream import Stream
+from forebay.loading.stream import LOOKAHEAD, Stream
+from forebay.plan.seeds import WORKER, seed_of
 
 # A batch whose worker died, or hung, is made once more.
 RETRIES = 1
@@ -94,9 +95,14 @@ class LaneIterator(BatchIterator):
             self._most_depth = max(self._depth, TINY_DEPTH * self._num_workers)
         self._key = 0
         self._pass = -1
+        buffer, max_bytes = loader.buffer, None
+        if buffer is not None:
+            self._usual_depth = self._depth = self._most_depth = buffer.max_batches or LOOKAHEAD
+            max_bytes = buffer.max_bytes
         limits = Limits(
             num_workers=self._num_workers,
             slots=self._most_depth * 2 + RELEASED_TOGETHER,
+            max_bytes=max_bytes,
             in_order=self._in_order,
             retries=RETRIES,
             timeout_s=self._timeout or None,
@@ -104,8 +110,11 @@ class LaneIterator(BatchIterator):
             lookahead=0,
             all_workers=True,
         )
+        base_seed = int(self._base_seed)
+        if loader.seed is not None:  # an iterable dataset: no place of a sample to seed it by
+            base_seed = seed_of(loader.seed, WORKER, loader._next_pass()) >> 2
         self._feed = loader._open_feed(
-            loader._recipe(self._base_seed, self._shared_seed), limits, keeps_tasks=True
+            loader._recipe(base_seed, self._shared_seed), limits, keeps_tasks=True
         )
         self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
         self._begin()

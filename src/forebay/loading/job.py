@@ -6,7 +6,8 @@ The same code runs in a worker process, a worker thread and, without workers, in
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -40,7 +41,7 @@ class BatchJob:
     Args:
         recipe: How they are made.
         keeps_tasks: See `Job`.
-        guard: Entered around each seeded sample, for threads that share the generators.
+        guard: Put around each seeded sample, for threads that share the generators.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class BatchJob:
         recipe: Recipe,
         *,
         keeps_tasks: bool,
-        guard: AbstractContextManager[Any] | None = None,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """See the class."""
         self.keeps_tasks = keeps_tasks

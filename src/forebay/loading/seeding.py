@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from torch.utils.data._utils.worker import _generate_state
 def seed_generators(seed: int) -> None:
     """Seed `random`, numpy's global generator and torch's, from 64 bits."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    # The other half: numpy's generator is the same as torch's, which reads the low 32 bits alone,
+    # so from one seed both would draw the same numbers.
+    np.random.seed(seed >> 32)
     # torch.manual_seed also reaches for devices, at a hundred times the cost.
     torch.default_generator.manual_seed(seed)
 
@@ -41,14 +44,36 @@ def _set_states(states: tuple[Any, Any, torch.Tensor]) -> None:
     torch.default_generator.set_state(tensor_state)
 
 
+# Whose turn it is to have the process's generators. There is one set of them for all threads, so
+# those that seed them, and those that draw beside them, have to take turns.
+_turn = threading.RLock()
+
+
+def _renew_turn() -> None:
+    """Free the turn in a fork: the thread that had it is not there."""
+    global _turn  # noqa: PLW0603 - one for all loaders of the process
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_turn)
+
+
+@contextmanager
+def generators_taken() -> Iterator[None]:
+    """Have the generators for the block, with no worker thread at them."""
+    with _turn:
+        yield
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Leave the generators as they are found, whatever the block does."""
-    outer = _states()
-    try:
-        yield
-    finally:
-        _set_states(outer)
+    """Have the generators for the block, and leave them as they were found."""
+    with _turn:
+        outer = _states()
+        try:
+            yield
+        finally:
+            _set_states(outer)
 
 
 class PrivateGenerators:
@@ -64,36 +89,16 @@ class PrivateGenerators:
         """Begin with `seed`."""
         self._seed = seed
         self._mine: tuple[Any, Any, torch.Tensor] | None = None
-        self._outer: Any = None
 
-    def __enter__(self) -> None:
-        self._outer = _states()
-        if self._mine is None:
-            seed_generators(self._seed)
-        else:
-            _set_states(self._mine)
-
-    def __exit__(self, *error: object) -> None:
-        self._mine = _states()
-        _set_states(self._outer)
-
-
-class SharedGenerators:
-    """Lets one thread at a time have the process's generators, which are as before afterwards.
-
-    There is one set of them for all threads, so those that seed them have to take turns.
-    """
-
-    _turn = threading.Lock()  # one for all loaders of the process
-
-    def __init__(self) -> None:
-        """Wait for nothing yet."""
-        self._outer: Any = None
-
-    def __enter__(self) -> None:
-        self._turn.acquire()
-        self._outer = _states()
-
-    def __exit__(self, *error: object) -> None:
-        _set_states(self._outer)
-        self._turn.release()
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Have them for the block."""
+        with generators_kept():
+            if self._mine is None:
+                seed_generators(self._seed)
+            else:
+                _set_states(self._mine)
+            try:
+                yield
+            finally:
+                self._mine = _states()

@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # What a seed is for; part of its path, so that equal numbers elsewhere never meet.
-ORDER, SAMPLE, COLLATE, SAMPLER = range(4)
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER = range(5)
 
 
 def seed_of(seed: int, *path: int) -> int:

@@ -6,6 +6,7 @@ whatever it still says is dropped, since the flow knows its number no more.
 
 from __future__ import annotations
 
+import copy
 import queue
 import sys
 import threading
@@ -49,14 +50,14 @@ class ThreadPool(Pool):
     """Runs each worker in a daemon thread."""
 
     def __init__(self, job: Job) -> None:
-        """Host `job`, one object for all threads."""
+        """Host `job`: each thread has a shallow copy of it."""
         self._job = job
         self._workers: dict[int, _Worker] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
     def start(self, worker: int, lane: int) -> None:
         """Start a thread."""
-        self._workers[worker] = _Worker(worker, lane, self._job, self._events)
+        self._workers[worker] = _Worker(worker, lane, copy.copy(self._job), self._events)
 
     def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
         """Put the tasks into the thread's queue."""
