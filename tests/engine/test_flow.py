@@ -11,6 +11,7 @@ from forebay.engine.events import (
     Cause,
     Command,
     DeliverResult,
+    DropTask,
     Event,
     FetchTasks,
     Finish,
@@ -24,6 +25,7 @@ from forebay.engine.events import (
     StartWorker,
     TaskFailed,
     TaskFinished,
+    TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
@@ -132,6 +134,14 @@ def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
     while len(held[1]) > 1:
         relaxed = finish(1)
     assert not relaxed
+
+
+def test_a_failure_that_nobody_heard_of_is_forgotten_too() -> None:
+    """In order, a failed task waits for its turn; forgetting it ends it."""
+    script = started(3, in_order=True)
+    script.say(TaskFailed(1, 1, 1, BOOM, 0.1))
+    assert script.say(TasksForgotten(2)) == [DropTask(1)]
+    assert DropTask(0) in script.finish(0, 0)
 
 
 def test_results_are_delivered_as_they_come_without_order() -> None:

@@ -181,6 +181,9 @@ class Flow:
             elif task.state is State.READY:
                 self.held_bytes -= task.nbytes
                 self._drop(key, commands)
+            elif task.state is State.FAILED:  # and not reported yet, in order
+                del self._tasks[key]
+                commands.append(DropTask(key))
         self._order = deque(key for key in self._order if key >= before)
         self._deliver(commands)
 
