@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ class Large(Dataset[Any]):
 class Names(Dataset[int]):
     """Many small Python objects; to look at one is to write to the page that it is on."""
 
-    def __init__(self, count: int) -> None:
-        self._names = [f"name-{at:09}" for at in range(count)]
+    def __init__(self, count: int, kept_in: Callable[[Iterable[str]], Sequence[str]]) -> None:
+        self._names = kept_in(f"name-{at:09}" for at in range(count))
 
     def __len__(self) -> int:
         return len(self._names)

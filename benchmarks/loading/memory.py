@@ -1,4 +1,4 @@
-"""The memory of a tree of processes while a loader goes through many small Python objects once."""
+"""The memory of a tree of processes while a loader goes once through many small Python objects."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from benchmarks.loading.turns import Found, Turns, answer
 from benchmarks.measure import Ground
 
 EVERY_S = 0.2
-PEERS = ("torch", "forebay")
+# And what each of them does.
+PEERS = {"torch": "memory", "forebay": "memory", "packed": "packed"}
 
 
 def memory(ground: Ground, quick: bool) -> None:
     """Print the table."""
     count = 1_000_000 if quick else 10_000_000
-    print(f"a list of {count:,} short strings, shuffled, batch 1000; 2 workers; one epoch")
+    print(f"{count:,} short strings, in lists unless named, shuffled, batch 1000; 2 workers")
     turns = Turns(ground, "names", count)
-    for peer in PEERS:
-        turns.add("memory", peer, _watched)
+    for peer, what in PEERS.items():
+        turns.add(what, peer, _watched)
 
     def cells(peer: str) -> tuple[str, ...]:
         found = turns.found[peer][0]
@@ -37,7 +38,7 @@ def memory(ground: Ground, quick: bool) -> None:
     turns.show(columns, PEERS, cells)
     print(
         f"PSS of all processes together, looked at every {EVERY_S:g} s: a page that several share\n"
-        "counts once. The order of a shuffled epoch is in it for both, and libraries too."
+        "counts once. The order of a shuffled epoch is in it for all, and libraries too."
     )
 
 

@@ -139,9 +139,20 @@ def costs(_: Loader, name: str, __: Path, ___: float) -> Found:
 
 def memory(loader: Loader, _: str, __: Path, count: float) -> Found:
     """Go through an epoch of many small objects; the process that started this one looks on."""
+    return _one_epoch(loader, int(count), list)
+
+
+def packed(loader: Loader, _: str, __: Path, count: float) -> Found:
+    """Go through the same epoch, with forebay's remedy."""
+    from forebay import PackedSequence
+
+    return _one_epoch(loader, int(count), PackedSequence)
+
+
+def _one_epoch(loader: Loader, count: int, kept_in: Callable[..., Any]) -> Found:
     from benchmarks.loading.datasets import Names
 
-    dataset = Names(int(count))
+    dataset = Names(count, kept_in)
     before = pss_mib([os.getpid()])
     loading = loader(dataset, batch_size=1000, shuffle=True, num_workers=WORKERS, collate_fn=sum)
     began = time.perf_counter()
@@ -159,7 +170,9 @@ def memory(loader: Loader, _: str, __: Path, count: float) -> Found:
     }
 
 
-WHATS = {each.__name__: each for each in (rate, first, spawn, wait, deep, draw, costs, memory)}
+WHATS = {
+    each.__name__: each for each in (rate, first, spawn, wait, deep, draw, costs, memory, packed)
+}
 
 
 def _load(loader: Loader, name: str, folder: Path) -> Iterable[Any]:

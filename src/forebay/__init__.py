@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.jobs.report import Failure, Report
     from forebay.loader import DataLoader
     from forebay.loading.buffer import Buffer
+    from forebay.packed import PackedSequence
     from forebay.preprocess import preprocess
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "LedgerError",
     "OptionError",
     "OutputError",
+    "PackedSequence",
     "Report",
     "SampleTimeoutError",
     "WorkerDiedError",
@@ -54,6 +56,7 @@ _HOMES = {
     "Buffer": "forebay.loading.buffer",
     "DataLoader": "forebay.loader",
     "Failure": "forebay.jobs.report",
+    "PackedSequence": "forebay.packed",
     "Report": "forebay.jobs.report",
     "preprocess": "forebay.preprocess",
 }

@@ -10,11 +10,13 @@ Long because it repeats every argument of torch's class, for the signature and t
 
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pickle import PicklingError
 from typing import Any, Literal, Self, TypeVar
@@ -41,15 +43,28 @@ from torch.utils.data.dataloader import (
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
 from forebay.loading.buffer import REFILL_SHARE, Buffer, parse_bytes
+from forebay.loading.epochs import Watches
 from forebay.loading.feed import Feed, PumpedFeed, Workers
-from forebay.loading.fetch import MapFetcher, SampleError, slicing
+from forebay.loading.fetch import MapFetcher, slicing
 from forebay.loading.iterators import RETRIES, LaneIterator, StreamIterator
+from forebay.loading.job import holder_of_epoch
 from forebay.loading.local import ArrayIterator, PlainIterator
-from forebay.loading.recipe import Recipe, SkippedSample
-from forebay.loading.seeding import generators_kept
+from forebay.loading.recipe import Lane, Recipe, SkippedSample
+from forebay.loading.seeding import generators_kept, generators_taken
 from forebay.loading.shuffle import SeededShuffle
+from forebay.loading.state import (
+    Followed,
+    Place,
+    carried_by,
+    give_back,
+    has_state,
+    holds_position,
+    leave_out,
+    set_generator,
+    state_of_generator,
+)
 from forebay.loading.statistics import Statistics, Tally
-from forebay.loading.stream import Stream, order_of
+from forebay.loading.stream import Stream
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -131,6 +146,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         if seed is not None and type(seed) is not int:
             raise OptionError(f"seed={seed!r} is not possible; it takes a whole number or None")
         self.buffer = Buffer.of(buffer)
+        if backend == "thread" and self.buffer is not None and self.buffer.directory is not None:
+            raise OptionError(
+                "Buffer(directory=) is not possible with backend='thread', whose batches are the "
+                "trainer's own memory\n"
+                "  Nothing was started. Use backend='process', or a buffer in memory."
+            )
         self.backend = backend
         self.seed = seed
         self.on_error = on_error
@@ -153,6 +174,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._feed: Feed | None = None
         # The iterator that the stream is read by.
         self._reader: Callable[[], Any] = _nobody
+        self._place: Place | None = None  # by torch's arguments alone: where the pass stands
+        self._resumed: Place | None = None  # where the next one is to begin
         self._epoch = 0  # to be begun next
         self._resume_at = 0  # batches of it that were handed out before a resume
         super().__init__(
@@ -174,6 +197,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        watched = holder_of_epoch(dataset) if self._streams else None
+        self._watches = Watches(self._whole_sampler if self._streams else None, watched)
 
     # ---- iterating -----------------------------------------------------------------------------
 
@@ -181,7 +206,63 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Return an iterator over one epoch."""
         if self._streams:
             return StreamIterator(self, self._begin_epoch)
+        place, self._resumed = self._resumed, None
+        if place is not None and place.batch:
+            self._place, self._epoch = place, place.epoch + 1
+            return self._go_on(place)
+        generator = self._drawn_from
+        if place is not None and place.generator is not None:
+            set_generator(generator, place.generator)
+        carried = carried_by(self._whole_sampler)
+        keeps_workers = self.persistent_workers and self._iterator is not None
+        state = state_of_generator(generator)
+        self._place = Place(self._epoch, state, carried, keeps_workers=keeps_workers)
+        self._epoch += 1
+        if self._dataset_kind == _DatasetKind.Iterable and has_state(self.dataset):
+            self._place.lanes = [Lane() for _ in range(max(self.num_workers, 1))]
         return super().__iter__()
+
+    def _go_on(self, place: Place) -> Any:
+        """Begin a pass again, as it was begun, without what was handed out."""
+        # The global generator is the user's, who goes on with it from where it is.
+        with nullcontext() if self.generator is not None else generators_kept():
+            assert place.generator is not None, "a pass that gave batches has begun"
+            set_generator(self._drawn_from, place.generator)
+            if place.lanes and not self.num_workers and place.lanes[0].dataset is not None:
+                self.dataset.load_state_dict(place.lanes[0].dataset)  # type: ignore[attr-defined]
+            iterator: Any = super().__iter__()
+            iterator.draw_order()
+            if self._dataset_kind == _DatasetKind.Iterable and not place.lanes:
+                count, place.batch = place.batch, 0
+                leave_out(iterator, count)
+        return iterator
+
+    @property
+    def _drawn_from(self) -> torch.Generator:
+        """The generator that each iteration draws from; torch itself refuses an impossible one."""
+        given = self.generator
+        return given if isinstance(given, torch.Generator) else torch.default_generator
+
+    @property
+    def _whole_sampler(self) -> Any:
+        return super()._index_sampler
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterators read."""
+        sampler, place = self._whole_sampler, self._place
+        if place is None or not (place.skip or holds_position(sampler)):
+            return sampler
+        return Followed(sampler, place, self._drawn_from)
+
+    def _position(self) -> tuple[int, int]:
+        """Return the epoch that is being read, or was read last, and how much of it."""
+        if self._stream is not None:
+            return self._stream.epoch, self._stream.batch
+        place = self._resumed or self._place
+        if place is not None:
+            return place.epoch, place.batch
+        return (self._epoch, self._resume_at) if self._resume_at else (self._epoch - 1, 0)
 
     def _get_iterator(self) -> Any:
         """Choose how one pass is made where torch's arguments alone are given."""
@@ -191,11 +272,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             return PlainIterator(self)
         self.check_worker_number_rationality()
         return LaneIterator(self)
-
-    def _next_pass(self) -> int:
-        """Count passes over an iterable dataset; return this one's number."""
-        self._epoch += 1
-        return self._epoch - 1
 
     def _may_prefetch_more(self) -> bool:
         """Tell whether nobody can notice that more batches are under way than torch would have."""
@@ -221,20 +297,25 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Let `reader` read the next epoch of the stream; the reader before it is at its end."""
         self._reader = weakref.ref(reader)
         seed = self.seed if self.seed is not None else base_seed
-        stream = self._stream
-        if stream is None or not self._keeps_workers:
+        if not self._keeps_workers:
             self._stop()
-            seed = seed if stream is None else stream.seed
+        if self._stream is None:
             if isinstance(self.sampler, SeededShuffle):
                 self.sampler.seed = seed
-            depth = (self.prefetch_factor or 1) * max(self.num_workers, 1)
-            ahead = self.buffer is not None and self.num_workers > 0
-            self._stream = stream = Stream(
-                self._index_sampler, self.dataset, seed, ahead=ahead, depth=depth
+            self._stream = Stream(
+                self._index_sampler,
+                self.dataset,
+                self._watches,
+                seed,
+                ahead=self.buffer is not None and self.num_workers > 0,
+                depth=(self.prefetch_factor or 1) * max(self.num_workers, 1),
+                shares_dataset=self.backend == "thread" or not self.num_workers,
             )
-        if isinstance(self.sampler, SeededShuffle) and self.generator is None:
-            # torch's RandomSampler draws its seed here; what the user draws next stays the same.
-            torch.empty((), dtype=torch.int64).random_()
+        stream = self._stream
+        if isinstance(self.sampler, RandomSampler) and self.sampler.generator is None:
+            # torch draws a seed for it here; what the user draws next stays the same.
+            with generators_taken():
+                torch.empty((), dtype=torch.int64).random_()
         if self._feed is None or not self._feed.is_open:
             recipe = self._recipe(base_seed, None, seed=stream.seed)
             self._feed = self._open_feed(recipe, self._limits(), keeps_tasks=False)
@@ -272,6 +353,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             seed=seed,
             skip_errors=self._skips,
             shared_seed=shared_seed,
+            first_epoch=0 if self._place is None else self._place.epoch,
+            lanes=() if self._place is None else tuple(self._place.lanes),
         )
 
     def _limits(self) -> Limits:
@@ -304,7 +387,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         context = self.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
         backend: Literal["thread", "process"] = "thread" if self.backend == "thread" else "process"
-        workers = Workers(backend, self.num_workers, start)
+        directory = None if self.buffer is None else self.buffer.directory
+        workers = Workers(backend, self.num_workers, start, directory)
         # Any worker may take the next order of a stream, so somebody must always be there to hand
         # it out. By torch's rules each worker has its orders already.
         kind = PumpedFeed if self._streams or self.buffer is not None else Feed
@@ -332,11 +416,12 @@ class DataLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return what the loader has done and what it waits for; cheap, at any time."""
         tally, stream = self._tally, self._stream
-        orders = [order for _, order in stream.orders] if stream is not None else []
+        orders = [order for _, order in list(stream.orders)] if stream is not None else []
         ready = orders[: tally.ready_batches]
+        epoch, batch = self._position()
         return Statistics(
-            epoch=stream.epoch if stream is not None else self._epoch - 1,
-            batch=stream.batch if stream is not None else 0,
+            epoch=epoch,
+            batch=batch,
             ready_batches=tally.ready_batches,
             ready_bytes=tally.ready_bytes,
             ready_from=(ready[0].epoch, ready[0].batch) if ready else None,
@@ -356,20 +441,48 @@ class DataLoader(TorchDataLoader[_T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as data for JSON: what was handed out, not what is ready.
 
-        It takes no time that grows with the dataset, and is valid for any `num_workers`, `backend`
-        and `buffer`.
+        It takes no time that grows with the dataset. With `seed` or `buffer` it is valid for any
+        `num_workers`, `backend` and `buffer`, and all later epochs are as they would have been.
+
+        With torch's arguments alone the rest of the epoch has the same samples in the same order.
+        What workers draw, and the order of later epochs, come from torch's generators, as ever:
+        pass `generator`, or restore the global one with `torch.set_rng_state`. The workers of an
+        iterable dataset go on where they were if it has `state_dict` and `load_state_dict`;
+        otherwise what was handed out is made again and left out.
 
         Raises:
-            OptionError: The loader has no seed, and is not a stream.
+            OptionError: With `in_order=False` nobody can say which batches are left.
         """
-        self._check_stream("state_dict()")
-        stream = self._stream
-        state: dict[str, Any] = {"version": STATE_VERSION}
-        state["seed"] = self.seed if stream is None else stream.seed
-        if stream is None or self._reader is _nobody:
-            return {**state, "epoch": self._epoch, "batch": self._resume_at, "sampler": None}
-        place = {"epoch": stream.epoch, "batch": stream.batch}
-        return {**state, **place, "sampler": stream.state_of_sampler()}
+        if not self.in_order and self.num_workers and not self._streams:
+            raise OptionError(
+                "state_dict() is not possible with in_order=False: which batches are left depends "
+                "on how fast the workers were\n  Leave in_order=True, or name a seed."
+            )
+        state: dict[str, Any] = {"version": STATE_VERSION, "dataset": None}
+        if self._dataset_kind == _DatasetKind.Map and has_state(self.dataset):
+            state["dataset"] = copy.deepcopy(self.dataset.state_dict())  # type: ignore[attr-defined]
+        return state | (self._state_of_stream() if self._streams else self._state_of_pass())
+
+    def _state_of_stream(self) -> dict[str, Any]:
+        if self._stream is not None:
+            place = self._stream.state(ended=self._reader is _nobody)
+        else:
+            place = {
+                "seed": self.seed,
+                "epoch": self._epoch,
+                "batch": self._resume_at,
+                "sampler": carried_by(self._index_sampler),
+                "said": list(self._watches.said().values),
+            }
+        return {"kind": "stream", **place}
+
+    def _state_of_pass(self) -> dict[str, Any]:
+        place = self._place if self._resumed is None else self._resumed
+        if place is None or (place.is_over and self._resumed is None):
+            # What the global generator will be when the next pass begins is not ours to say.
+            own = None if self.generator is None else state_of_generator(self.generator)
+            place = Place(self._epoch, own, carried_by(self._whole_sampler))
+        return {"kind": "pass", **place.as_state(), "num_workers": self.num_workers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: the next iteration gives the rest of that epoch.
@@ -378,27 +491,53 @@ class DataLoader(TorchDataLoader[_T_co]):
             state: What `state_dict` returned, there or in another process.
 
         Raises:
-            OptionError: The state is of a newer forebay, or of another seed.
+            OptionError: The state is of a newer forebay, of another seed, or of another kind of
+                loader.
         """
-        self._check_stream("load_state_dict()")
+        self._check_state(state)
+        self.close()
+        self._stream, self._place, self._reader = None, None, _nobody
+        self._epoch = state["epoch"]
+        if state["dataset"] is not None:
+            self.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+        give_back(self._whole_sampler, state["sampler"])
+        if not self._streams:
+            is_map = self._dataset_kind == _DatasetKind.Map
+            skips = is_map and not holds_position(self._whole_sampler)
+            self._resumed = Place.of_state(state, skip=state["batch"] if skips else 0)
+            return
+        self.seed = state["seed"] if state["seed"] is not None else self.seed
+        self._resume_at = state["batch"]
+        self._watches.take_over(state["said"])
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
             raise OptionError(
                 f"the state has version {state.get('version')!r}, this forebay reads "
                 f"{STATE_VERSION}\n  Nothing was changed. Load it with the forebay that made it."
             )
-        seed = state["seed"]
+        if (state["kind"] == "stream") is not self._streams:
+            theirs, ours = ("without", "with") if self._streams else ("with", "without")
+            raise OptionError(
+                f"the state is of a loader {theirs} seed=, buffer=, on_error= and backend=, this "
+                f"one is {ours}\n"
+                f"  Nothing was changed. Make the loader {theirs} them; any one of them counts."
+            )
+        seed = state.get("seed")
         if None not in (seed, self.seed) and seed != self.seed:
             raise OptionError(
                 f"the state is of seed={seed}, the loader of seed={self.seed}\n"
                 "  Nothing was changed. The batches would not be those that were to come: make the "
                 "loader with the same seed, or with none."
             )
-        self.close()
-        self._stream, self._reader = None, _nobody
-        self.seed = seed if seed is not None else self.seed
-        self._epoch, self._resume_at = state["epoch"], state["batch"]
-        if state.get("sampler") is not None:
-            self._index_sampler.load_state_dict(state["sampler"])
+        is_split = self._dataset_kind == _DatasetKind.Iterable and state["batch"]
+        if is_split and state["num_workers"] != self.num_workers:
+            raise OptionError(
+                f"the state is of num_workers={state['num_workers']}, the loader of "
+                f"num_workers={self.num_workers}\n"
+                "  Nothing was changed. Each worker has a part of an iterable dataset of its own, "
+                "so that their number has to stay the same within an epoch."
+            )
 
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Make one batch again, in this process, for a debugger; nothing else changes.
@@ -421,17 +560,14 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "replay() needs a seed: without one, batches depend on more than their number\n"
                 "  Make the loader with seed=0, say."
             )
+        stream = self._stream or Stream(self._index_sampler, self.dataset, self._watches, seed)
         with generators_kept():
-            order = order_of(self._index_sampler, self.dataset, seed, epoch, batch)
-            fetcher = MapFetcher(self._recipe(0, None, seed=seed))
-            whole = fetcher.whole_batch(order)
-            if whole is not None:
-                return whole
+            order, said = stream.order_of(epoch, batch)
+            self._watches.set_dataset(said)
             try:
-                samples = fetcher.fetch(order, [])
-            except SampleError as error:
-                raise error.__cause__ or error from None
-            return fetcher.collate(order, samples)
+                return MapFetcher(self._recipe(0, None, seed=seed)).again(order)
+            finally:
+                self._watches.set_dataset(self._watches.said())
 
     def close(self) -> None:
         """End the workers now; otherwise they end with the loader, or with the process."""
@@ -458,13 +594,6 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._feed is not None:
             self._feed.close()
             self._feed = None
-
-    def _check_stream(self, what: str) -> None:
-        if not self._streams:
-            raise OptionError(
-                f"{what} needs a loader whose batches depend on their number alone\n"
-                "  Make it with seed=0, say; an iterable dataset keeps its own state."
-            )
 
 
 def _nobody() -> None:

@@ -15,6 +15,7 @@ NAMES = {
     "torch": ("torch DataLoader", "torch"),
     "tuned": ("torch DataLoader, tuned", "torch"),
     "forebay": ("forebay.DataLoader", None),
+    "packed": ("forebay, PackedSequence", None),
     "stateful": ("torchdata StatefulDataLoader", "torchdata"),
     "spdl": ("SPDL", "spdl-core"),
     "grain": ("Grain", "grain"),

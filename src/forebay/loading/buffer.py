@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import warnings
 from dataclasses import dataclass
 
 from forebay.errors import OptionError
@@ -33,7 +35,8 @@ class Buffer:
         refill_below: Low mark: once full, rest until fewer batches than this are ready or being
             made. None: 80 % of what there was when it was full.
         directory: A folder on whose disk the buffer is kept, in one file without a name; None
-            keeps it in memory.
+            keeps it in memory. Batches of up to 16 KiB stay in memory, and so does what is no
+            tensor, array or other large block of bytes.
 
     Raises:
         OptionError: A mark is impossible, or both high marks are missing.
@@ -73,6 +76,24 @@ class Buffer:
         if buffer is None or isinstance(buffer, Buffer):
             return buffer
         return cls(max_bytes=buffer)
+
+
+def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: int) -> None:
+    """Tell the user that a batch did not fit on the buffer's disk."""
+    folder = os.fspath(directory)
+    try:
+        free = f"{shutil.disk_usage(folder).free:,} bytes are free there"
+    except OSError as error:
+        free = str(error)
+    warnings.warn(
+        f"the buffer's disk has no room: directory={folder!r}, {reason}\n"
+        f"  A batch of {nbytes:,} bytes did not fit; {free} now.\n"
+        "  It was kept in memory instead, and so is every further one that does not fit; no batch "
+        "is lost, and this is said once.\n"
+        "  Make room, name a larger disk as directory=, or lower max_bytes=.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def parse_bytes(size: int | str) -> int:

@@ -1,14 +1,16 @@
 """What the user says by `set_epoch`, on a sampler or on a dataset, and what is likely to come.
 
-    sampler.set_epoch(3)  ──>  Watch.value = 3  ──>  the plan of the next epoch
+    sampler.set_epoch(3)  ──>  Watch.value = 3  ──>  Said  ──>  the plan of the next epoch
 
 A buffer makes batches of epochs that have not begun, so it has to foresee what `set_epoch` will be
-called with. Whoever calls it counts up, so one more is expected each time; where that was wrong,
-what was made is dropped and made anew.
+called with. Whoever calls it counts up, so one more is expected, or a step as large as the last one
+was; where that was wrong, what was made is dropped and made anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -51,6 +53,65 @@ class Watch:
         return type(self._target).set_epoch(self._target, epoch)
 
 
-def expected(value: int | None, epochs_on: int) -> int | None:
-    """Return what `set_epoch` will have been called with so many epochs from now."""
-    return None if value is None else value + epochs_on
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What `set_epoch` was, or is expected to be, called with before an epoch.
+
+    Attributes:
+        values: The last argument on each watched object; None where it was never called.
+    """
+
+    values: tuple[int | None, ...]
+
+    def after(self, steps: Sequence[int]) -> Said:
+        """Return what is expected next, if values go on by these steps."""
+        pairs = zip(self.values, steps, strict=True)
+        return Said(tuple(None if value is None else value + step for value, step in pairs))
+
+    def steps_from(self, before: Said) -> tuple[int, ...]:
+        """Return how far the values went since the epoch before; 1 where that cannot be said."""
+        pairs = zip(before.values, self.values, strict=True)
+        return tuple(1 if None in (old, new) else new - old for old, new in pairs)  # type: ignore[operator]
+
+
+class Watches:
+    """The watches on what a loader's batches rest on: sampler, sampler within it, dataset.
+
+    Args:
+        sampler: The outer sampler.
+        dataset: What has the dataset's `set_epoch`; None if nothing has.
+    """
+
+    def __init__(self, sampler: Any, dataset: Any) -> None:
+        """Hang the watches up."""
+        self._samplers = [Watch.on(each) for each in (sampler, getattr(sampler, "sampler", None))]
+        self._dataset = Watch.on(dataset)
+
+    def said(self) -> Said:
+        """Return what the user has said by now."""
+        watches = (*self._samplers, self._dataset)
+        return Said(tuple(None if watch is None else watch.value for watch in watches))
+
+    def take_over(self, values: Sequence[int | None]) -> None:
+        """Say what was said in the program that a state is from."""
+        for watch, value in zip((*self._samplers, self._dataset), values, strict=False):
+            if watch is not None and value is not None:
+                watch(value)
+
+    def set_samplers(self, said: Said) -> None:
+        """Set the samplers to an epoch."""
+        self._set(self._samplers, said)
+
+    def set_dataset(self, said: Said) -> None:
+        """Set this process's dataset to an epoch."""
+        self._set([self._dataset], Said(said.values[-1:]))
+
+    def _set(self, watches: Sequence[Watch | None], said: Said) -> None:
+        users = self.said()
+        for watch, value in zip(watches, said.values, strict=False):
+            if watch is not None and value is not None:
+                watch.apply(value)
+        # One may have passed it on to another, which took it for the user's word.
+        for watch, value in zip((*self._samplers, self._dataset), users.values, strict=True):
+            if watch is not None:
+                watch.value = value

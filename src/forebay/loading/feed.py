@@ -32,14 +32,19 @@ from forebay.engine.memory.parcel import Parcel, unpack
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.inline import InlinePool
+from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
+from forebay.errors import WorkerDiedError
+from forebay.loading.buffer import warn_of_full_disk
 from forebay.loading.job import BatchJob, ProcessBatchJob
 from forebay.loading.recipe import Made, Placed, Recipe
 from forebay.loading.seeding import generators_kept
 from forebay.loading.statistics import Tally
 
 RELEASED_TOGETHER = 16
+# What a worker may take to come up, beyond `timeout`.
+START_S = 10.0
 
 
 class Taken(NamedTuple):
@@ -64,11 +69,13 @@ class Workers:
         backend: "process", "thread", or "inline" for this very thread.
         count: How many there are.
         start: How processes start, see `ProcessPool`.
+        directory: Where the batches of processes lie; None for memory.
     """
 
     backend: Literal["process", "thread", "inline"]
     count: int
     start: Literal["fork"] | BaseContext = "fork"
+    directory: str | os.PathLike[str] | None = None
 
 
 class Feed:
@@ -87,39 +94,56 @@ class Feed:
     ) -> None:
         """Start the workers."""
         self._owner = os.getpid()
+        self._closed = False
+        self._error: BaseException | None = None  # why there will be no more results
+        self._timeout_s = limits.timeout_s
+        self._tries = limits.retries + 1
         self._tally = tally
         self._ready: deque[Outcome] = deque()
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
-        self._slab = Slab() if workers.backend == "process" else None
+        self._directory = workers.directory
+        occupy_standard_descriptors()
+        self._slab = Slab(workers.directory) if workers.backend == "process" else None
         self.pool = self._pool_for(recipe, workers, keeps_tasks)
         # No method of its own: a cycle would keep the slab until the collector comes round.
         address = None if self._slab is None else partial(_placed, self._slab, self._slots)
-        self._engine = Engine(self.pool, limits, address=address)
-        self._closed = False
+        try:
+            self._engine = Engine(self.pool, limits, address=address)
+        except BaseException:  # Ctrl-C, say
+            self.pool.close()
+            raise
         _open_feeds.add(self)
 
     def put(self, tasks: Sequence[NewTask]) -> None:
         """Queue tasks; their numbers must grow."""
+        self._check()
         self._engine.put(tasks)
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken."""
+        self._check()
         self._engine.forget(before)
         self._ready = deque(each for each in self._ready if self._keep(each, before))
 
-    def take(self, timeout_s: float | None = None) -> Taken | None:
-        """Return the next result, waiting for it; None if it did not come in time.
+    def take(self) -> Taken:
+        """Return the next result, waiting for it.
 
         Raises:
-            WorkerDiedError: Workers cannot be kept alive.
+            WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
+            RuntimeError: It cannot be used: it is closed, torn, or another process's.
         """
+        self._check()
         began = time.perf_counter()
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        outcome = self._next(until)
+        outcome = self._next(self._until())
         self._tally.waited(time.perf_counter() - began)
         if outcome is None:
-            return None
+            raise WorkerDiedError(
+                f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
+                "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
+                f"  forebay gave them {START_S:g} s more to come up, and goes on waiting if it is "
+                "asked again. Raise `timeout`, or try worker_init_fn in this process."
+            )
         if isinstance(outcome, ReportFailure):
             return Taken(outcome.task, None, outcome.cause)
         assert isinstance(outcome, DeliverResult)
@@ -132,15 +156,17 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used: not closed, and not in a fork of its process."""
-        return not self._closed and os.getpid() == self._owner
+        """Whether it can be used: not closed or torn, and not in a fork of its process."""
+        return not self._closed and self._error is None and os.getpid() == self._owner
 
     def close(self) -> None:
-        """End the workers. In a fork of the trainer it does nothing: they are not its own."""
-        if not self.is_open:
+        """End the workers, unless this is a fork of the trainer: they are not its own."""
+        if self._closed:
             return
         self._closed = True
         _open_feeds.discard(self)
+        if os.getpid() != self._owner:
+            return
         self._stop()
         self._ready.clear()
         self._slots.clear()
@@ -148,6 +174,44 @@ class Feed:
     def look(self, seconds: float) -> None:
         """Let the engine see to what has happened, for at most so long."""
         self._line_up(self._engine.step(seconds))
+
+    def interrupted(self) -> None:
+        """Take note of an exception that came from a signal, such as Ctrl-C.
+
+        One that came while nothing was done but waiting costs nothing. Any other may have torn
+        something, so the feed is closed: to go on would be to hang, or to lose batches.
+        """
+        if self._closed or not self._was_at_rest():
+            self._error = self._error or RuntimeError(
+                "this iterator was interrupted in the midst of its work, and cannot go on\n"
+                "  Its workers were ended. Begin a new epoch: iter(loader)."
+            )
+            self.close()
+
+    def _was_at_rest(self) -> bool:
+        was, self.pool.at_rest = self.pool.at_rest, False
+        return was
+
+    def _check(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                "this iterator belongs to another process, of which this one is a fork\n"
+                f"  Its workers answer to process {self._owner}; this is {os.getpid()}. Nothing "
+                "was taken. Begin an epoch of this process's own: iter(loader)."
+            )
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise RuntimeError(
+                "this iterator was closed, with its loader or with its workers\n"
+                "  Nothing more comes from it. Begin a new epoch: iter(loader)."
+            )
+
+    def _until(self) -> float | None:
+        """Return when to lose patience: later than the engine would replace a worker that hangs."""
+        if self._timeout_s is None:
+            return None
+        return time.monotonic() + self._timeout_s * self._tries + START_S
 
     def _pool_for(self, recipe: Recipe, workers: Workers, keeps_tasks: bool) -> Pool:
         if workers.backend == "inline":
@@ -163,10 +227,18 @@ class Feed:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            if self._taken:
-                self._engine.release(self._taken)
-                self._taken = []
-            self._line_up(self._engine.step(left))
+            try:
+                if self._taken:
+                    self._engine.release(self._taken)
+                    self._taken = []
+                self._line_up(self._engine.step(left))
+            except WorkerDiedError as error:
+                self._error = error
+                self.close()
+                raise
+            except BaseException:
+                self.interrupted()
+                raise
         return self._pop()
 
     def _pop(self) -> Outcome:
@@ -222,9 +294,12 @@ class Feed:
         if self._slab is None or not isinstance(made, Made):
             return made
         parcel: Parcel = made.batch
+        if parcel.refused is not None and self._directory is not None:
+            directory, self._directory = self._directory, None  # it is said once
+            warn_of_full_disk(directory, parcel.refused, parcel.nbytes)
         batch = unpack(parcel, self._slab, self._slots.pop(outcome.task, None))
         times = made.times._replace(is_inline=parcel.body is not None)
-        return Made(batch, times, made.skipped)
+        return made._replace(batch=batch, times=times)
 
     def _stop(self) -> None:
         self._engine.close()
@@ -255,16 +330,23 @@ class PumpedFeed(Feed):
         self._inbox: deque[Callable[[], None]] = deque()
         self._unheard = 0  # releases that the thread has not been woken for
         self._over = False
-        self._error: BaseException | None = None
+        self._waits = False
         self._thread = threading.Thread(target=self._pump, name="forebay-buffer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there may be no more threads
+            self.close()
+            self._engine.close()
+            raise
 
     def put(self, tasks: Sequence[NewTask]) -> None:
         """Queue tasks; their numbers must grow."""
+        self._check()
         self._tell(lambda: self._engine.put(tasks))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken; wait until it is done."""
+        self._check()
         done = threading.Event()
 
         def forget() -> None:
@@ -297,13 +379,18 @@ class PumpedFeed(Feed):
     def _next(self, until: float | None) -> Outcome | None:
         with self._arrived:
             while not self._ready:
-                if self._error is not None:
-                    raise self._error
+                self._check()
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     return None
+                self._waits = True
                 self._arrived.wait(left)
+                self._waits = False
             return self._pop()
+
+    def _was_at_rest(self) -> bool:
+        was, self._waits = self._waits, False
+        return was
 
     def _pump(self) -> None:
         try:
@@ -327,7 +414,7 @@ class PumpedFeed(Feed):
     def _stop(self) -> None:
         self._over = True
         self._engine.wake()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._inbox.clear()  # what is in there refers back to this feed
 

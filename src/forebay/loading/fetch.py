@@ -86,6 +86,25 @@ class MapFetcher:
                 raise
             return None  # one by one it shows which sample is to be left out
 
+    def again(self, order: Order) -> Any:
+        """Return the batch of an order, in this very thread.
+
+        Raises:
+            IndexError: Every sample of it is left out.
+            Exception: What making it raised.
+        """
+        batch = self.whole_batch(order)
+        if batch is not None:
+            return batch
+        skipped: list[SkippedSample] = []
+        try:
+            samples = self.fetch(order, skipped)
+        except SampleError as error:
+            raise error.__cause__ or error from None
+        if skipped and not samples:
+            raise IndexError(f"every sample of epoch {order.epoch}, batch {order.batch} is bad")
+        return self.collate(order, samples)
+
     def _one(self, order: Order, index: Any, position: int) -> Any:
         dataset = self._recipe.dataset
         try:
@@ -119,6 +138,11 @@ class IterableFetcher:
         self._recipe = recipe
         self._samples: Iterator[Any] = iter(recipe.dataset)
         self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known that there are no more."""
+        return self._ended
 
     def fetch(self, order: Order) -> Any:
         """Return the next samples as a list, or the next sample.

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _DatasetKind
 
 from forebay.engine.engine import NewTask
 from forebay.engine.events import Cause
@@ -22,7 +23,8 @@ from forebay.loading.feed import RELEASED_TOGETHER, Feed, Taken
 from forebay.loading.handles import WorkerHandle
 from forebay.loading.local import QuickNext
 from forebay.loading.recipe import LaneEnded, Made, NothingLeft, Order, Raised, SkippedSample
-from forebay.loading.seeding import generators_kept
+from forebay.loading.seeding import generators_kept, generators_taken
+from forebay.loading.state import Place
 from forebay.loading.stream import LOOKAHEAD, Stream
 from forebay.plan.seeds import WORKER, seed_of
 
@@ -56,16 +58,16 @@ class BatchIterator(QuickNext):
             return pin_memory.pin_memory(result.batch, self._pin_memory_device)
         return result.batch
 
-    def _take(self) -> Taken:
-        # A worker that hangs is replaced by the engine; this is for one that hangs as it starts.
-        patience = None if not self._timeout else self._timeout * (RETRIES + 1) + 10.0
-        taken = self._feed.take(patience)
-        if taken is None:
-            raise WorkerDiedError(
-                f"DataLoader timed out after {self._timeout} seconds: no worker answered\n"
-                "  They may hang in worker_init_fn, or while they import the dataset's module."
-            )
-        return taken
+    def _next_data(self) -> Any:
+        try:
+            return self._following()
+        except KeyboardInterrupt:
+            self._feed.interrupted()
+            raise
+
+    def _following(self) -> Any:
+        """Return the next batch."""
+        raise NotImplementedError
 
     def _shutdown_workers(self) -> None:
         self._feed.close()
@@ -93,16 +95,20 @@ class LaneIterator(BatchIterator):
         self._most_depth = self._depth
         if loader._may_prefetch_more():
             self._most_depth = max(self._depth, TINY_DEPTH * self._num_workers)
-        self._key = 0
-        self._pass = -1
-        buffer, max_bytes = loader.buffer, None
+        buffer = loader.buffer
         if buffer is not None:
             self._usual_depth = self._depth = self._most_depth = buffer.max_batches or LOOKAHEAD
-            max_bytes = buffer.max_bytes
+        self._place: Place = loader._place
+        self._open(loader)
+        self._begin()
+
+    def _open(self, loader: Any) -> None:
+        """Start workers that have no orders yet."""
+        self._key = 0
         limits = Limits(
             num_workers=self._num_workers,
             slots=self._most_depth * 2 + RELEASED_TOGETHER,
-            max_bytes=max_bytes,
+            max_bytes=None if loader.buffer is None else loader.buffer.max_bytes,
             in_order=self._in_order,
             retries=RETRIES,
             timeout_s=self._timeout or None,
@@ -112,23 +118,30 @@ class LaneIterator(BatchIterator):
         )
         base_seed = int(self._base_seed)
         if loader.seed is not None:  # an iterable dataset: no place of a sample to seed it by
-            base_seed = seed_of(loader.seed, WORKER, loader._next_pass()) >> 2
+            base_seed = seed_of(loader.seed, WORKER, loader._place.epoch) >> 2
         self._feed = loader._open_feed(
             loader._recipe(base_seed, self._shared_seed), limits, keeps_tasks=True
         )
         self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
-        self._begin()
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._place, self._index_sampler = loader._place, loader._index_sampler
         super()._reset(loader, first_iter)
-        self._feed.forget(self._key)
+        if self._feed.is_open:
+            self._feed.forget(self._key)
+        else:
+            self._open(loader)
         self._begin()
 
+    def draw_order(self) -> None:
+        """Nothing: the first orders are out already."""
+
     def _begin(self) -> None:
-        self._pass += 1
-        self._batch = 0
-        self._next_lane = 0
-        self._active = [True] * self._num_workers
+        self._batch = self._place.batch
+        self._next_lane = self._place.next_lane
+        ended = {number for number, lane in enumerate(self._place.lanes) if lane.ended}
+        self._active = [lane not in ended for lane in range(self._num_workers)]
+        self._turns = [0] * self._num_workers
         self._orders: dict[int, tuple[int, Order]] = {}
         self._ended = False
         self._put(self._depth)
@@ -144,7 +157,8 @@ class LaneIterator(BatchIterator):
         if lane is None:
             return None
         shared_seed = self._shared_seed if isinstance(self._dataset, IterDataPipe) else None
-        order = Order(index, self._pass, self._batch, None, shared_seed)
+        order = Order(index, self._place.epoch, self._batch, None, shared_seed, self._turns[lane])
+        self._turns[lane] += 1
         task = NewTask(self._key, order, lane)
         self._orders[self._key] = lane, order
         self._key += 1
@@ -179,17 +193,23 @@ class LaneIterator(BatchIterator):
         if not self._ended and missing >= max((self._depth - self._usual_depth) // 4, 1):
             self._put(missing)
 
-    def _next_data(self) -> Any:
+    def _following(self) -> Any:
         while self._orders:
-            taken = self._take()
+            taken = self._feed.take()
             lane, order = self._orders.pop(taken.task)
-            if isinstance(taken.result, LaneEnded):
+            if isinstance(taken.result, LaneEnded) or not self._active[lane]:
                 if self._active[lane]:
                     self._active[lane] = False
+                    self._place.lane_ended(lane)
                     self._put_next(None)
                 continue
+            if taken.cause is not None and self._dataset_kind == _DatasetKind.Iterable:
+                self._active[lane] = False  # whoever reads on there comes to the same place
             self._put_next(taken.result)
+            self._place.went()
+            self._place.lane_went(lane, getattr(taken.result, "lane", None))
             return self._handed_out(taken, order)
+        self._place.is_over = True
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
@@ -200,15 +220,24 @@ class StreamIterator(BatchIterator):
 
     def __init__(self, loader: Any, begin: Callable[[Any, int], tuple[Stream, Feed]]) -> None:
         """Begin the epoch: `begin` gets this reader, and the base seed that it drew."""
-        super().__init__(loader)
+        generator = loader._drawn_from
+        with generators_taken():
+            before = generator.get_state()
+            super().__init__(loader)
+            if loader.persistent_workers and loader._feed is not None and loader._feed.is_open:
+                generator.set_state(before)  # torch draws it once for workers that persist
         # The loader knows its reader by a weak reference: a cycle would keep the workers alive.
         self._loader = loader
-        self._stream, self._feed = begin(self, int(self._base_seed))
+        try:
+            self._stream, self._feed = begin(self, int(self._base_seed))
+        except BaseException:
+            loader._stop()  # what was begun may be torn
+            raise
         self._is_inline = self._num_workers == 0
         self._keeps_workers = loader._keeps_workers
         self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
 
-    def _next_data(self) -> Any:
+    def _following(self) -> Any:
         while self._loader._is_read_by(self):
             with generators_kept() if self._is_inline else nullcontext():
                 found = self._stream.take()
@@ -250,16 +279,27 @@ def _raise(raised: Raised) -> None:
 
 def _died(cause: Cause, order: Order, timeout: float) -> Exception:
     """Say why a batch could not be made however often it was tried."""
-    indices = order.index if len(repr(order.index)) < 200 else f"{repr(order.index)[:200]} ..."
+    text = repr(order.index)
+    samples = f"samples {text if len(text) <= 200 else text[:200] + ' ...'}"
+    after = "with the next one"
+    if order.index is None or (isinstance(order.index, list) and None in order.index):
+        samples = "the next samples of its stream"
+        after = "without the rest of that worker's stream"
     where = (
-        f"  It was at work on epoch {order.epoch}, batch {order.batch}: samples {indices}.\n"
-        f"  The batch was tried {RETRIES + 1} times, by different workers; the loader goes on with "
-        "the next one.\n"
+        f"  It was at work on epoch {order.epoch}, batch {order.batch}: {samples}.\n"
+        f"  The batch was tried {RETRIES + 1} times; the loader goes on {after}.\n"
+        "  To see it happen in this process: num_workers=0 or, with a seed, "
+        f"loader.replay(epoch={order.epoch}, batch={order.batch}).\n"
     )
     if cause.kind == "timeout":
         return WorkerDiedError(
             f"DataLoader timed out after {timeout:g} seconds: a worker did not finish a batch\n"
             f"{where}  Raise `timeout`, or see where it hangs:\n{cause.traceback}"
+        )
+    if cause.error == "SystemExit":
+        return WorkerDiedError(
+            f"DataLoader worker exited unexpectedly: sys.exit({cause.message}) was called\n"
+            f"{where}{cause.traceback}"
         )
     if cause.kind == "exception":
         return WorkerDiedError(

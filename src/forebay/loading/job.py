@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -23,6 +23,7 @@ from forebay.engine.memory.parcel import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
 from forebay.loading.recipe import (
+    Lane,
     LaneEnded,
     Made,
     NothingLeft,
@@ -119,18 +120,33 @@ class BatchJob:
         return Made(batch, times, tuple(skipped))
 
     def _make_of_iterable(self, order: Order) -> Made:
+        recipe = self._recipe
+        if self._iterates is None and order.epoch == recipe.first_epoch and recipe.lanes:
+            state = recipe.lanes[self._lane].dataset
+            if state is not None:
+                recipe.dataset.load_state_dict(state)
         if self._iterates is None or order.epoch != self._epoch:
             self._epoch = order.epoch
             self._tell_epoch(order)
             self._seed_pipe(order)
             self._iterates = IterableFetcher(self._recipe)
+            self._read_again(order)
         began, cpu = time.perf_counter(), time.thread_time()
         samples = self._iterates.fetch(order)
         fetched, fetched_cpu = time.perf_counter(), time.thread_time()
         self._before_collation()
         batch = self._recipe.collate_fn(samples)
         done = time.perf_counter()
-        return Made(batch, Times(fetched - began, fetched_cpu - cpu, done - fetched))
+        lane = Lane(recipe.dataset.state_dict(), self._iterates.ended) if recipe.lanes else None
+        return Made(batch, Times(fetched - began, fetched_cpu - cpu, done - fetched), (), lane)
+
+    def _read_again(self, order: Order) -> None:
+        """Read past what this lane's last worker gave before it died: no other way leads there."""
+        assert self._iterates is not None
+        for _ in range(order.turn):
+            with suppress(Exception):  # it was raised then, too
+                # Collated as well, for the random numbers that this may draw.
+                self._recipe.collate_fn(self._iterates.fetch(order))
 
     def _seed_pipe(self, order: Order) -> None:
         if isinstance(self._recipe.dataset, IterDataPipe) and order.shared_seed is not None:
@@ -206,10 +222,9 @@ class ProcessBatchJob(BatchJob):
             parcel = packer.pack(made.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
             return Answer(self.raised(order, error, None), 0)
-        times, skipped = made.times, made.skipped
-        del made  # what is still there of the batch from here on is the user's
+        made = made._replace(batch=None)  # what is still there of it from here on is the user's
         parcel = packer.seal(parcel)
-        return Answer(Made(parcel, times, skipped), parcel.nbytes)
+        return Answer(made._replace(batch=parcel), parcel.nbytes)
 
     def _before_collation(self) -> None:
         assert self._packer is not None

@@ -24,6 +24,8 @@ from torch.utils.data.dataloader import (
 from forebay.loading.fetch import slicing
 from forebay.loading.handles import WorkerHandle
 from forebay.loading.job import shortened
+from forebay.loading.recipe import Lane
+from forebay.loading.state import Place, begun
 
 
 class QuickNext(_BaseDataLoaderIter):
@@ -43,15 +45,39 @@ class PlainIterator(_SingleProcessDataLoaderIter):
 
     _workers: ClassVar[list[WorkerHandle]] = []
 
+    def __init__(self, loader: Any) -> None:
+        """Make torch's checks and draws."""
+        super().__init__(loader)
+        self._place: Place = loader._place
+        if self._place.lanes and self._place.lanes[0].ended:
+            self._dataset_fetcher.ended = True
+
+    def draw_order(self) -> None:
+        """Draw what the sampler draws for its order, now."""
+        self._sampler_iter = begun(self._sampler_iter)
+
     def _next_data(self) -> Any:
-        index = self._next_index()
+        place, is_map = self._place, self._dataset_kind == _DatasetKind.Map
+        try:
+            index = self._next_index()
+        except StopIteration:
+            place.is_over = True
+            raise
+        if is_map:
+            place.went()
         try:
             data = self._dataset_fetcher.fetch(index)
         except StopIteration:
+            place.is_over |= not is_map
             raise
         except Exception as error:
             error.add_note(f"forebay: batch {self._num_yielded}, the samples {shortened(index)}")
             raise
+        if not is_map:
+            place.went()
+        if place.lanes:
+            dataset: Any = self._dataset
+            place.lane_went(0, Lane(dataset.state_dict(), self._dataset_fetcher.ended))
         return pin_memory.pin_memory(data, self._pin_memory_device) if self._pin_memory else data
 
 
@@ -63,22 +89,30 @@ class ArrayIterator(QuickNext):
         super().__init__(loader)
         self._workers: list[WorkerHandle] = []
         self._cut = slicing(loader._recipe(self._base_seed, None))
-        self._rows = rows_of(loader.batch_sampler)
+        self._place: Place = loader._place
+        self._rows = rows_of(loader._index_sampler)
         # torch's iterators with workers read the sampler so far as they are made.
         ahead = loader.prefetch_factor * self._num_workers if self._num_workers else 0
         self._next_rows = deque(itertools.islice(self._rows, ahead))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        self._rows = rows_of(loader.batch_sampler)
+        self._place = loader._place
+        self._rows = rows_of(loader._index_sampler)
         self._next_rows.clear()
+
+    def draw_order(self) -> None:
+        """Draw what the sampler draws for its order, now."""
+        self._rows = begun(self._rows)
 
     def _next_data(self) -> Any:
         assert self._cut is not None
         self._next_rows.extend(itertools.islice(self._rows, 1))
         if not self._next_rows:
+            self._place.is_over = True
             raise StopIteration
         index = self._next_rows.popleft()
+        self._place.went()
         try:
             batch = self._cut(index)
         except (TypeError, ValueError, RuntimeError):  # not plain numbers: as torch does it
@@ -116,3 +150,5 @@ def rows_of(sampler: Any) -> Iterator[Any]:
     end = length - length % size if sampler.drop_last else length
     for start in range(0, end, size):
         yield order[start : min(start + size, end)]
+    if type(inner) is RandomSampler:
+        torch.randperm(length, generator=generator)  # torch draws once more when it has come here

@@ -12,6 +12,18 @@ from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.parcel import Parcel
 
 
+class Lane(NamedTuple):
+    """Where one worker's part of an iterable dataset stands.
+
+    Attributes:
+        dataset: The state of its dataset after the last batch that was handed out; None before.
+        ended: Whether that batch was its last.
+    """
+
+    dataset: Any = None
+    ended: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How every batch of a loader is made; torch's arguments have torch's meaning.
@@ -29,6 +41,8 @@ class Recipe:
             stream of random numbers, as torch does.
         skip_errors: Leave out samples that raise.
         shared_seed: For datapipes: of the first epoch.
+        first_epoch: The first one that these workers make batches of.
+        lanes: For iterable datasets with a state: where each worker is to begin with it.
     """
 
     dataset: Any
@@ -42,6 +56,8 @@ class Recipe:
     seed: int | None = None
     skip_errors: bool = False
     shared_seed: int | None = None
+    first_epoch: int = 0
+    lanes: tuple[Lane, ...] = ()
 
 
 class Order(NamedTuple):
@@ -53,6 +69,7 @@ class Order(NamedTuple):
         batch: Its number in the epoch.
         dataset_epoch: What to give to the dataset's `set_epoch` first; None leaves it alone.
         shared_seed: For datapipes: of this epoch.
+        turn: How many batches its lane was to make before this one in the epoch, if it has a lane.
     """
 
     index: Any
@@ -60,6 +77,7 @@ class Order(NamedTuple):
     batch: int
     dataset_epoch: int | None = None
     shared_seed: int | None = None
+    turn: int = 0
 
 
 class Placed(NamedTuple):
@@ -106,11 +124,19 @@ class SkippedSample(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch: packed by a worker process, or as it is where no process lies between."""
+    """A batch: packed by a worker process, or as it is where no process lies between.
+
+    Attributes:
+        batch: The batch.
+        times: What was spent on it.
+        skipped: The samples that were left out.
+        lane: Where the worker's iterable dataset stands now, if it has a state.
+    """
 
     batch: Parcel | Any
     times: Times
     skipped: tuple[SkippedSample, ...] = ()
+    lane: Lane | None = None
 
 
 class Raised(NamedTuple):

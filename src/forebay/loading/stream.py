@@ -9,22 +9,24 @@ thread alone: they are the user's code, and draw from the generators of the trai
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from forebay.engine.engine import NewTask
-from forebay.loading.epochs import Watch, expected
+from forebay.errors import OptionError
+from forebay.loading.epochs import Said, Watches
 from forebay.loading.feed import Feed, Taken
-from forebay.loading.job import holder_of_epoch
 from forebay.loading.recipe import Order
 from forebay.loading.seeding import PrivateGenerators
 from forebay.loading.shuffle import SeededShuffle
+from forebay.loading.state import Carried, batches_of, begun, carried_by, give_back, holds_position
 from forebay.plan.seeds import SAMPLER, seed_of
 
 # Orders to have planned beyond those made, so that workers go on while the trainer is away.
@@ -35,14 +37,6 @@ CHUNK = 32
 _SELF_CONTAINED = (SeededShuffle, SequentialSampler, DistributedSampler)
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What `set_epoch` was, or is expected to be, called with before an epoch."""
-
-    sampler: int | None
-    dataset: int | None
-
-
 @dataclass(slots=True)
 class Epoch:
     """One epoch of the plan.
@@ -51,17 +45,19 @@ class Epoch:
         number: From 0.
         said: What its order rests on.
         first_task: The number of its first task.
-        batches: How many were planned so far.
+        carried: What the sampler carried before the epoch was read.
+        first_batch: The first that is planned; others were handed out before a resume.
+        batches: The number of the next batch to be planned.
         is_whole: Whether the sampler came to its end.
-        state: What a sampler with a state of its own said before the epoch was read.
     """
 
     number: int
     said: Said
     first_task: int
-    batches: int = 0
+    carried: Carried | None
+    first_batch: int
+    batches: int
     is_whole: bool = False
-    state: Any = None
 
 
 class Stream:
@@ -70,28 +66,46 @@ class Stream:
     Args:
         sampler: Gives the index, or the list of indices, of each batch; read anew every epoch.
         dataset: The dataset.
+        watches: On what `set_epoch` may be called.
         seed: Of everything.
         ahead: Whether to plan epochs before they begin.
         depth: Orders to have out at a time where nothing is planned ahead.
+        shares_dataset: Whether batches are made of the trainer's own copy of the dataset, so that
+            no order may set its epoch.
     """
 
-    def __init__(self, sampler: Any, dataset: Any, seed: int, *, ahead: bool, depth: int) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        dataset: Any,
+        watches: Watches,
+        seed: int,
+        *,
+        ahead: bool = False,
+        depth: int = 1,
+        shares_dataset: bool = False,
+    ) -> None:
         """Plan nothing yet."""
         self.seed = seed
         self.epoch = -1
         self.batch = 0
         self.orders: deque[tuple[int, Order]] = deque()
         self._sampler = sampler
+        self._dataset = dataset
         self._inner = getattr(sampler, "sampler", sampler)
-        self._sampler_watch = Watch.on(self._inner) or Watch.on(sampler)
-        self._dataset_watch = Watch.on(holder_of_epoch(dataset))
+        self._watches = watches
+        self._said: dict[int, Said] = {}  # before each epoch that has begun
         self._ahead = ahead
         self._depth = depth
+        self._shares_dataset = shares_dataset
         self._feed: Feed | None = None
         self._next_task = 0
         self._epochs: deque[Epoch] = deque()
-        self._indices: Iterator[Any] = iter(())
-        self._generators: AbstractContextManager[Any] = nullcontext()  # the sampler's own
+        self._indices: Iterator[tuple[Any, Carried | None]] = iter(())
+        self._carried: dict[int, Carried] = {}  # after the batch of each task
+        self._carried_now: Carried | None = None  # after the last batch that was handed out
+        # The sampler's own generators.
+        self._generators: Callable[[], AbstractContextManager[None]] = nullcontext
 
     # ---- epochs --------------------------------------------------------------------------------
 
@@ -103,22 +117,24 @@ class Stream:
             epoch: Its number.
             skip: Leave out so many batches: they were handed out before a resume.
         """
-        if feed is not self._feed:
-            self._feed = feed
-            self._forget_plan()
+        is_new, self._feed = feed is not self._feed, feed
         while self._epochs and self._epochs[0].number < epoch:
-            self._epochs.popleft()
-        said = self._said()
-        if self._epochs and self._epochs[0].said == said and not skip:
-            first = self._epochs[0].first_task
+            self._leave(self._epochs.popleft())
+        said = self._said[epoch] = self._watches.said()
+        planned = self._epochs[0] if self._epochs else None
+        if planned is not None and planned.said == said and not is_new:
+            first = planned.first_task
         else:
-            first = self._next_task
-            self._forget_plan()
+            if planned is not None:
+                give_back(self._sampler, planned.carried)
+            first, planned = self._next_task, None
+            self._epochs.clear()
         feed.forget(first)
         self.orders = deque(each for each in self.orders if each[0] >= first)
-        self.epoch, self.batch = epoch, skip
-        if not self._epochs:
-            self._open(epoch, said, skip)
+        self._carried = {task: each for task, each in self._carried.items() if task >= first}
+        self.epoch, self.batch, self._carried_now = epoch, skip, None
+        if planned is None:
+            self._open(epoch, said, skip, 0 if holds_position(self._sampler) else skip)
         self.plan()
 
     def take(self) -> tuple[Taken, Order] | None:
@@ -131,12 +147,71 @@ class Stream:
         task, order = self.orders.popleft()
         assert task == taken.task, "results come in the order of the plan"
         self.batch += 1
+        self._carried_now = self._carried.pop(task, None)
         self.plan()
         return taken, order
 
-    def state_of_sampler(self) -> Any:
-        """Return what the sampler said of itself before this epoch was read."""
-        return next((each.state for each in self._epochs if each.number == self.epoch), None)
+    def state(self, *, ended: bool) -> dict[str, Any]:
+        """Return where the stream stands; if this epoch has ended, that is before the next."""
+        state: dict[str, Any] = {"seed": self.seed}
+        if ended:
+            following = next((each for each in self._epochs if each.number > self.epoch), None)
+            carried = following.carried if following is not None else carried_by(self._sampler)
+            place = {"epoch": self.epoch + 1, "batch": 0, "sampler": carried}
+            return {**state, **place, "said": list(self._watches.said().values)}
+        carried = self._carried_now or self._epochs[0].carried
+        place = {"epoch": self.epoch, "batch": self.batch, "sampler": carried}
+        return {**state, **place, "said": list(self._said[self.epoch].values)}
+
+    # ---- one batch again -----------------------------------------------------------------------
+
+    def order_of(self, epoch: int, batch: int) -> tuple[Order, Said]:
+        """Return the order of one batch, planned anew, and what was said before its epoch.
+
+        Raises:
+            IndexError: The epoch has no such batch.
+            OptionError: The sampler carries something, and what it was before is not known.
+        """
+        if epoch < 0 or batch < 0:
+            raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
+        sampler, said, start = self._sampler, self._said_of(epoch), 0
+        if carried_by(sampler) is not None:
+            planned = next((each for each in self._epochs if each.number == epoch), None)
+            start = planned.first_batch if planned and holds_position(sampler) else 0
+            if planned is None or batch < start:
+                raise OptionError(
+                    f"the sampler has a state of its own, and that before epoch {epoch}, batch "
+                    f"{batch} is not known\n"
+                    "  Load a state that was taken in this epoch and begin to iterate, or have "
+                    "shuffle=True, whose order is a matter of seed and epoch."
+                )
+            # Its own one is being read, and must not be disturbed.
+            sampler = copy.deepcopy(sampler, {id(self._dataset): self._dataset})
+            give_back(sampler, planned.carried)
+        again = Stream(sampler, None, Watches(sampler, None), self.seed)
+        again._open(epoch, said, batch, batch - start)
+        found = again._read()
+        if not found:
+            raise IndexError(f"epoch {epoch} has no batch {batch}")
+        order: Order = found[0].payload
+        return order, said
+
+    def _said_of(self, epoch: int) -> Said:
+        if epoch in self._said:
+            return self._said[epoch]
+        said = self._watches.said()
+        if not self._said:
+            return said
+        last = max(self._said)
+        steps = [step * (epoch - last) for step in self._steps()]
+        return self._said[last].after(steps)
+
+    def _steps(self) -> tuple[int, ...]:
+        """Return how far `set_epoch` went from the last epoch but one to the last."""
+        last = max(self._said)
+        before = self._said.get(last - 1)
+        said = self._said[last]
+        return said.steps_from(before) if before is not None else (1,) * len(said.values)
 
     # ---- the plan ------------------------------------------------------------------------------
 
@@ -163,12 +238,15 @@ class Stream:
         if epoch.is_whole:
             return []
         count = CHUNK if self._ahead else 1
-        with self._generators:
+        with self._generators():
             indices = list(itertools.islice(self._indices, count))
         epoch.is_whole = len(indices) < count
+        dataset_epoch = None if self._shares_dataset else epoch.said.values[-1]
         tasks = []
-        for index in indices:
-            order = Order(index, epoch.number, epoch.batches, epoch.said.dataset)
+        for index, carried in indices:
+            if carried is not None:
+                self._carried[self._next_task] = carried
+            order = Order(index, epoch.number, epoch.batches, dataset_epoch)
             tasks.append(NewTask(self._next_task, order))
             self.orders.append((self._next_task, order))
             self._next_task += 1
@@ -180,53 +258,40 @@ class Stream:
         last = self._epochs[-1]
         if not (self._ahead and last.is_whole and last.batches):
             return False
-        said = Said(expected(last.said.sampler, 1), expected(last.said.dataset, 1))
-        self._open(last.number + 1, said, 0)
+        if self._shares_dataset and last.said.values[-1] is not None:
+            return False  # the one dataset that there is still stands at this epoch
+        self._open(last.number + 1, last.said.after(self._steps()), 0, 0)
         return True
 
-    def _open(self, number: int, said: Said, skip: int) -> None:
-        epoch = Epoch(number, said, self._next_task, skip)
-        self._epochs.append(epoch)
-        watch = self._sampler_watch
-        if isinstance(self._inner, SeededShuffle):
-            self._inner.epoch = number if said.sampler is None else said.sampler
-        elif watch is not None and said.sampler is not None:
-            watch.apply(said.sampler)
-        if hasattr(self._sampler, "state_dict"):
-            epoch.state = self._sampler.state_dict()
-        pure = type(self._inner) in _SELF_CONTAINED and type(self._sampler) in (
+    def _open(self, number: int, said: Said, batch: int, skip: int) -> None:
+        """Begin to read an epoch from `batch` on, leaving out the sampler's first `skip`."""
+        carried = carried_by(self._sampler)
+        self._epochs.append(Epoch(number, said, self._next_task, carried, batch, batch))
+        is_pure = type(self._inner) in _SELF_CONTAINED and type(self._sampler) in (
             BatchSampler,
             type(self._inner),
         )
         seed = seed_of(self.seed, SAMPLER, number)
-        self._generators = nullcontext() if pure else PrivateGenerators(seed)
-        with self._generators:
-            self._indices = iter(self._sampler)
-            for _ in range(skip):
-                next(self._indices, None)
+        self._generators = nullcontext if is_pure else PrivateGenerators(seed)
+        if isinstance(self._inner, SeededShuffle):
+            self._inner.epoch = number
+        self._watches.set_samplers(said)
+        try:
+            with self._generators():
+                # Samplers look at their epoch when they are asked for the first time.
+                self._indices = begun(batches_of(self._sampler, skip, is_whole=batch == skip))
+        finally:
+            self._watches.set_samplers(self._watches.said())
 
-    def _said(self) -> Said:
-        sampler, dataset = self._sampler_watch, self._dataset_watch
-        return Said(
-            None if sampler is None else sampler.value, None if dataset is None else dataset.value
-        )
+    def _leave(self, epoch: Epoch) -> None:
+        """Leave an epoch behind.
 
-    def _forget_plan(self) -> None:
-        self._epochs.clear()
-        self.orders.clear()
-        self._indices = iter(())
-
-
-def order_of(sampler: Any, dataset: Any, seed: int, epoch: int, batch: int) -> Order:
-    """Return the order of one batch, planned anew.
-
-    Raises:
-        IndexError: The epoch has no such batch.
-    """
-    stream = Stream(sampler, dataset, seed, ahead=False, depth=1)
-    stream._open(epoch, stream._said(), batch)
-    found = stream._read()
-    if not found:
-        raise IndexError(f"epoch {epoch} has no batch {batch}")
-    order: Order = found[0].payload
-    return order
+        If it was cut short and the sampler carries something, it is read to its end: what is
+        carried on must not depend on how far the plan had come.
+        """
+        if epoch.is_whole or self._epochs or epoch.carried is None:
+            return
+        with suppress(TypeError), self._generators():  # one without a length may have no end
+            left = len(self._sampler) - epoch.batches
+            for _ in itertools.islice(self._indices, max(left, 0) + 1):
+                pass

@@ -46,6 +46,22 @@ def test_what_does_not_fit_leaves_room_for_what_does():
     assert cursor.take(64) == 64
 
 
+def test_bytes_without_room_behind_them_are_not_given():
+    """The reason is kept, and nothing more is asked for in this slot."""
+    asked = []
+
+    def reserve(start, nbytes):
+        asked.append((start, nbytes))
+        return "full" if nbytes > 100 else None
+
+    cursor = Cursor(1024, reserve)
+    assert (cursor.take(1), cursor.take(10), cursor.refused) == (0, 64, None)
+    assert (cursor.take(2000), cursor.refused) == (None, None)
+    assert (cursor.take(101), cursor.refused) == (None, "full")
+    assert (cursor.take(1), cursor.used) == (None, 74)
+    assert asked == [(0, 1), (64, 10), (128, 101)]
+
+
 @pytest.mark.parametrize(
     ("largest", "capacity"),
     [

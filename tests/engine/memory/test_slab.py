@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import mmap
 import os
 import re
 import subprocess
@@ -13,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.engine.memory.layout import LEAST_CAPACITY
+from forebay.engine.memory.layout import LEAST_CAPACITY, Slot
 from forebay.engine.memory.slab import LEAST, MOST, Slab
+from forebay.errors import OptionError
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -157,6 +161,104 @@ def test_where_there_is_no_memfd_a_file_without_a_name_serves(monkeypatch, tmp_p
     assert bytes(slab.view(slot)[:5]) == b"hello"
     slab.free(slot)
     slab.close()
+
+
+# ---- on a disk ----------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of four megabytes."""
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@contextlib.contextmanager
+def slab_in(folder):
+    slab = Slab(folder)
+    try:
+        yield slab
+    finally:
+        slab.close()
+
+
+def test_a_slab_in_a_folder_lies_on_its_disk_and_has_no_name_there(slab, tmp_path):
+    """Its blocks are the disk's; only there is room reserved."""
+    with slab_in(tmp_path) as other:
+        assert os.fstat(other.fileno()).st_dev == os.stat(tmp_path).st_dev
+        assert os.listdir(tmp_path) == []
+        assert (other.is_bounded, slab.is_bounded) == (True, False)
+        assert not os.get_inheritable(other.fileno())
+        slot = other.take()
+        assert other.reserve(slot, 0, MIB) is None
+        assert blocks(other) >= MIB // 512
+        other.view(slot)[: len(b"hello")] = b"hello"
+        twin = Slab.attach(os.dup(other.fileno()), other.size)
+        assert twin.is_bounded
+        assert bytes(twin.view(slot)[:5]) == b"hello"
+        twin.close()
+
+
+def test_what_a_slot_on_a_disk_no_longer_needs_is_punched_out(tmp_path):
+    """The file keeps its length, and the disk gets the blocks."""
+    with slab_in(tmp_path) as slab:
+        slot = slab.take()
+        slab.reserve(slot, 0, MIB)
+        slab.view(slot)[:MIB] = b"x" * MIB
+        slab.free(slot)
+        assert blocks(slab) == 0
+        assert bytes(slab.view(slot)[:2]) == b"\0\0"
+
+
+def test_a_full_disk_refuses_and_gets_back_what_it_had_given(small_disk):
+    """The bytes before stay, and what fits is had again."""
+    with slab_in(small_disk) as slab:
+        slot = slab.take()
+        assert slab.reserve(slot, 0, MIB + 1) is None
+        slab.view(slot)[: MIB + 1] = b"x" * (MIB + 1)
+        assert slab.reserve(slot, MIB + 64, 4 * MIB) == os.strerror(errno.ENOSPC)
+        assert bytes(slab.view(slot)[: MIB + 1]) == b"x" * (MIB + 1)
+        assert blocks(slab) <= (MIB + mmap.PAGESIZE) // 512
+        assert slab.reserve(slot, MIB + 64, 2 * MIB) is None
+        slab.view(slot)[MIB + 64 : 3 * MIB + 64] = b"y" * (2 * MIB)
+
+
+def test_a_refusal_does_not_touch_the_next_slot(small_disk):
+    """Only what is left of the slot itself is punched out."""
+    with slab_in(small_disk) as slab:
+        slab.saw(LEAST_CAPACITY // 4)
+        slots = sorted((slab.take(), slab.take()))
+        assert slots[0].offset + slots[0].capacity == slots[1].offset
+        slab.view(slots[1])[:1] = b"x"
+        assert slab.reserve(slots[0], 0, 8 * MIB)
+        assert slab.view(slots[1])[0] == ord("x")
+
+
+def test_nothing_needs_no_room(tmp_path):
+    """The system would take none at all for a mistake."""
+    with slab_in(tmp_path) as slab:
+        assert slab.reserve(Slot(0, LEAST_CAPACITY), 0, 0) is None
+
+
+def test_a_folder_that_takes_no_file_is_an_error_in_words(tmp_path):
+    """It names the folder and the reason."""
+    gone = tmp_path / "gone"
+    with pytest.raises(OptionError) as caught:
+        Slab(gone)
+    assert str(caught.value).splitlines()[0] == (
+        f"no file for batches can be made in directory={str(gone)!r}: No such file or directory"
+    )
+    assert "No worker was started" in str(caught.value)
+
+
+# ---- memory that is let go ----------------------------------------------------------------------
 
 
 def test_memory_of_outdated_slots_goes_back_to_the_system(slab):

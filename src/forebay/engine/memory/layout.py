@@ -10,6 +10,7 @@ they do not go out again, their pages are let go and their ranges are cut anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 # Buffers start on a cache line, which is also as much as any dtype or vector unit asks for.
@@ -35,20 +36,35 @@ class Cursor:
 
     Attributes:
         used: Bytes up to the end of the last buffer.
+        refused: Why the system had no room for bytes of the slot; None while it had.
     """
 
-    __slots__ = ("_capacity", "used")
+    __slots__ = ("_capacity", "_reserve", "refused", "used")
 
-    def __init__(self, capacity: int) -> None:
-        """Start at the slot's first byte, with `capacity` bytes to give."""
+    def __init__(
+        self, capacity: int, reserve: Callable[[int, int], str | None] | None = None
+    ) -> None:
+        """Start at the slot's first byte.
+
+        Args:
+            capacity: Bytes to give.
+            reserve: Called with a start and a length before they are given; says why they cannot
+                be. None: addresses are all it takes.
+        """
         self._capacity = capacity
+        self._reserve = reserve
+        self.refused: str | None = None
         self.used = 0
 
     def take(self, nbytes: int) -> int | None:
         """Return where in the slot `nbytes` may lie, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
-        if start + nbytes > self._capacity:
+        if start + nbytes > self._capacity or self.refused is not None:
             return None
+        if self._reserve is not None:
+            self.refused = self._reserve(start, nbytes)
+            if self.refused is not None:
+                return None
         self.used = start + nbytes
         return start
 

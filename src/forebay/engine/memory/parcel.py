@@ -18,6 +18,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from threading import get_ident
 from typing import Any, NamedTuple, cast
@@ -47,6 +48,7 @@ class Parcel(NamedTuple):
         body: The used part of the slot, where it travels with the parcel and the slot is free.
         nbytes: Bytes that the batch occupies until it is consumed.
         kept: The worker's own code still refers to the slot, which must never be used again.
+        refused: Why the slab's disk had no room, so that bytes are in the skeleton instead.
     """
 
     skeleton: bytes
@@ -54,6 +56,7 @@ class Parcel(NamedTuple):
     body: bytearray | None
     nbytes: int
     kept: bool = False
+    refused: str | None = None
 
     def settle(self, slab: Slab, slot: Slot | None) -> Slot | None:
         """Tell the slab what arrived; called once, by its owner, as soon as the parcel is there.
@@ -111,7 +114,11 @@ class Packer:
             slot: Where the bytes shall lie. None: they travel in the skeleton.
         """
         self._view = _NOTHING if slot is None else self._slab.view(slot)
-        self._pickler.aim(self._view, 0 if slot is None else self._base + slot.offset)
+        if slot is None:
+            self._pickler.aim(self._view, 0)
+        else:
+            reserve = partial(self._slab.reserve, slot) if self._slab.is_bounded else None
+            self._pickler.aim(self._view, self._base + slot.offset, reserve)
         self._owner, self._alive = _NOTHING, None
         self._thread = get_ident()
 
@@ -144,10 +151,11 @@ class Packer:
             skeleton, spans = self._pickler.pickled(batch)
         finally:
             self._used = used = self._pickler.cursor.used
+            refused = self._pickler.cursor.refused
             self._pickler.aim(_NOTHING, 0)
             self._owner = _NOTHING
         body = bytearray(self._view[:used]) if used <= INLINE_BYTES else None
-        return Parcel(skeleton, spans, body, used + len(skeleton))
+        return Parcel(skeleton, spans, body, used + len(skeleton), refused=refused)
 
     def seal(self, parcel: Parcel) -> Parcel:
         """Return the parcel to be sent; to be called when the worker has let go of the batch.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -42,12 +43,17 @@ class Skeletons(pickle.Pickler):
         super().__init__(self._file, protocol=5, buffer_callback=self._buffer)
         self._spans: list[tuple[int, int]] = []
 
-    def aim(self, view: memoryview, address: int) -> None:
-        """Use this slot, whose first byte has this address."""
+    def aim(
+        self,
+        view: memoryview,
+        address: int,
+        reserve: Callable[[int, int], str | None] | None = None,
+    ) -> None:
+        """Use this slot, whose first byte has this address; `reserve` is its `Cursor`'s."""
         self._view = view
         self._address = address
         self._capacity = len(view)
-        self.cursor = Cursor(len(view))
+        self.cursor = Cursor(len(view), reserve)
 
     def pickled(self, batch: Any) -> tuple[bytes, tuple[tuple[int, int], ...]]:
         """Return the skeleton and the spans of a batch."""

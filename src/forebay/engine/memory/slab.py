@@ -1,8 +1,9 @@
-"""The slab: one nameless file in memory, mapped once in every process that works on batches.
+"""The slab: one nameless file, mapped once in every process that works on batches.
 
 Its size is address space; pages come when they are written and stay until they are let go. As the
-file is no part of a mounted file system, the size of /dev/shm does not matter, and as it has no
-name, nothing is left of it when its processes are killed.
+file is in memory and no part of a mounted file system, the size of /dev/shm does not matter, and as
+it has no name, nothing is left of it when its processes are killed. It may lie on a disk instead;
+the system then keeps in memory what it has room for, and a disk can be full.
 
 One process owns the slab and says who may write where. A forked worker has the mapping already;
 another attaches by the descriptor.
@@ -36,15 +37,19 @@ class Slab:
 
     Attributes:
         size: Bytes of the mapping.
+        is_bounded: Whether room has to be reserved: to write where there is none would kill.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Make a new slab.
 
+        Args:
+            directory: The folder on whose disk it lies; None keeps it in memory.
+
         Raises:
-            OptionError: The system grants too little address space.
+            OptionError: The system grants too little address space, or no file in the folder.
         """
-        self._map(_nameless_file(), None)
+        self._map(_file_in_memory() if directory is None else _file_in(directory), None)
 
     @classmethod
     def attach(cls, descriptor: int, size: int) -> Slab:
@@ -63,6 +68,11 @@ class Slab:
 
     def _map(self, descriptor: int, size: int | None) -> None:
         try:
+            # Files in memory alone belong to a file system without a size. They need no room
+            # reserved, and it would cost: 1.1 ms for 38 MB of warm pages, which take 1.6 ms to
+            # write. On a disk it is 2 us.
+            blocks = os.fstatvfs(descriptor).f_blocks
+            self.is_bounded = blocks > 0 and hasattr(os, "posix_fallocate")
             earlier = _descriptors_of(descriptor)
             mapping = _widest(descriptor) if size is None else mmap.mmap(descriptor, size)
             # A mapping opens a descriptor and keeps it to itself. One is enough: this one.
@@ -120,6 +130,28 @@ class Slab:
         with contextlib.suppress(OSError):
             self._mapping().madvise(mmap.MADV_REMOVE, slot.offset, slot.capacity)
 
+    def reserve(self, slot: Slot, start: int, nbytes: int) -> str | None:
+        """Get room for bytes of a slot before they are written, where the slab `is_bounded`.
+
+        Args:
+            slot: A slot that is out, of which nothing behind `start` is needed.
+            start: The first of the bytes, counted from the slot's first.
+            nbytes: How many.
+
+        Returns:
+            Why there is no room, in the system's words; None if there is.
+        """
+        if not nbytes:
+            return None
+        try:
+            os.posix_fallocate(self._descriptor, slot.offset + start, nbytes)
+        except OSError as error:
+            # What there was of it is of no use, and others may want the last of the disk.
+            kept = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.free(Slot(slot.offset + kept, slot.capacity - kept))
+            return error.strerror or str(error)
+        return None
+
     def view(self, slot: Slot) -> memoryview:
         """Return the bytes of a slot, writable."""
         return self._bytes[slot.offset : slot.offset + slot.capacity]
@@ -153,13 +185,20 @@ def _give_back(returned: deque[Slot], slot: Slot, owner: int) -> None:
         returned.append(slot)
 
 
-def _nameless_file() -> int:
+def _file_in_memory() -> int:
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             return os.memfd_create("forebay", os.MFD_CLOEXEC)
-    descriptor, name = tempfile.mkstemp(prefix="forebay-")
-    os.unlink(name)
-    return descriptor
+    return _file_in(tempfile.gettempdir())
+
+
+def _file_in(directory: str | os.PathLike[str]) -> int:
+    try:
+        # It never has a name, where the file system knows such files; elsewhere for a moment.
+        with tempfile.TemporaryFile(dir=directory, prefix="forebay-", buffering=0) as file:
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise OptionError(_no_file(directory, error)) from error
 
 
 def _widest(descriptor: int) -> mmap.mmap:
@@ -173,6 +212,15 @@ def _widest(descriptor: int) -> mmap.mmap:
             size //= 2
             if size < LEAST:
                 raise OptionError(_too_narrow(error)) from error
+
+
+def _no_file(directory: str | os.PathLike[str], error: OSError) -> str:
+    return (
+        f"no file for batches can be made in directory={os.fspath(directory)!r}: {error.strerror}\n"
+        "  The buffer is one file there, without a name, as large as the batches that are ready.\n"
+        "  No worker was started. Name a folder that you may write to, on a disk with room, or "
+        "leave directory= out to keep the buffer in memory."
+    )
 
 
 def _too_narrow(error: Exception) -> str:

@@ -15,7 +15,14 @@ from forebay.engine.job import Assignment
 
 
 class Pool(ABC):
-    """Workers of one kind. All methods but `wake` are called from one thread."""
+    """Workers of one kind. All methods but `wake` are called from one thread.
+
+    Attributes:
+        at_rest: Whether `wait` waits, and has taken in nothing: an exception that a signal raises
+            then costs nothing. At any other time it may have torn something.
+    """
+
+    at_rest = False
 
     @abstractmethod
     def start(self, worker: int, lane: int) -> None:

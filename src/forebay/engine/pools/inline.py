@@ -46,8 +46,13 @@ class InlinePool(Pool):
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what is known, or else run one task and return how it went."""
         if not self._events and self._held:
-            worker, assignment = self._held.popleft()
-            return [perform(worker, self._job, assignment)]
+            # Ctrl-C in the midst of it leaves the task where it was.
+            worker, assignment = self._held[0]
+            self.at_rest = True
+            event = perform(worker, self._job, assignment)
+            self.at_rest = False
+            self._held.popleft()
+            return [event]
         events = list(self._events)
         self._events.clear()
         return events

@@ -41,6 +41,16 @@ def is_single_threaded() -> bool:
         return False  # no way to know
 
 
+def occupy_standard_descriptors() -> None:
+    """Open /dev/null where 0, 1 or 2 is closed, as in some daemons.
+
+    What is opened next would get that number, and be written to by whoever prints.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def pickled(job: Job) -> bytes:
     """Pickle a job so that functions of a script or a notebook travel too.
 
@@ -69,9 +79,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
         job: The job itself, or pickled.
         closing: Descriptors that the zygote must not keep; None for all but its own two.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()  # or the child would print it once more
+    zygote.flush_streams()  # or the child would print it once more
     pid = os.fork()
     if pid == 0:
         try:
@@ -137,4 +145,5 @@ class _Descriptor:
 
 
 def _spawned(control: _Descriptor, news: _Descriptor, job: Job) -> None:
+    os.setsid()  # Ctrl-C is for the driver
     zygote.run(socket.socket(fileno=control.detach()), news.detach(), job)

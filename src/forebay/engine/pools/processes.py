@@ -12,6 +12,7 @@ import resource
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -68,7 +69,10 @@ class ProcessPool(Pool):
         self._owner = os.getpid()
         self._start = start
         self._job: Job | bytes = launch.pickled(job) if start == "auto" else job
+        launch.occupy_standard_descriptors()
         self._selector = selectors.DefaultSelector()
+        # Held for a moment only; by one thread twice if its garbage collector ends a pool.
+        self._waking = threading.RLock()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waker, False)
@@ -115,7 +119,10 @@ class ProcessPool(Pool):
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what the workers said and who died."""
         if not self._events:
-            for key, mask in self._selector.select(timeout):
+            self.at_rest = True
+            ready = self._selector.select(timeout)
+            self.at_rest = False
+            for key, mask in ready:
                 worker = key.data
                 if worker is None:
                     self._hear_zygote()
@@ -132,8 +139,10 @@ class ProcessPool(Pool):
 
     def wake(self) -> None:
         """Write to a pipe that `wait` watches."""
-        with suppress(BlockingIOError, OSError):  # it is full, or closed: either way no news
-            os.write(self._waker, b"w")
+        # The lock is for the number, which may soon be that of another file.
+        with self._waking, suppress(BlockingIOError):  # it is full, which is as good
+            if self._waker >= 0:
+                os.write(self._waker, b"w")
 
     def close(self) -> None:
         """Let idle workers go, kill the others, and see the zygote out.
@@ -149,9 +158,10 @@ class ProcessPool(Pool):
             self._bury_zygote(patience_s=CLOSE_S + 1.0)
         _our_ends.difference_update((self._woken, self._waker, self._selector.fileno()))
         self._selector.close()
-        os.close(self._woken)
-        os.close(self._waker)
-        self._woken = -1
+        with self._waking:
+            os.close(self._woken)
+            os.close(self._waker)
+            self._woken = self._waker = -1
         self._events.clear()
 
     # ---- the workers ---------------------------------------------------------------------------
@@ -250,6 +260,10 @@ class ProcessPool(Pool):
             self._bury_zygote(patience_s=0.0)
             cause = Cause("crash", "WorkerDiedError", "the process that forks the workers died")
             for worker in list(self._workers):
+                # The kernel kills the worker, and nobody what it had started.
+                if (pid := self.pids.get(worker)) is not None:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
                 self._lay_to_rest(worker, WorkerDied(worker, cause, blameless=True))
 
     def _heed(self, what: str, *facts: Any) -> None:

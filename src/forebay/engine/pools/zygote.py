@@ -30,6 +30,7 @@ import struct
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -48,6 +49,7 @@ STACKS_S = 0.25
 # The end of the stacks that is kept: deep recursion makes long ones.
 STACKS_BYTES = 16_384
 _PR_SET_PDEATHSIG = 1
+_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class _Zygote:
         self._control = control
         self._news = news
         self._driver = Channel(control.fileno(), news)
+        self._driver_ended = _watch_maker_of(control)
         self._children: dict[int, _Child] = {}
         self._closing_at: float | None = None
         self._woken, wake = os.pipe()
@@ -103,16 +106,21 @@ class _Zygote:
         gc.freeze()  # keep the collector from touching, and so copying, what the workers share
 
     def serve(self) -> None:
+        control = self._control.fileno()
+        arrivals = select.poll()  # unlike select() it takes numbers beyond 1,023
+        for descriptor in (control, self._woken, *self._driver_ended):
+            arrivals.register(descriptor, select.POLLIN)
         while True:
             now = time.monotonic()
             due = [child.kill_at for child in self._children.values() if child.kill_at is not None]
             if self._closing_at is not None:
                 due.append(self._closing_at)
-            timeout = max(min(due) - now, 0.0) if due else None
-            control = self._control.fileno()
-            ready, _, _ = select.select([control, self._woken], [], [], timeout)
+            timeout = max(min(due) - now, 0.0) * 1000 if due else None
+            ready = {descriptor for descriptor, _ in arrivals.poll(timeout)}
             if self._woken in ready:
                 os.read(self._woken, 4096)
+            if not ready.isdisjoint(self._driver_ended):
+                break
             if control in ready and not self._obey():
                 break
             self._reap()
@@ -158,7 +166,8 @@ class _Zygote:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
-                os.close(self._news)
+                for descriptor in (self._news, *self._driver_ended):
+                    os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
                 _be_a_worker(worker, lane, self._job, Channel(*descriptors), stacks)
@@ -217,9 +226,29 @@ def _be_a_worker(worker: int, lane: int, job: Job, channel: Channel, stacks: int
             channel.send(portable(bad))
 
     serve(worker, lane, job, receive, report)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(0)
+
+
+def flush_streams() -> None:
+    """Write out what was printed so far, if anybody can still read it."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()
+
+
+def _watch_maker_of(control: socket.socket) -> list[int]:
+    """Return a descriptor that is ready to read when the process that made the socket has ended.
+
+    The end of the socket itself does not come while a fork of that process lives: it has a copy.
+    There is none where the system has no such descriptors, and where the process is gone already.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return []
+    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    with suppress(OSError):
+        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
+    return []
 
 
 def _die_with_parent() -> None:

@@ -1,0 +1,237 @@
+"""`forebay.PackedSequence`: many small Python objects as two blocks of bytes.
+
+Looking at a Python object writes to it: its reference count lies beside it. Workers are forked with
+the dataset and share its memory until somebody writes; so a long list of strings, which nobody
+changes, is copied into each worker page by page as its items are read. Bytes and numbers in an
+array carry no counts, and stay shared.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Self, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+# Items that are ordinary objects at one time while a sequence is packed.
+CHUNK = 1024
+
+# Of exactly these types, items are stored as they are: whoever unpacks them gets the same type.
+_NUMBERS: dict[type, type[np.number[Any]]] = {int: np.int64, float: np.float64}
+_TEXTS = {str, bytes}
+# Everything else, and types mixed, by pickle.
+_ANYTHING = object
+
+
+class PackedSequence(Sequence[_T_co]):
+    """A read-only sequence of many small Python objects, which does not grow in workers.
+
+    Use it for what a dataset holds by the million, such as paths, labels or rows of a table:
+    `self.paths = forebay.PackedSequence(paths)` instead of a list. An item is made anew at each
+    access, so changing one that can be changed does not change the sequence. Slices are views.
+
+    Items may be anything that can be pickled. Where all are `str`, `bytes`, `int` (of 64 bits) or
+    `float`, they are stored as they are; where not, each is pickled by itself.
+
+    What it costs, measured with three million items of each kind, texts of 14 characters, looked at
+    in random order (a virtual machine with 2 cores, AMD EPYC, Python 3.11):
+
+    ====================  =========  ========  ========  ============  ==============
+    items                 in a list  packed    packing   list, a look  packed, a look
+    ====================  =========  ========  ========  ============  ==============
+    str                   217 MB     54 MB     0.3 s     0.12 µs       0.60 µs
+    bytes                 166 MB     54 MB     0.2 s     0.12 µs       0.55 µs
+    int                   94 MB      24 MB     0.1 s     0.12 µs       0.26 µs
+    float                 94 MB      24 MB     0.1 s     0.11 µs       0.26 µs
+    (str, int, float)     599 MB     147 MB    0.8 s     0.11 µs       0.71 µs
+    {str: str, str: int}  864 MB     171 MB    0.9 s     0.13 µs       0.91 µs
+    ====================  =========  ========  ========  ============  ==============
+
+    Args:
+        items: Any iterable. An iterator is read piece by piece: the items are never all there as
+            objects.
+
+    Raises:
+        Exception: An item cannot be pickled; what pickle says, with a note that names it.
+    """
+
+    __slots__ = ("_at", "_data", "_get", "_kind", "_starts")
+
+    def __init__(self, items: Iterable[_T_co]) -> None:
+        """See the class."""
+        packing = _Packing()
+        iterator = iter(items)
+        while chunk := list(islice(iterator, CHUNK)):
+            packing.add(chunk)
+        data = np.frombuffer(packing.data, np.uint8)
+        starts = packing.starts()
+        self._own(packing.kind, data, starts, range(packing.count))
+
+    def _own(
+        self,
+        kind: type,
+        data: npt.NDArray[np.uint8],
+        starts: npt.NDArray[Any] | None,
+        at: range,
+    ) -> None:
+        self._kind, self._data, self._starts = kind, data, starts
+        self._get = _reader(kind, data, starts)
+        self._at = at
+
+    @classmethod
+    def _of(cls, *parts: Any) -> Self:
+        made = cls.__new__(cls)
+        made._own(*parts)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it occupies; a view counts all of what it is a view of."""
+        return self._data.nbytes + (0 if self._starts is None else self._starts.nbytes)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @overload
+    def __getitem__(self, index: int) -> _T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> _T_co | Self:
+        """Return an item, made anew, or a view of several."""
+        if isinstance(index, slice):
+            return self._of(self._kind, self._data, self._starts, self._at[index])
+        try:
+            at = self._at[index]
+        except IndexError:
+            raise IndexError(f"there is no item {index}: there are {len(self):,}") from None
+        item: _T_co = self._get(at)
+        return item
+
+    def __iter__(self) -> Iterator[_T_co]:
+        return map(self._get, self._at)
+
+    def __reversed__(self) -> Iterator[_T_co]:
+        return map(self._get, reversed(self._at))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is a packed sequence too, of equal items in the same order."""
+        if not isinstance(other, PackedSequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # its items may have none
+
+    def __repr__(self) -> str:
+        kind = "objects" if self._kind is _ANYTHING else self._kind.__name__
+        return f"<PackedSequence: {len(self):,} {kind}, {self.nbytes:,} bytes>"
+
+    def __reduce__(self) -> Any:
+        """Travel as two arrays, which pickle can take out of band; of a view, its own items."""
+        whole = self if self._at == range(self._total()) else PackedSequence(self)
+        return _unpickled, (whole._kind, whole._data, whole._starts, whole._at)
+
+    def _total(self) -> int:
+        return self._data.nbytes // 8 if self._starts is None else len(self._starts) - 1
+
+
+def _unpickled(*parts: Any) -> PackedSequence[Any]:
+    return PackedSequence._of(*parts)
+
+
+class _Packing:
+    """What is packed so far.
+
+    Attributes:
+        kind: The type of all items; `object` for any.
+        data: Their bytes.
+        count: How many there are.
+    """
+
+    def __init__(self) -> None:
+        self.kind: type = _ANYTHING
+        self.data = bytearray()
+        self.count = 0
+        self._starts = array("Q", [0])
+
+    def add(self, items: list[Any]) -> None:
+        """Append items."""
+        kind = _kind_of(items)
+        if not self.count:
+            self.kind = kind
+        elif self.kind not in (kind, _ANYTHING):
+            self._pickle_all()
+        if self.kind in _NUMBERS:
+            self.data += np.array(items, _NUMBERS[self.kind]).tobytes()
+        else:
+            self._append(self._encoded(items))
+        self.count += len(items)
+
+    def starts(self) -> npt.NDArray[Any] | None:
+        """Return where each item starts, and where the last one ends; None for numbers."""
+        if self.kind in _NUMBERS:
+            return None
+        # Most sequences are below 4 GiB, and half the bytes do for them.
+        fits = len(self.data) < 1 << 32
+        return np.frombuffer(self._starts, np.uint64).astype(np.uint32 if fits else np.uint64)
+
+    def _append(self, encoded: list[bytes]) -> None:
+        self.data += b"".join(encoded)
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.uint64, len(encoded)))
+        self._starts.frombytes((ends + np.uint64(self._starts[-1])).tobytes())
+
+    def _encoded(self, items: list[Any]) -> list[bytes]:
+        if self.kind is bytes:
+            return items
+        if self.kind is str:
+            return [text.encode("utf-8", "surrogatepass") for text in items]
+        encoded: list[bytes] = []
+        try:
+            for item in items:
+                encoded.append(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
+        except Exception as error:
+            error.add_note(
+                f"forebay.PackedSequence: item {self.count + len(encoded)} cannot be pickled; a "
+                "list can hold it"
+            )
+            raise
+        return encoded
+
+    def _pickle_all(self) -> None:
+        """Go over to pickles, as an item has come that is not like those before it."""
+        get = _reader(self.kind, np.frombuffer(self.data, np.uint8), self.starts())
+        self.kind, self.data, self._starts = _ANYTHING, bytearray(), array("Q", [0])
+        for start in range(0, self.count, CHUNK):
+            stop = min(start + CHUNK, self.count)
+            self._append(self._encoded([get(at) for at in range(start, stop)]))
+
+
+def _kind_of(items: list[Any]) -> type:
+    kinds = set(map(type, items))
+    kind: type = kinds.pop()
+    if kinds or not (kind in _NUMBERS or kind in _TEXTS):
+        return _ANYTHING
+    if kind is int and not (min(items) >= -(1 << 63) and max(items) < 1 << 63):
+        return _ANYTHING
+    return kind
+
+
+def _reader(
+    kind: type, data: npt.NDArray[np.uint8], starts: npt.NDArray[Any] | None
+) -> Callable[[int], Any]:
+    """Return what makes an item of its place."""
+    # Views of memory give Python's own numbers, sooner than numpy makes its.
+    if starts is None:
+        return data.view(_NUMBERS[kind]).data.__getitem__
+    view, first = data.data, starts.data
+    if kind is bytes:
+        return lambda at: bytes(view[first[at] : first[at + 1]])
+    if kind is str:
+        return lambda at: str(view[first[at] : first[at + 1]], "utf-8", "surrogatepass")
+    # Pickled by this very program, in memory: never what a file brought.
+    return lambda at: pickle.loads(view[first[at] : first[at + 1]])  # noqa: S301

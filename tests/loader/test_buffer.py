@@ -1,0 +1,395 @@
+"""The buffer: one stream across epochs, as deep as it was told to be, and right about epochs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from datasets import Gate, Gated, Squares
+from streams import Asked, Epochal, until
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
+
+from forebay import Buffer, DataLoader, OptionError
+from forebay.engine.states import State
+from forebay.loading.buffer import parse_bytes
+
+# A machine of few cores is warned of several workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+BACKENDS = pytest.mark.parametrize("backend", ["process", "thread"])
+
+
+# ---- its arguments ------------------------------------------------------------------------------
+
+SIZES = {
+    1: 1,
+    "1": 1,
+    "800MB": 800 * 10**6,
+    "30GB": 30 * 10**9,
+    "30GiB": 30 * 2**30,
+    "1.5kb": 1500,
+    " 2 TiB ": 2 * 2**40,
+    "7B": 7,
+}
+
+
+@pytest.mark.parametrize(("text", "nbytes"), SIZES.items(), ids=str)
+def test_sizes_are_numbers_or_texts(text, nbytes):
+    """In powers of 1000, or of 1024 with an i."""
+    assert parse_bytes(text) == nbytes
+    assert Buffer.of(text) == Buffer(max_bytes=nbytes)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB"])
+def test_what_is_no_size_is_refused(size):
+    """With examples of what is."""
+    with pytest.raises(OptionError, match=r"is no size; it takes .*'30GB'"):
+        DataLoader(Squares(1), buffer=size)
+
+
+WRONG = {
+    "no mark": ({}, r"^Buffer\(\) needs max_bytes or max_batches"),
+    "no batches": ({"max_batches": 0}, "^max_batches=0 is not possible"),
+    "a half": ({"max_batches": 1.5}, r"^max_batches=1\.5 is not possible"),
+    "yes": ({"max_batches": True}, "^max_batches=True is not possible"),
+    "low mark of nothing": ({"max_batches": 9, "refill_below": 0}, "^refill_below=0 is not"),
+    "low above high": ({"max_batches": 9, "refill_below": 10}, "^refill_below=10 is above max_b"),
+    "bytes": ({"max_bytes": "much"}, "^buffer='much' is no size"),
+    "directory": ({"max_batches": 9, "directory": "/no/such"}, "^directory='/no/such' is no f"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
+def test_marks_that_make_no_sense_are_refused(arguments, words):
+    """Each with its own name."""
+    with pytest.raises(OptionError, match=words):
+        Buffer(**arguments)
+
+
+@pytest.mark.parametrize("name", ["backend", "on_error", "seed"])
+def test_other_arguments_that_make_no_sense_are_refused(name):
+    """Before anything starts."""
+    with pytest.raises(OptionError, match=f"^{name}='x' is not possible; it takes"):
+        DataLoader(Squares(1), **{name: "x"})
+
+
+# ---- how deep it is -----------------------------------------------------------------------------
+
+
+def rests_at(loader, count):
+    """Wait until so many batches are ready, and nothing more is made."""
+    until(lambda: loader.statistics().ready_batches >= count)
+    before = loader.dataset.total()
+    until(lambda: loader.statistics().ready_batches == count)
+    for _ in range(20):  # whatever was under way beyond the mark would come now
+        time.sleep(0.001)
+        assert loader.statistics().ready_batches == count
+    assert loader.dataset.total() == before
+
+
+@BACKENDS
+def test_it_fills_to_the_high_mark_and_again_below_the_low_mark(backend):
+    """Without anybody taking batches; and not before there are fewer than the low mark."""
+    dataset = Asked(250)
+    deep = Buffer(max_batches=20, refill_below=12)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        iterator = iter(loader)
+        rests_at(loader, 20)
+        assert dataset.total() == 20
+        for _ in range(8):
+            next(iterator)
+        rests_at(loader, 12)
+        assert dataset.total() == 20
+        next(iterator)
+        rests_at(loader, 20)
+        assert dataset.total() == 29
+
+
+@BACKENDS
+def test_it_counts_bytes(backend):
+    """A size is a size: no more batches than fit, whatever their number."""
+    dataset = Big(60)
+    with DataLoader(dataset, num_workers=2, buffer="100kB", backend=backend) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: loader.statistics().ready_batches >= 8)
+        for batch in iterator:
+            assert batch.nbytes == 10_000
+            now = loader.statistics()
+            assert now.ready_batches <= 10
+            assert 0 <= now.ready_bytes - now.ready_batches * 10_000 < 2_000
+
+
+class Big(Squares):
+    """Samples of 10 kB."""
+
+    def __getitem__(self, index):
+        return torch.full((10_000,), index % 256, dtype=torch.uint8)
+
+
+def test_a_batch_larger_than_the_buffer_still_comes():
+    """One at a time."""
+    with DataLoader(Big(9), batch_size=3, num_workers=2, buffer=100) as loader:
+        assert [int(batch[0, 0]) for batch in loader] == [0, 3, 6]
+
+
+def test_the_low_mark_is_below_the_high_mark_by_itself():
+    """80 % of what it held when it was full."""
+    dataset = Asked(250)
+    with DataLoader(dataset, num_workers=2, buffer=Buffer(max_batches=20)) as loader:
+        iterator = iter(loader)
+        rests_at(loader, 20)
+        for _ in range(4):
+            next(iterator)
+        rests_at(loader, 16)
+        next(iterator)
+        rests_at(loader, 20)
+
+
+# ---- one stream across epochs -------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate():
+    """A gate that is opened at the end, so that no worker waits for ever."""
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+@BACKENDS
+def test_the_next_epoch_is_being_made_while_this_one_is_not_taken(backend, gate):
+    """Its first batches are ready before any of this one's was handed out."""
+    dataset = Asked(10)
+    deep = Buffer(max_batches=25)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        iterator = iter(loader)
+        until(lambda: loader.statistics().ready_batches == 25)
+        now = loader.statistics()
+        assert (now.epoch, now.batch) == (0, 0)
+        assert (now.ready_from, now.ready_to) == ((0, 0), (2, 4))
+        assert [batch.item() for batch in iterator] == list(range(10))
+        assert loader.statistics().ready_from == (1, 0)
+        assert [batch.item() for batch in loader] == list(range(10))
+
+
+def test_a_slow_head_holds_nobody_up(gate):
+    """While one worker is at the epoch's last sample, the other makes all of the next epoch."""
+    dataset = Gated(6, 5, gate)
+    deep = Buffer(max_batches=16)
+    with DataLoader(dataset, num_workers=2, buffer=deep) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).item() for _ in range(5)] == list(range(5))
+        # Batch 5 waits at the gate, and so will batch 11; the five between them are made.
+        until(lambda: loader._feed._engine._flow.counts[State.READY] >= 5)
+        gate.open()
+        assert [batch.item() for batch in iterator] == [5]
+        assert [batch.item() for batch in loader] == list(range(6))
+
+
+@BACKENDS
+def test_after_a_break_nothing_is_made_twice(backend):
+    """What was made of the next epoch is handed out; of this one nothing more is made."""
+    dataset = Asked(10)
+    deep = Buffer(max_batches=15)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        for batch in loader:
+            if batch.item() == 2:
+                break
+        until(lambda: loader.statistics().ready_batches + loader.statistics().batch >= 15)
+        made = dataset.asked[0]
+        assert made == 2
+        iterator = iter(loader)
+        assert loader.statistics().ready_from == (1, 0)
+        assert loader.statistics().ready_batches >= 5
+        assert [next(iterator).item() for _ in range(5)] == list(range(5))
+    # Each sample at most once in each of the epochs 0 to 3: nothing was thrown away and redone.
+    assert dataset.asked[9] <= 3
+    assert dataset.total() <= 10 + 5 + 15
+
+
+def test_it_outlives_the_loop_and_not_the_loader():
+    """Between epochs workers go on; with the loader they end."""
+    loader = DataLoader(Asked(4), num_workers=1, buffer=Buffer(max_batches=3, refill_below=3))
+    assert len(list(loader)) == 4
+    until(lambda: loader.statistics().ready_batches == 3)
+    loader.close()
+    assert loader._feed is None
+    assert len(list(loader)) == 4
+    loader.close()
+
+
+def test_a_new_iteration_ends_the_one_before():
+    """There is one buffer, and one reader of it."""
+    with DataLoader(Squares(5), num_workers=1, buffer="1MB") as loader:
+        one = iter(loader)
+        next(one)
+        other = iter(loader)
+        assert len(list(one)) == 0
+        assert len(list(other)) == 5
+
+
+# ---- set_epoch ----------------------------------------------------------------------------------
+
+
+def distributed(**arguments):
+    """A loader with a distributed sampler: 5 batches an epoch."""
+    sampler = DistributedSampler(range(20), num_replicas=2, rank=1, seed=3)
+    return DataLoader(Squares(20), batch_size=2, sampler=sampler, **arguments)
+
+
+def orders(loader, said):
+    """Return the samples of epochs before which `set_epoch` is called, or is not (None)."""
+    epochs = []
+    with loader:
+        for epoch in said:
+            if epoch is not None:
+                loader.sampler.set_epoch(epoch)
+            epochs.append([index for batch, _ in loader for index in batch.tolist()])
+    return epochs
+
+
+def expected_order(epoch):
+    """Return what the sampler gives by itself."""
+    sampler = DistributedSampler(range(20), num_replicas=2, rank=1, seed=3)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+SAID = {
+    "counting": [0, 1, 2],
+    "a jump": [0, 1, 7, 8],
+    "backwards": [3, 1, 0],
+    "never": [None, None, None],
+    "once": [4, None, None],
+    "late": [None, 1, 2],
+}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("way", ["here", "persistent", "ahead", "threads"])
+def test_set_epoch_on_a_sampler_is_honoured(said, way):
+    """Whatever was guessed and made ahead; never called, the order is the same each time."""
+    arguments = {
+        "here": {"seed": 0},
+        "persistent": {"seed": 0, "num_workers": 1, "persistent_workers": True},
+        "ahead": {"num_workers": 2, "buffer": Buffer(max_batches=14)},
+        "threads": {"num_workers": 2, "buffer": Buffer(max_batches=14), "backend": "thread"},
+    }[way]
+    now, expected = 0, []
+    for epoch in said:
+        now = now if epoch is None else epoch
+        expected.append(expected_order(now))
+    assert orders(distributed(**arguments), said) == expected
+
+
+def test_a_sampler_keeps_the_epoch_that_the_user_gave_it():
+    """However far ahead the plan is: whoever counts by it counts right."""
+    with distributed(num_workers=1, buffer=Buffer(max_batches=20)) as loader:
+        for epoch in range(3):
+            assert loader.sampler.epoch == epoch
+            assert [i for batch, _ in loader for i in batch.tolist()] == expected_order(epoch)
+            loader.sampler.set_epoch(loader.sampler.epoch + 1)
+
+
+def test_a_right_guess_keeps_what_was_made(gate):
+    """Counting up by one, or by another step: what was made ahead is handed out."""
+    for step in (1, 3):
+        dataset = Asked(20)
+        sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
+        deep = Buffer(max_batches=30)
+        with DataLoader(dataset, sampler=sampler, num_workers=2, buffer=deep) as loader:
+            for turn in range(4):
+                loader.sampler.set_epoch(step * turn)
+                assert len(list(loader)) == 20
+                if turn >= 1:
+                    until(lambda: loader.statistics().ready_batches >= 24)
+            before = dataset.total()
+            loader.sampler.set_epoch(step * 4)
+            iterator = iter(loader)
+            assert loader.statistics().ready_batches >= 20
+            assert dataset.total() - before <= 10
+            del iterator
+
+
+def test_set_epoch_on_a_batch_sampler_that_passes_it_on():
+    """The one within is told by it, and nobody takes a guess for the user's word."""
+
+    class Passing(BatchSampler):
+        def set_epoch(self, epoch):
+            self.sampler.set_epoch(epoch)
+
+    def make(**arguments):
+        sampler = DistributedSampler(range(20), num_replicas=2, rank=1, seed=3)
+        return DataLoader(Squares(20), batch_sampler=Passing(sampler, 2, False), **arguments)
+
+    with make(num_workers=1, buffer=Buffer(max_batches=14)) as loader:
+        for epoch in (0, 1, 5, None, 6):
+            if epoch is not None:
+                loader.batch_sampler.set_epoch(epoch)
+            seen = [index for batch, _ in loader for index in batch.tolist()]
+            assert seen == expected_order(5 if epoch is None else epoch)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["dataset", "subset"])
+@pytest.mark.parametrize("way", ["here", "workers", "persistent", "ahead", "threads", "spawn"])
+def test_set_epoch_on_a_dataset_reaches_live_workers(way, within):
+    """Before the first epoch, between others, and where another one was guessed."""
+    arguments = {
+        "here": {"seed": 0},
+        "workers": {"seed": 0, "num_workers": 2},
+        "persistent": {"seed": 0, "num_workers": 2, "persistent_workers": True},
+        "ahead": {"num_workers": 2, "buffer": Buffer(max_batches=14)},
+        "threads": {"num_workers": 2, "buffer": Buffer(max_batches=14), "backend": "thread"},
+        "spawn": {"num_workers": 1, "buffer": "1MB", "multiprocessing_context": "forkserver"},
+    }[way]
+    dataset = Epochal(8)
+    loaded = Subset(dataset, range(2, 8)) if within else dataset
+    with DataLoader(loaded, batch_size=2, **arguments) as loader:
+        for said in (None, 4, 5, 7, None, 6):
+            if said is not None:
+                dataset.set_epoch(said)
+            for _, epochs in loader:
+                assert epochs.unique().tolist() == [dataset.epoch]
+        assert dataset.epoch == 6
+
+
+def test_set_epoch_on_a_dataset_is_replayed():
+    """Each epoch is made again as it was; the dataset is left at the present one."""
+    dataset = Epochal(4)
+    with DataLoader(dataset, seed=0, num_workers=1, buffer="1MB") as loader:
+        for epoch in (3, 4, 9):
+            dataset.set_epoch(epoch)
+            list(loader)
+        for epoch, said in enumerate((3, 4, 9, 14)):
+            assert loader.replay(epoch=epoch, batch=1)[1].item() == said
+        assert dataset.epoch == 9
+
+
+def test_shuffling_goes_by_set_epoch_if_that_is_called():
+    """On the loader's own sampler as on any other."""
+    with DataLoader(range(30), shuffle=True, seed=0, num_workers=1, buffer="1MB") as loader:
+        first = [batch.item() for batch in loader]
+        second = [batch.item() for batch in loader]
+        assert first != second
+        loader.sampler.set_epoch(0)
+        assert [batch.item() for batch in loader] == first
+        loader.sampler.set_epoch(1)
+        assert [batch.item() for batch in loader] == second
+
+
+def test_a_sampler_with_a_generator_survives_a_wrong_guess():
+    """What was read for the guess is taken back."""
+
+    def epochs(**arguments):
+        dataset = Epochal(6)
+        sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(1))
+        with DataLoader(dataset, sampler=sampler, seed=0, **arguments) as loader:
+            seen = []
+            for said in (0, 5, 2):
+                dataset.set_epoch(said)
+                seen.append([index.item() for index, _ in loader])
+            return seen
+
+    assert epochs(num_workers=2, buffer="1MB") == epochs()

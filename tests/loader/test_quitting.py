@@ -1,0 +1,168 @@
+"""Quitting never hangs: ends of scripts, Ctrl-C, kills, forgotten iterators, forks of the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from trainers import Trainers
+
+from forebay.testing.faults import Gate
+
+MODES = {
+    "plain": "num_workers=2",
+    "persistent": "num_workers=2, persistent_workers=True",
+    "seed": "num_workers=2, seed=0",
+    "buffer": "num_workers=2, buffer='20MB'",
+    "thread": "num_workers=2, backend='thread'",
+    "thread, buffer": "num_workers=2, backend='thread', buffer='20MB'",
+    "none": "num_workers=0, seed=0",
+}
+PROCESSES = ["plain", "persistent", "seed", "buffer"]
+
+every_mode = pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+with_processes = pytest.mark.parametrize(
+    "options", [MODES[name] for name in PROCESSES], ids=PROCESSES
+)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    """The one server of all scripts here."""
+    server = Trainers()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def script(trainers, tmp_path):
+    """Starts a script; whatever it leaves behind fails the test."""
+    yield lambda source, *arguments: trainers.start(source, tmp_path, *arguments)
+    try:
+        trainers.await_none_left()
+    finally:
+        trainers.kill_all()
+
+
+# ---- the end of a script ------------------------------------------------------------------------
+
+
+@every_mode
+def test_a_script_may_end_with_everything_alive(script, options):
+    """A loader, an iterator at work, another loader's iterator in a cycle, and batches."""
+    ending = script(f"""
+        loader = forebay.DataLoader(Numbers(1000), batch_size=2, {options})
+        iterator = iter(loader)
+        kept = [next(iterator) for _ in range(3)]
+        other = forebay.DataLoader(Numbers(1000), batch_size=2, {options})
+        cycle = [iter(other)]
+        cycle.append(cycle)
+        print(next(cycle[0]).tolist()[0][0])
+    """).end()
+    assert ending == (0, "0.0\n", "")
+
+
+@every_mode
+def test_an_exception_in_the_loop_ends_the_script_as_any_exception_does(script, options):
+    """One traceback, exit code 1, nothing else."""
+    code, out, err = script(f"""
+        for batch in forebay.DataLoader(Numbers(1000), batch_size=2, {options}):
+            raise ValueError("mine")
+    """).end()
+    assert (code, out) == (1, "")
+    assert err.count("Traceback") == 1
+    assert err.endswith("ValueError: mine\n")
+
+
+@every_mode
+def test_sys_exit_in_the_loop_ends_the_script(script, options):
+    """With its code, and without a word."""
+    ending = script(f"""
+        loader = forebay.DataLoader(Numbers(1000), batch_size=2, {options})
+        for batch in loader:
+            sys.exit(7)
+    """).end()
+    assert ending == (7, "", "")
+
+
+@every_mode
+def test_a_loader_that_is_finalised_with_the_interpreter_says_nothing(script, options):
+    """Held by a module, by an object with a `__del__` that looks at it, and by a thread's frame."""
+    ending = script(f"""
+        class Holder:
+            def __del__(self):
+                next(self.iterator, None) if sys.is_finalizing() is None else self.iterator
+                self.loader.close()
+        holder = Holder()
+        holder.loader = forebay.DataLoader(Numbers(1000), batch_size=2, {options})
+        holder.iterator = iter(holder.loader)
+        next(holder.iterator)
+        sys.kept = holder
+        def look(iterator=iter(forebay.DataLoader(Numbers(1000), batch_size=2, {options}))):
+            next(iterator)
+            done.set()
+            threading.Event().wait()
+        done = threading.Event()
+        threading.Thread(target=look, daemon=True).start()
+        done.wait()
+    """).end()
+    assert ending == (0, "", "")
+
+
+# ---- kill -9 ------------------------------------------------------------------------------------
+
+
+@with_processes
+def test_a_killed_trainer_takes_everything_along(script, options, tmp_path):
+    """Workers in the midst of a sample, what they had started, and a second loader's."""
+    gate = Gate(tmp_path)
+    running = script(
+        f"""
+        class Starts(Gated):
+            def __getitem__(self, index):
+                if index == self.at:
+                    import subprocess
+                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+                    if os.fork() == 0:
+                        hang()
+                return super().__getitem__(index)
+        kept = []
+        for _ in range(2):
+            loader = forebay.DataLoader(
+                Starts(1000, 9, Gate(Path(sys.argv[1]))), batch_size=2, {options}
+            )
+            kept.append([loader, iter(loader)])
+            next(kept[-1][1])
+        Gate(Path(sys.argv[1]), "trainer").wait()
+        """,
+        tmp_path,
+    )
+    Gate(tmp_path, "trainer").wait_reached()
+    gate.wait_reached()
+    running.kill()
+    assert running.end().code == -signal.SIGKILL
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whom", ["group", "process"])
+@every_mode
+def test_ctrl_c_ends_a_script_that_waits_for_a_batch(script, options, whom, tmp_path):
+    """KeyboardInterrupt and nothing more, whether or not the workers are sent it too."""
+    gate = Gate(tmp_path)
+    running = script(
+        f"""
+        loader = forebay.DataLoader(Gated(50, 9, Gate(Path(sys.argv[1]))), batch_size=2, {options})
+        for batch in loader:
+            pass
+        """,
+        tmp_path,
+    )
+    gate.wait_reached()
+    running.interrupt_group() if whom == "group" else running.kill(signal.SIGINT)
+    code, out, err = running.end()
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.count("Traceback") == 1
+    assert err.endswith("KeyboardInterrupt\n")

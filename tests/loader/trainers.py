@@ -1,0 +1,189 @@
+"""Training scripts in processes of their own, to be interrupted, killed and watched to their end.
+
+Importing torch takes seconds, so one process does it once and is forked for each script: that
+one's end is a real interpreter's end, and its process id is its process group and its session.
+
+    test ── source ──> server ── fork ──> script ── fork ──> zygote, workers, ...
+         <── pid, how it ended ──┘
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Longest wait for something that is sure to happen, on a loaded machine.
+PATIENCE_S = 60.0
+# In the environment of the server and whatever comes of it: finds orphans too.
+MARK = "FOREBAY_TEST_TRAINER"
+
+# What every script begins with.
+PRELUDE = """
+import gc, multiprocessing, os, signal, sys, threading
+import torch, forebay
+from pathlib import Path
+from forebay.testing.faults import Gate, hang
+from torch.utils.data import Dataset, IterableDataset
+
+class Numbers(Dataset):
+    def __init__(self, count, wide=4):
+        self.count, self.wide = count, wide
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        return torch.full((self.wide,), index, dtype=torch.float32)
+
+class Gated(Numbers):
+    def __init__(self, count, at, gate):
+        super().__init__(count)
+        self.at, self.gate = at, gate
+    def __getitem__(self, index):
+        if index == self.at:
+            self.gate.wait()
+        return super().__getitem__(index)
+"""
+
+
+class Ending(NamedTuple):
+    """How a script ended; the code is negative for a signal, as in `subprocess`."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Script:
+    """A script that runs."""
+
+    def __init__(self, server: Trainers, pid: int, folder: Path) -> None:
+        self.pid = pid
+        self._server = server
+        self._folder = folder
+        self._ending: Ending | None = None
+
+    def end(self) -> Ending:
+        """Wait for its end."""
+        if self._ending is None:
+            code = int(self._server.answer())
+            out, err = ((self._folder / name).read_text() for name in ("stdout", "stderr"))
+            self._ending = Ending(code, out, err)
+        return self._ending
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the process alone."""
+        os.kill(self.pid, number)
+
+    def interrupt_group(self) -> None:
+        """Send what a terminal sends to its foreground processes when somebody types Ctrl-C."""
+        os.killpg(self.pid, signal.SIGINT)
+
+
+class Trainers:
+    """Runs scripts, one at a time."""
+
+    def __init__(self) -> None:
+        import forebay
+
+        source = str(Path(forebay.__file__).parents[1])
+        self._process: Any = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, MARK: str(os.getpid()), "PYTHONPATH": source},
+        )
+        assert self.answer() == "ready"
+
+    def start(self, source: str, folder: Path, *arguments: Any) -> Script:
+        """Start a script; it finds `arguments`, as text, in `sys.argv[1:]`."""
+        request = [textwrap.dedent(source), str(folder), *map(str, arguments)]
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return Script(self, int(self.answer()), folder)
+
+    def run(self, source: str, folder: Path, *arguments: Any) -> Ending:
+        """Run a script to its end."""
+        return self.start(source, folder, *arguments).end()
+
+    def answer(self) -> str:
+        """Return the server's next line."""
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        if not ready:
+            self.kill_all()
+            raise AssertionError("a script did not come to its end")
+        return str(self._process.stdout.readline().decode().strip())
+
+    def left(self) -> list[int]:
+        """Return the processes that scripts left behind and that are alive."""
+        mark, found = f"{MARK}={os.getpid()}".encode(), []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                environment = Path("/proc", name, "environ").read_bytes()
+            except OSError:
+                continue
+            if mark in environment.split(b"\0") and int(name) != self._process.pid:
+                found.append(int(name))
+        return found
+
+    def await_none_left(self) -> None:
+        """Wait until no process of any script is left."""
+        deadline = time.monotonic() + PATIENCE_S
+        while left := self.left():
+            assert time.monotonic() < deadline, f"processes left: {left}"
+            time.sleep(0.005)
+
+    def kill_all(self) -> None:
+        """Kill whatever scripts left behind, so that the next test does not see it."""
+        for pid in self.left():
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(PATIENCE_S)
+
+
+def serve() -> None:
+    """Fork for each request that comes in; what returns from here is a script at its end."""
+    import torch  # noqa: F401 - what all scripts share
+
+    import forebay
+
+    forebay.DataLoader  # noqa: B018 - it is imported when it is first looked at
+    os.write(1, b"ready\n")
+    requests = b""
+    while True:
+        while b"\n" not in requests:
+            data = os.read(0, 1 << 16)
+            if not data:
+                return
+            requests += data
+        line, _, requests = requests.partition(b"\n")
+        source, folder, *arguments = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.write(1, f"{os.getpid()}\n".encode())
+            for number, name in enumerate(("/dev/null", f"{folder}/stdout", f"{folder}/stderr")):
+                descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            path = Path(folder, "script.py")
+            path.write_text(PRELUDE + source)
+            sys.argv = [str(path), *arguments]
+            exec(compile(path.read_text(), path, "exec"), sys.modules["__main__"].__dict__)
+            return
+        _, status = os.waitpid(pid, 0)
+        os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    serve()
