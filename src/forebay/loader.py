@@ -44,11 +44,12 @@ from forebay.engine.limits import Limits
 from forebay.errors import OptionError
 from forebay.loading.buffer import REFILL_SHARE, Buffer, parse_bytes
 from forebay.loading.epochs import Watches
-from forebay.loading.feed import Feed, PumpedFeed, Workers
+from forebay.loading.feed import Feed, Workers
 from forebay.loading.fetch import MapFetcher, slicing
 from forebay.loading.iterators import RETRIES, LaneIterator, StreamIterator
 from forebay.loading.job import holder_of_epoch
 from forebay.loading.local import ArrayIterator, PlainIterator
+from forebay.loading.pump import PumpedFeed
 from forebay.loading.recipe import Lane, Recipe, SkippedSample
 from forebay.loading.seeding import generators_kept, generators_taken
 from forebay.loading.shuffle import SeededShuffle
@@ -415,18 +416,17 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def statistics(self) -> Statistics:
         """Return what the loader has done and what it waits for; cheap, at any time."""
-        tally, stream = self._tally, self._stream
-        orders = [order for _, order in list(stream.orders)] if stream is not None else []
-        ready = orders[: tally.ready_batches]
+        tally = self._tally
         epoch, batch = self._position()
+        ready = self._ready(tally.ready_batches)
         return Statistics(
             epoch=epoch,
             batch=batch,
             ready_batches=tally.ready_batches,
             ready_bytes=tally.ready_bytes,
-            ready_from=(ready[0].epoch, ready[0].batch) if ready else None,
-            ready_to=(ready[-1].epoch, ready[-1].batch) if ready else None,
-            in_flight=len(orders) - len(ready),
+            ready_from=ready[0] if ready else None,
+            ready_to=ready[-1] if ready else None,
+            in_flight=self._feed.in_flight if self._feed is not None else 0,
             waited_s=tally.waited_s,
             wait_p50_s=tally.percentile(0.5),
             wait_p95_s=tally.percentile(0.95),
@@ -434,9 +434,18 @@ class DataLoader(TorchDataLoader[_T_co]):
             fetch_s=tally.fetch_s,
             fetch_cpu_s=tally.fetch_cpu_s,
             collate_s=tally.collate_s,
+            room_s=tally.room_s,
             restarts=tally.restarts,
             failures=len(self._skipped),
         )
+
+    def _ready(self, count: int) -> list[tuple[int, int]]:
+        """Return epoch and number of the batches that wait to be handed out."""
+        if self._stream is not None:
+            orders = list(self._stream.orders)[:count]
+            return [(order.epoch, order.batch) for _, order in orders]
+        epoch, batch = self._position()
+        return [(epoch, batch + each) for each in range(count)] if self.in_order else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as data for JSON: what was handed out, not what is ready.

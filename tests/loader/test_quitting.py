@@ -1,8 +1,7 @@
-"""Quitting never hangs: ends of scripts, Ctrl-C, kills, forgotten iterators, forks of the trainer."""
+"""Quitting never hangs: ends of scripts, Ctrl-C, kills, forgotten iterators, forks."""
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest

@@ -34,6 +34,7 @@ from forebay.engine.flow import Flow
 from forebay.engine.job import Assignment, Job
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.states import State
 from forebay.errors import WorkerDiedError
 
 Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
@@ -125,6 +126,11 @@ class Engine:
             self._take_in(events)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    @property
+    def running(self) -> int:
+        """How many tasks the workers have in hand."""
+        return self._flow.counts[State.RUNNING]
 
     def wake(self) -> None:
         """Have `step` return early. The one method that any thread may call."""

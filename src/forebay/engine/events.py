@@ -175,6 +175,7 @@ class DeliverResult(NamedTuple):
     task: int
     attempt: int
     seconds: float
+    nbytes: int
     result: Any
 
 

@@ -350,11 +350,15 @@ class Flow:
                 del self._tasks[key]
             elif task.state is State.READY:
                 self._move(key, Move.DELIVERED)
-                commands.append(DeliverResult(key, task.attempt, task.seconds, task.result))
+                commands.append(self._delivery(key, task))
                 task.result = None
             else:
                 return
             self._order.popleft()
+
+    @staticmethod
+    def _delivery(key: int, task: _Task) -> DeliverResult:
+        return DeliverResult(key, task.attempt, task.seconds, task.nbytes, task.result)
 
     def _move(self, key: int, move: Move) -> None:
         task = self._tasks[key]

@@ -1,30 +1,29 @@
-"""From orders to batches: the engine, the slab and, with a buffer, the thread that drives both.
+"""From orders to batches: the engine and the slab.
 
     trainer ── put(orders) ──> engine ──> workers ──> slab
        ^                         │
        └───────── take() <───────┘
 
 Without a buffer nothing runs in the trainer's process but the trainer: `take` itself turns the
-engine's wheel. With one, a thread does, so that workers get their next orders while the trainer is
-busy. It wakes when answers come, and does no more with them than to put them into line.
+engine's wheel. With one, a thread does (see `pump.py`), so that workers get their next orders while
+the trainer is busy. It wakes when answers come, and does no more with them than to put them into
+line.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, NamedTuple
 
-from forebay.engine.engine import COLLECT_S, Engine, NewTask, Outcome
+from forebay.engine.engine import Engine, NewTask, Outcome
 from forebay.engine.events import Cause, DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.memory.layout import Slot
@@ -37,7 +36,7 @@ from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
 from forebay.errors import WorkerDiedError
 from forebay.loading.buffer import warn_of_full_disk
-from forebay.loading.job import BatchJob, ProcessBatchJob
+from forebay.loading.job import BatchJob, InlineBatchJob, ProcessBatchJob
 from forebay.loading.recipe import Made, Placed, Recipe
 from forebay.loading.seeding import generators_kept
 from forebay.loading.statistics import Tally
@@ -155,6 +154,11 @@ class Feed:
         return len(self._ready)
 
     @property
+    def in_flight(self) -> int:
+        """How many batches the workers have in hand."""
+        return 0 if self._closed else self._engine.running
+
+    @property
     def is_open(self) -> bool:
         """Whether it can be used: not closed or torn, and not in a fork of its process."""
         return not self._closed and self._error is None and os.getpid() == self._owner
@@ -170,6 +174,7 @@ class Feed:
         self._stop()
         self._ready.clear()
         self._slots.clear()
+        self._tally.nothing_is_ready()
 
     def look(self, seconds: float) -> None:
         """Let the engine see to what has happened, for at most so long."""
@@ -215,7 +220,7 @@ class Feed:
 
     def _pool_for(self, recipe: Recipe, workers: Workers, keeps_tasks: bool) -> Pool:
         if workers.backend == "inline":
-            return InlinePool(BatchJob(recipe, keeps_tasks=keeps_tasks))
+            return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
         if workers.backend == "thread":
             return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept))
         assert self._slab is not None
@@ -243,7 +248,7 @@ class Feed:
 
     def _pop(self) -> Outcome:
         outcome = self._ready.popleft()
-        self._tally.went(outcome)
+        self._tally.went(outcome.task)
         return outcome
 
     def _line_up(self, outcomes: list[Outcome]) -> None:
@@ -266,11 +271,12 @@ class Feed:
             self._taken = []
 
     def _keep(self, outcome: Outcome, before: int) -> bool:
-        if not isinstance(outcome, DeliverResult) or outcome.task >= before:
-            return outcome.task >= before
-        self._tally.went(outcome)
-        self._release(outcome.task)
-        self._free(outcome.task)
+        if outcome.task >= before:
+            return True
+        self._tally.went(outcome.task)
+        if isinstance(outcome, DeliverResult):
+            self._release(outcome.task)
+            self._free(outcome.task)
         return False
 
     def _settle(self, outcome: DeliverResult | ReportFailure) -> None:
@@ -313,110 +319,6 @@ def _placed(slab: Slab, slots: dict[int, Slot], task: int, payload: Any) -> Plac
         if slot is not None:
             slots[task] = slot
     return Placed(payload, slot)
-
-
-class PumpedFeed(Feed):
-    """A feed whose engine runs in a thread, so that refilling does not wait for the trainer.
-
-    What the trainer says travels as calls in an inbox, and only the thread touches the engine.
-    """
-
-    def __init__(
-        self, recipe: Recipe, workers: Workers, limits: Limits, keeps_tasks: bool, tally: Tally
-    ) -> None:
-        """Start the workers and the thread."""
-        super().__init__(recipe, workers, limits, keeps_tasks, tally)
-        self._arrived = threading.Condition()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._unheard = 0  # releases that the thread has not been woken for
-        self._over = False
-        self._waits = False
-        self._thread = threading.Thread(target=self._pump, name="forebay-buffer", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # there may be no more threads
-            self.close()
-            self._engine.close()
-            raise
-
-    def put(self, tasks: Sequence[NewTask]) -> None:
-        """Queue tasks; their numbers must grow."""
-        self._check()
-        self._tell(lambda: self._engine.put(tasks))
-
-    def forget(self, before: int) -> None:
-        """Drop every task with a lower number that was not taken; wait until it is done."""
-        self._check()
-        done = threading.Event()
-
-        def forget() -> None:
-            with self._arrived:
-                super(PumpedFeed, self).forget(before)
-            done.set()
-
-        self._tell(forget)
-        while not done.wait(1.0) and not self._over:
-            pass
-
-    def look(self, seconds: float) -> None:
-        """Wait a little: the thread sees to everything."""
-        with self._arrived:
-            self._arrived.wait(seconds)
-
-    def _tell(self, call: Callable[[], None]) -> None:
-        self._inbox.append(call)
-        self._unheard = 0
-        self._engine.wake()
-
-    def _release(self, task: int) -> None:
-        self._inbox.append(lambda: self._engine.release((task,)))
-        self._unheard += 1
-        # Being woken costs the thread, and so the trainer, more than a late refill does.
-        if self._unheard * 8 > len(self._ready):
-            self._unheard = 0
-            self._engine.wake()
-
-    def _next(self, until: float | None) -> Outcome | None:
-        with self._arrived:
-            while not self._ready:
-                self._check()
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._waits = True
-                self._arrived.wait(left)
-                self._waits = False
-            return self._pop()
-
-    def _was_at_rest(self) -> bool:
-        was, self._waits = self._waits, False
-        return was
-
-    def _pump(self) -> None:
-        try:
-            while not self._over:
-                while self._inbox:
-                    self._inbox.popleft()()
-                outcomes = self._engine.step(None, COLLECT_S if self._ready else 0.0)
-                if outcomes:
-                    with self._arrived:
-                        self._line_up(outcomes)
-                        self._arrived.notify_all()
-        except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            self._error = error
-        finally:
-            with self._arrived:
-                self._over = True
-                self._arrived.notify_all()
-            with suppress(Exception):
-                self._engine.close()
-
-    def _stop(self) -> None:
-        self._over = True
-        self._engine.wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
-        self._inbox.clear()  # what is in there refers back to this feed
 
 
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()

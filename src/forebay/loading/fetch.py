@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -58,19 +58,25 @@ class MapFetcher:
         """
         recipe, dataset = self._recipe, self._recipe.dataset
         if not recipe.auto_collation:
-            return self._one(order, order.index, 0)
+            samples = self._samples(order, [order.index], skipped)
+            return samples[0] if samples else samples
         if getattr(dataset, "__getitems__", None):
             try:
                 return self._guarded(order, 0, lambda: dataset.__getitems__(order.index))
             except Exception as error:
                 if not recipe.skip_errors:
                     raise SampleError(order.index) from error
+        return self._samples(order, order.index, skipped)
+
+    def _samples(
+        self, order: Order, indices: Iterable[Any], skipped: list[SkippedSample]
+    ) -> list[Any]:
         samples = []
-        for position, index in enumerate(order.index):
+        for position, index in enumerate(indices):
             try:
                 samples.append(self._one(order, index, position))
             except SampleError as error:
-                if not recipe.skip_errors:
+                if not self._recipe.skip_errors:
                     raise
                 skipped.append(_skipped(order, error))
         return samples

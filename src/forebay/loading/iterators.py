@@ -270,10 +270,13 @@ def is_tiny_batch(made: Made) -> bool:
 def _raise(raised: Raised) -> None:
     """Raise what the user's code raised, as torch does, with forebay's notes."""
     try:
+        if isinstance(raised.error, BaseException):
+            raise raised.error
         raised.error.reraise()
     except BaseException as error:
         for note in raised.notes:
-            error.add_note(note)
+            if note not in getattr(error, "__notes__", ()):  # some raise one object again and again
+                error.add_note(note)
         raise
 
 

@@ -28,6 +28,7 @@ from forebay.loading.recipe import (
     Made,
     NothingLeft,
     Order,
+    Placed,
     Raised,
     Recipe,
     SkippedSample,
@@ -61,15 +62,21 @@ class BatchJob:
         self._dataset_epoch: int | None = None
         self._maps: MapFetcher | None = None
         self._iterates: IterableFetcher | None = None
+        self._idle_since = 0.0
+        self._idle_s = 0.0  # before the present order
 
     def open(self, worker: int, lane: int) -> None:
         """Nothing is to be set up but the fetcher, which `run` does."""
         self._lane = lane
+        self._idle_since = time.perf_counter()
 
     def run(self, assignment: Assignment) -> Answer:
-        """Answer an `Order` with a `Made`, or with what came instead."""
-        result = self.make(assignment.payload)
-        return Answer(result, _nbytes(result.batch) if isinstance(result, Made) else 0)
+        """Answer an order with a `Made`, or with what came instead."""
+        self._idle_s = time.perf_counter() - self._idle_since
+        try:
+            return self._answer(assignment.payload)
+        finally:
+            self._idle_since = time.perf_counter()
 
     def close(self) -> None:
         """Nothing is to be tidied up."""
@@ -92,6 +99,10 @@ class BatchJob:
         info = (type(error), error, error.__traceback__)
         wrapper = ExceptionWrapper(info, where=self._where())
         return Raised(wrapper, notes_for(order, index, self._where(), self._recipe.seed))
+
+    def _answer(self, payload: Any) -> Answer:
+        result = self.make(payload)
+        return Answer(result, _nbytes(result.batch) if isinstance(result, Made) else 0)
 
     def _where(self) -> str:
         return f"in DataLoader worker thread {self._lane}"
@@ -116,7 +127,7 @@ class BatchJob:
         if batch is None:
             batch = self._maps.collate(order, samples)
         done = time.perf_counter()
-        times = Times(fetched - began, fetched_cpu - cpu, done - fetched)
+        times = Times(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
         return Made(batch, times, tuple(skipped))
 
     def _make_of_iterable(self, order: Order) -> Made:
@@ -138,7 +149,8 @@ class BatchJob:
         batch = self._recipe.collate_fn(samples)
         done = time.perf_counter()
         lane = Lane(recipe.dataset.state_dict(), self._iterates.ended) if recipe.lanes else None
-        return Made(batch, Times(fetched - began, fetched_cpu - cpu, done - fetched), (), lane)
+        times = Times(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
+        return Made(batch, times, (), lane)
 
     def _read_again(self, order: Order) -> None:
         """Read past what this lane's last worker gave before it died: no other way leads there."""
@@ -158,6 +170,21 @@ class BatchJob:
         if order.dataset_epoch is not None and order.dataset_epoch != self._dataset_epoch:
             self._dataset_epoch = order.dataset_epoch
             holder_of_epoch(self._recipe.dataset).set_epoch(order.dataset_epoch)
+
+
+class InlineBatchJob(BatchJob):
+    """Makes batches in the trainer's own thread: what the user's code raises is raised as it is."""
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer an order; between two of them the thread is the trainer's, not idle."""
+        return self._answer(assignment.payload)
+
+    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
+        """Hand the exception on."""
+        return Raised(error, notes_for(order, index, self._where(), self._recipe.seed))
+
+    def _where(self) -> str:
+        return "in this process"
 
 
 class ProcessBatchJob(BatchJob):
@@ -191,7 +218,6 @@ class ProcessBatchJob(BatchJob):
 
     def open(self, worker: int, lane: int) -> None:
         """Become a worker in torch's sense: one thread, a seed, and `get_worker_info()`."""
-        super().open(worker, lane)
         torch.set_num_threads(1)
         recipe = self._recipe
         seed = seed_worker(recipe.base_seed, lane)
@@ -205,10 +231,10 @@ class ProcessBatchJob(BatchJob):
                 recipe.worker_init_fn(lane)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
+        super().open(worker, lane)
 
-    def run(self, assignment: Assignment) -> Answer:
-        """Answer a `Placed` order with a packed `Made`, or with what came instead."""
-        order, slot = assignment.payload
+    def _answer(self, payload: Placed) -> Answer:
+        order, slot = payload
         if self._init_error is not None:
             return Answer(self.raised(order, self._init_error, None), 0)
         packer = self._packer

@@ -94,12 +94,14 @@ class Times(NamedTuple):
         fetch_s: Seconds getting samples, by the clock.
         fetch_cpu_s: Seconds of processor time in that.
         collate_s: Seconds making a batch of them.
+        room_s: Seconds that the worker had nothing to do before.
         is_inline: Whether the batch was small enough to travel with its answer.
     """
 
     fetch_s: float
     fetch_cpu_s: float
     collate_s: float
+    room_s: float
     is_inline: bool = False
 
 
@@ -140,9 +142,9 @@ class Made(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Instead of a batch: what the user's code raised."""
+    """Instead of a batch: what the user's code raised, wrapped unless it was raised here."""
 
-    error: ExceptionWrapper
+    error: ExceptionWrapper | BaseException
     notes: tuple[str, ...]
 
 

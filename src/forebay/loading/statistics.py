@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forebay.engine.events import Command, DeliverResult, ReportFailure
+from forebay.engine.events import DeliverResult, ReportFailure
 from forebay.loading.recipe import Made
 
 # Waits kept for the percentiles: the last so many.
@@ -20,9 +20,10 @@ class Statistics:
         batch: How many batches of that epoch were handed out.
         ready_batches: Batches that wait to be handed out.
         ready_bytes: Their bytes.
-        ready_from: Epoch and number of the first of them; None if there are none.
-        ready_to: Epoch and number of the last of them; None if there are none.
-        in_flight: Batches being made, or queued to be made.
+        ready_from: Epoch and number of the first of them; None if there are none, or if they
+            come in no order (`in_order=False`).
+        ready_to: Epoch and number of the last of them, likewise.
+        in_flight: Batches that workers have in hand: being made, or next.
         waited_s: Seconds the trainer waited for batches, in all.
         wait_p50_s: The median wait for one batch, of the last 4,096.
         wait_p95_s: The wait that 95 % of them did not exceed.
@@ -30,6 +31,7 @@ class Statistics:
         fetch_s: Seconds that workers spent getting samples, by the clock.
         fetch_cpu_s: Seconds of processor time in that; far less means that they waited for a disk.
         collate_s: Seconds that workers spent making batches of samples.
+        room_s: Seconds that workers had nothing to do, for lack of room for more batches.
         restarts: Tries of batches that ended in the death of a worker.
         failures: Samples that were left out (`on_error="skip"`).
     """
@@ -48,6 +50,7 @@ class Statistics:
     fetch_s: float
     fetch_cpu_s: float
     collate_s: float
+    room_s: float
     restarts: int
     failures: int
 
@@ -56,13 +59,13 @@ class Statistics:
 class Tally:
     """The counts behind `Statistics`, over all epochs of a loader."""
 
-    ready_batches: int = 0
     ready_bytes: int = 0
     waited_s: float = 0.0
     waits: list[float] = field(default_factory=list)
     fetch_s: float = 0.0
     fetch_cpu_s: float = 0.0
     collate_s: float = 0.0
+    room_s: float = 0.0
     restarts: int = 0
     _sizes: dict[int, int] = field(default_factory=dict)
     _at: int = 0
@@ -78,24 +81,30 @@ class Tally:
 
     def came(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what became ready."""
-        if not isinstance(outcome, DeliverResult) or not isinstance(outcome.result, Made):
-            return
-        times = outcome.result.times
-        self.fetch_s += times.fetch_s
-        self.fetch_cpu_s += times.fetch_cpu_s
-        self.collate_s += times.collate_s
-        self.ready_batches += 1
-        nbytes = getattr(outcome.result.batch, "nbytes", 0)
-        size = nbytes if isinstance(nbytes, int) else 0
+        size = 0
+        if isinstance(outcome, DeliverResult) and isinstance(outcome.result, Made):
+            times = outcome.result.times
+            self.fetch_s += times.fetch_s
+            self.fetch_cpu_s += times.fetch_cpu_s
+            self.collate_s += times.collate_s
+            self.room_s += times.room_s
+            size = outcome.nbytes
         self._sizes[outcome.task] = size
         self.ready_bytes += size
 
-    def went(self, outcome: Command) -> None:
+    def went(self, task: int) -> None:
         """Count what is ready no more."""
-        size = self._sizes.pop(outcome.task, None) if isinstance(outcome, DeliverResult) else None
-        if size is not None:
-            self.ready_batches -= 1
-            self.ready_bytes -= size
+        self.ready_bytes -= self._sizes.pop(task)
+
+    def nothing_is_ready(self) -> None:
+        """Forget what was ready: the workers ended, and it with them."""
+        self._sizes.clear()
+        self.ready_bytes = 0
+
+    @property
+    def ready_batches(self) -> int:
+        """How many batches wait to be handed out, those that raised among them."""
+        return len(self._sizes)
 
     def percentile(self, share: float) -> float:
         """Return the wait that `share` of the kept ones did not exceed; 0.0 without any."""

@@ -293,12 +293,16 @@ class ProcessPool(Pool):
                     for message in channel.receive_nowait():
                         self._heed(*message)
         self._close_channel(channel)
+        if self._spawned is not None:
+            if self._spawned.is_alive():
+                self._spawned.kill()
+            self._spawned.join()
+            self._spawned.close()
+            self._spawned = None
+            return
         with suppress(ProcessLookupError, ChildProcessError):  # somebody's `wait` was quicker
             os.kill(pid, signal.SIGKILL)
-            if self._spawned is None:
-                os.waitpid(pid, 0)
-            else:
-                self._spawned.join()
+            os.waitpid(pid, 0)
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:

@@ -69,8 +69,12 @@ def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
     """
     code = 1
     try:
-        _Zygote(control, news, job).serve()
-        code = 0
+        zygote = _Zygote(control, news, job)
+        try:
+            zygote.serve()
+            code = 0
+        finally:  # also where the driver died while it was told something
+            zygote.kill_all()
     finally:
         os._exit(code)
 
@@ -131,6 +135,8 @@ class _Zygote:
                     _kill_group(pid)
             if self._closing_at is not None and (not self._children or self._closing_at <= now):
                 break
+
+    def kill_all(self) -> None:
         for pid in self._children:
             _kill_group(pid)
 
@@ -160,9 +166,14 @@ class _Zygote:
                 os.close(descriptor)
             return
         stacks = _scratch_file()
+        zygote, (told, telling) = os.getpid(), os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
+                _die_with(zygote)
+                os.close(telling)
+                os.read(told, 1)  # until the driver has its number, to kill it by should we die
+                os.close(told)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
@@ -177,6 +188,8 @@ class _Zygote:
             os.close(descriptor)
         self._children[pid] = _Child(worker, stacks)
         self._driver.send(("forked", worker, pid))
+        os.close(told)
+        os.close(telling)
 
     def _reap(self) -> None:
         while self._children:
@@ -197,7 +210,6 @@ class _Zygote:
 def _be_a_worker(worker: int, lane: int, job: Job, channel: Channel, stacks: int) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
-    _die_with_parent()
     _die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
@@ -251,9 +263,8 @@ def _watch_maker_of(control: socket.socket) -> list[int]:
     return []
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies, where it can."""
-    parent = os.getppid()
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
