@@ -98,7 +98,7 @@ class Feed:
         self._timeout_s = limits.timeout_s
         self._tries = limits.retries + 1
         self._tally = tally
-        self._ready: deque[Outcome] = deque()
+        self._ready: deque[DeliverResult | ReportFailure] = deque()
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
         self._directory = workers.directory
@@ -145,7 +145,6 @@ class Feed:
             )
         if isinstance(outcome, ReportFailure):
             return Taken(outcome.task, None, outcome.cause)
-        assert isinstance(outcome, DeliverResult)
         self._release(outcome.task)
         return Taken(outcome.task, self._opened(outcome))
 
@@ -172,9 +171,10 @@ class Feed:
         if os.getpid() != self._owner:
             return
         self._stop()
+        for outcome in self._ready:
+            self._tally.went(outcome)
         self._ready.clear()
         self._slots.clear()
-        self._tally.nothing_is_ready()
 
     def look(self, seconds: float) -> None:
         """Let the engine see to what has happened, for at most so long."""
@@ -227,7 +227,7 @@ class Feed:
         job = ProcessBatchJob(recipe, self._slab, keeps_tasks=keeps_tasks)
         return ProcessPool(job, workers.count, workers.start)
 
-    def _next(self, until: float | None) -> Outcome | None:
+    def _next(self, until: float | None) -> DeliverResult | ReportFailure | None:
         while not self._ready:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -246,9 +246,9 @@ class Feed:
                 raise
         return self._pop()
 
-    def _pop(self) -> Outcome:
+    def _pop(self) -> DeliverResult | ReportFailure:
         outcome = self._ready.popleft()
-        self._tally.went(outcome.task)
+        self._tally.went(outcome)
         return outcome
 
     def _line_up(self, outcomes: list[Outcome]) -> None:
@@ -270,10 +270,10 @@ class Feed:
             self._engine.release(self._taken)
             self._taken = []
 
-    def _keep(self, outcome: Outcome, before: int) -> bool:
+    def _keep(self, outcome: DeliverResult | ReportFailure, before: int) -> bool:
         if outcome.task >= before:
             return True
-        self._tally.went(outcome.task)
+        self._tally.went(outcome)
         if isinstance(outcome, DeliverResult):
             self._release(outcome.task)
             self._free(outcome.task)

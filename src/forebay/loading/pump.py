@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from forebay.engine.engine import COLLECT_S, NewTask, Outcome
+from forebay.engine.engine import COLLECT_S, NewTask
+from forebay.engine.events import DeliverResult, ReportFailure
 from forebay.engine.limits import Limits
 from forebay.loading.feed import Feed, Workers
 from forebay.loading.recipe import Recipe
@@ -76,7 +77,7 @@ class PumpedFeed(Feed):
             self._unheard = 0
             self._engine.wake()
 
-    def _next(self, until: float | None) -> Outcome | None:
+    def _next(self, until: float | None) -> DeliverResult | ReportFailure | None:
         with self._arrived:
             while not self._ready:
                 self._check()

@@ -18,7 +18,7 @@ class Statistics:
     Attributes:
         epoch: The epoch of the last batch handed out; -1 before the first.
         batch: How many batches of that epoch were handed out.
-        ready_batches: Batches that wait to be handed out.
+        ready_batches: Batches that wait to be handed out, those that raised among them.
         ready_bytes: Their bytes.
         ready_from: Epoch and number of the first of them; None if there are none, or if they
             come in no order (`in_order=False`).
@@ -59,6 +59,7 @@ class Statistics:
 class Tally:
     """The counts behind `Statistics`, over all epochs of a loader."""
 
+    ready_batches: int = 0
     ready_bytes: int = 0
     waited_s: float = 0.0
     waits: list[float] = field(default_factory=list)
@@ -67,7 +68,6 @@ class Tally:
     collate_s: float = 0.0
     room_s: float = 0.0
     restarts: int = 0
-    _sizes: dict[int, int] = field(default_factory=dict)
     _at: int = 0
 
     def waited(self, seconds: float) -> None:
@@ -81,32 +81,25 @@ class Tally:
 
     def came(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what became ready."""
-        size = 0
         if isinstance(outcome, DeliverResult) and isinstance(outcome.result, Made):
             times = outcome.result.times
             self.fetch_s += times.fetch_s
             self.fetch_cpu_s += times.fetch_cpu_s
             self.collate_s += times.collate_s
             self.room_s += times.room_s
-            size = outcome.nbytes
-        self._sizes[outcome.task] = size
-        self.ready_bytes += size
+        self.ready_batches += 1
+        self.ready_bytes += _nbytes(outcome)
 
-    def went(self, task: int) -> None:
+    def went(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what is ready no more."""
-        self.ready_bytes -= self._sizes.pop(task)
-
-    def nothing_is_ready(self) -> None:
-        """Forget what was ready: the workers ended, and it with them."""
-        self._sizes.clear()
-        self.ready_bytes = 0
-
-    @property
-    def ready_batches(self) -> int:
-        """How many batches wait to be handed out, those that raised among them."""
-        return len(self._sizes)
+        self.ready_batches -= 1
+        self.ready_bytes -= _nbytes(outcome)
 
     def percentile(self, share: float) -> float:
         """Return the wait that `share` of the kept ones did not exceed; 0.0 without any."""
         waits = sorted(self.waits)
         return waits[min(int(share * len(waits)), len(waits) - 1)] if waits else 0.0
+
+
+def _nbytes(outcome: DeliverResult | ReportFailure) -> int:
+    return outcome.nbytes if isinstance(outcome, DeliverResult) else 0
