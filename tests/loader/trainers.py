@@ -158,6 +158,8 @@ def serve() -> None:
     import forebay
 
     forebay.DataLoader  # noqa: B018 - it is imported when it is first looked at
+    # A shell has what it runs in the background ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.write(1, b"ready\n")
     requests = b""
     while True:
