@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import OptionError
 
-BACKENDS = ("process", "thread")
+BACKENDS = ("process", "thread", "ray")
 TABLE_FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -106,6 +108,53 @@ class PreprocessOptions:
         if self.on_error is None:
             return self.limit is not None
         return self.on_error == "raise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ray:
+    """Which Ray cluster to work on, and what one worker takes of it: for `backend=`.
+
+    Attributes:
+        address: The cluster's address, such as "10.0.0.1:6379", or "auto" for the one that this
+            machine belongs to. None takes that one if there is one, and otherwise starts one on
+            this machine alone, and says so.
+        num_cpus: CPUs for one worker.
+        num_gpus: GPUs for one worker; may be a fraction.
+        resources: What else one worker needs, by Ray's custom names.
+        max_workers: Workers to have at most; None for as many as there is room for, also on nodes
+            that join later.
+        runtime_env: Ray's description of what each node is to install or set first.
+
+    Raises:
+        OptionError: A setting is impossible.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    resources: Mapping[str, float] | None = None
+    max_workers: int | None = None
+    runtime_env: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check each setting by itself."""
+        for name in ("num_cpus", "num_gpus"):
+            value = getattr(self, name)
+            _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
+        for name, value in (self.resources or {}).items():
+            _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
+        _check(bool(self.need()), "Ray(num_cpus=)", self.num_cpus, "more, or GPUs or resources")
+        _check(
+            self.max_workers is None or (_is_count(self.max_workers) and self.max_workers > 0),
+            "Ray(max_workers=)",
+            self.max_workers,
+            "1, 2, 3, … or None",
+        )
+
+    def need(self) -> dict[str, float]:
+        """Return what one worker takes, by Ray's names; what it takes nothing of left out."""
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
+        return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 def usable_cores() -> int:

@@ -100,6 +100,13 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomGrew:
+    """There is room for more workers than before: so many in all."""
+
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class AlarmRang:
     """The moment that `SetAlarm` asked for has come."""
 
@@ -125,6 +132,7 @@ Event = (
     | TaskFailed
     | TasksReturned
     | WorkerDied
+    | RoomGrew
     | AlarmRang
     | ResultsReleased
     | TasksForgotten

@@ -22,7 +22,7 @@ A suspect is tried again alone, with nothing else running, after everything else
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forebay.engine.events import (
@@ -39,6 +39,7 @@ from forebay.engine.events import (
     ReportFailure,
     ReportRetry,
     ResultsReleased,
+    RoomGrew,
     SendTasks,
     SetAlarm,
     StartWorker,
@@ -142,6 +143,8 @@ class Flow:
                     worker.started = True
             case WorkerDied():
                 self._on_died(event, commands)
+            case RoomGrew():
+                self.limits = replace(self.limits, num_workers=event.num_workers)
             case AlarmRang():
                 self._on_alarm(now, commands)
             case ResultsReleased():

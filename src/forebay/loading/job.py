@@ -194,12 +194,21 @@ class ProcessBatchJob(BatchJob):
         recipe: How they are made.
         slab: Where they go; another process attaches to it by its descriptor.
         keeps_tasks: See `Job`.
+        meets: Called with each class in a batch.
     """
 
-    def __init__(self, recipe: Recipe, slab: Slab, *, keeps_tasks: bool) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        slab: Slab,
+        *,
+        keeps_tasks: bool,
+        meets: Callable[[type], None] | None = None,
+    ) -> None:
         """See the class."""
         super().__init__(recipe, keeps_tasks=keeps_tasks)
         self._slab = slab
+        self._meets = meets
         self._packer: Packer | None = None
         self._slot: Slot | None = None
         self._init_error: BaseException | None = None
@@ -224,7 +233,7 @@ class ProcessBatchJob(BatchJob):
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=lane, num_workers=recipe.num_workers, seed=seed, dataset=recipe.dataset
         )
-        self._packer = Packer(self._slab)
+        self._packer = Packer(self._slab, self._meets)
         collate_into(self._packer)
         if recipe.worker_init_fn is not None:
             try:

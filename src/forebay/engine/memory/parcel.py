@@ -45,7 +45,8 @@ class Parcel(NamedTuple):
     Attributes:
         skeleton: The batch, pickled without its buffers.
         spans: Where each buffer lies, in the slot or in `body`: its offset and its length.
-        body: The used part of the slot, where it travels with the parcel and the slot is free.
+        body: The used part of the slot, where it travels with the parcel and the slot is free; an
+            array where it came from another machine, until it has landed.
         nbytes: Bytes that the batch occupies until it is consumed.
         kept: The worker's own code still refers to the slot, which must never be used again.
         refused: Why the slab's disk had no room, so that bytes are in the skeleton instead.
@@ -53,7 +54,7 @@ class Parcel(NamedTuple):
 
     skeleton: bytes
     spans: tuple[tuple[int, int], ...]
-    body: bytearray | None
+    body: bytearray | np.ndarray[Any, Any] | None
     nbytes: int
     kept: bool = False
     refused: str | None = None
@@ -82,7 +83,7 @@ def unpack(parcel: Parcel, slab: Slab, slot: Slot | None) -> Any:
     The slot, which is what `settle` returned, goes back by itself when the batch is gone.
     """
     if parcel.body is not None:
-        view = memoryview(parcel.body)
+        view = memoryview(cast(bytearray, parcel.body))
     else:
         assert slot is not None
         view = slab.lease(slot, min(parcel.nbytes, slot.capacity))
@@ -90,13 +91,39 @@ def unpack(parcel: Parcel, slab: Slab, slot: Slot | None) -> Any:
     return pickle.loads(parcel.skeleton, buffers=buffers)  # noqa: S301 - from our own worker
 
 
+def land(parcel: Parcel, slab: Slab) -> tuple[Parcel, Slot | None]:
+    """Bring a parcel that came from another machine into this one's slab.
+
+    Args:
+        parcel: One whose body may be an array in memory that is not ours.
+        slab: Where its bytes are copied to, if it has room for them.
+
+    Returns:
+        The parcel as `settle` wants it, and its slot, if it now has one.
+    """
+    body = parcel.body
+    if not isinstance(body, np.ndarray):
+        return parcel, None
+    slab.saw(body.nbytes)
+    slot = slab.take()
+    if slot is not None and body.nbytes <= slot.capacity:
+        refused = slab.reserve(slot, 0, body.nbytes) if slab.is_bounded else None
+        if refused is None:
+            np.copyto(np.frombuffer(slab.view(slot), np.uint8, body.nbytes), body)
+            return parcel._replace(body=None), slot
+        parcel = parcel._replace(refused=refused)
+    if slot is not None:
+        slab.give_back(slot)
+    return parcel._replace(body=bytearray(body)), None
+
+
 class Packer:
     """Packs one batch after another, in a worker."""
 
-    def __init__(self, slab: Slab) -> None:
-        """Pack into slots of this slab."""
+    def __init__(self, slab: Slab, meets: Callable[[type], None] | None = None) -> None:
+        """Pack into slots of this slab; `meets` is called with each class in a batch."""
         self._slab = slab
-        self._pickler = Skeletons()
+        self._pickler = Skeletons(meets)
         self._base = np.frombuffer(slab.view(Slot(0, 1)), np.uint8).ctypes.data
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0

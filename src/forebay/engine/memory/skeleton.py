@@ -36,9 +36,14 @@ _PLACED = pickle.PickleBuffer(bytearray(1))
 
 
 class Skeletons(pickle.Pickler):
-    """Pickles a batch, and puts its buffers into a slot as it meets them."""
+    """Pickles a batch, and puts its buffers into a slot as it meets them.
 
-    def __init__(self) -> None:
+    Args:
+        meets: Called with each class before it is pickled by its name.
+    """
+
+    def __init__(self, meets: Callable[[type], None] | None = None) -> None:
+        self._meets = meets
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=5, buffer_callback=self._buffer)
         self._spans: list[tuple[int, int]] = []
@@ -85,6 +90,8 @@ class Skeletons(pickle.Pickler):
         if kind is TypedStorage:
             # torch would write a file of its own format into the pickle.
             return _typed_storage, (obj._untyped_storage, obj.dtype)
+        if self._meets is not None and isinstance(obj, type):
+            self._meets(obj)
         return NotImplemented
 
     def _strided(self, tensor: torch.Tensor, code: int) -> Any:

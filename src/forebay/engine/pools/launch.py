@@ -51,7 +51,7 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def pickled(job: Job) -> bytes:
+def pickled(job: Any) -> bytes:
     """Pickle a job so that functions of a script or a notebook travel too.
 
     Raises:
@@ -103,7 +103,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
     return pid
 
 
-def execute(control: socket.socket, news: int, payload: bytes) -> int:
+def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:
     """Start the zygote as a fresh interpreter; return its number, to be waited for."""
     with tempfile.TemporaryFile() as file:
         file.write(payload)
@@ -111,7 +111,7 @@ def execute(control: socket.socket, news: int, payload: bytes) -> int:
         descriptors = control.fileno(), news, file.fileno()
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, *map(str, descriptors), json.dumps(sys.path)],
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, *keep),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -43,18 +43,23 @@ class ProcessPool(Pool):
 
     Args:
         job: What the workers do. It is pickled once, or not at all, however many workers there
-            are.
+            are. One that is pickled already comes up in an interpreter of its own.
         num_workers: How many will live at once, to see early whether descriptors suffice.
         start: How the zygote comes up, see `launch.py`. "auto" forks if this process has but one
             thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
             always forks, with the job as it is and every descriptor that the user has open.
+        keep: Descriptors that a job which is pickled already needs, under the same numbers.
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
     """
 
     def __init__(
-        self, job: Job, num_workers: int, start: Literal["auto", "fork"] | BaseContext = "auto"
+        self,
+        job: Job | bytes,
+        num_workers: int,
+        start: Literal["auto", "fork"] | BaseContext = "auto",
+        keep: Sequence[int] = (),
     ) -> None:
         """Pickle the job and begin to bring up the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -68,7 +73,9 @@ class ProcessPool(Pool):
         self.exit_codes: dict[int, int] = {}
         self._owner = os.getpid()
         self._start = start
-        self._job: Job | bytes = launch.pickled(job) if start == "auto" else job
+        self._keep = keep
+        is_pickled = isinstance(job, bytes)
+        self._job = launch.pickled(job) if start == "auto" and not is_pickled else job
         launch.occupy_standard_descriptors()
         self._selector = selectors.DefaultSelector()
         # Held for a moment only; by one thread twice if its garbage collector ends a pool.
@@ -229,9 +236,9 @@ class ProcessPool(Pool):
         if self._start == "fork":
             return launch.fork(control, news, self._job, closing=_our_ends)
         assert isinstance(self._job, bytes)
-        if launch.is_single_threaded():
+        if launch.is_single_threaded() and not self._keep:
             return launch.fork(control, news, self._job, closing=None)
-        return launch.execute(control, news, self._job)
+        return launch.execute(control, news, self._job, self._keep)
 
     def _order(
         self,

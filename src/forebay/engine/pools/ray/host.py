@@ -1,0 +1,130 @@
+"""A host: the actor that looks after one worker, on whatever node Ray put it.
+
+    driver ── order() ──> inbox ──┐
+       ^                          v
+       └── events() <── host ── ProcessPool ── zygote ── worker
+
+The worker is a process of its own, under the very pool that runs it on one machine: how it died,
+where it hung and what it took along are known as exactly there. Ray sees the host alone, which
+runs no code of the user's, so that when a host dies nothing that its worker ran is to blame.
+Events travel as they come, several at a time where they come fast; nothing is lost by that, since
+the host outlives its worker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from forebay.engine.events import Event, WorkerDied
+from forebay.engine.job import Assignment
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.processes import ProcessPool
+
+# How long answers may pile up before they travel.
+COLLECT_S = 0.003
+
+
+class Hosting(Protocol):
+    """What a host needs to know of the work; travels by pickle, as bytes where it is user code."""
+
+    def pool(self) -> Pool:
+        """Return the pool for the one worker."""
+        ...
+
+    def incoming(self, assignment: Assignment) -> Assignment:
+        """Return an assignment as the worker is to have it."""
+        ...
+
+    def outgoing(self, event: Event) -> Event:
+        """Return an event as it is to travel."""
+        ...
+
+    def sent(self) -> None:
+        """Take note that all outgoing events are on their way."""
+
+
+class PlainHosting:
+    """Hosts a job whose payloads and results travel as they are.
+
+    Args:
+        job: The job, pickled (`shipped`).
+    """
+
+    def __init__(self, job: bytes) -> None:
+        """See the class."""
+        self._job = job
+
+    def pool(self) -> Pool:
+        """Return a pool of processes."""
+        return ProcessPool(self._job, 1)
+
+    def incoming(self, assignment: Assignment) -> Assignment:
+        """Change nothing."""
+        return assignment
+
+    def outgoing(self, event: Event) -> Event:
+        """Change nothing."""
+        return event
+
+    def sent(self) -> None:
+        """Nothing was kept for it."""
+
+
+class Host:
+    """The actor. `order` is called from a concurrency group of its own.
+
+    Args:
+        hosting: See `Hosting`.
+        folder: The driver's working folder, taken over if it is there.
+        path: The driver's `sys.path`, for modules of its machine.
+    """
+
+    def __init__(self, hosting: Hosting, folder: str, path: Sequence[str]) -> None:
+        """Start nothing yet."""
+        with suppress(OSError):
+            os.chdir(folder)
+        sys.path.extend(each for each in path if each not in sys.path)
+        self._hosting = hosting
+        self._inbox: deque[Callable[[Pool], None]] = deque()
+        self._pool: Pool | None = None
+        self._over = False
+
+    def order(self, what: str, worker: int, payload: Any = None) -> None:
+        """Take an order for the worker: "send" (with assignments), "kill" or "close"."""
+        if what == "send":
+            self._inbox.append(lambda pool: pool.send(worker, self._incoming(payload)))
+        elif what == "kill":
+            self._inbox.append(lambda pool: pool.kill(worker))
+        else:
+            self._over = True
+        if self._pool is not None:
+            self._pool.wake()
+
+    def _incoming(self, payload: Sequence[Any]) -> list[Assignment]:
+        return [self._hosting.incoming(Assignment(*each)) for each in payload]
+
+    def events(self, worker: int, lane: int) -> Iterator[list[Event]]:
+        """Start the worker; yield what happens to it until it dies or is told to go."""
+        pool = self._pool = self._hosting.pool()
+        try:
+            pool.start(worker, lane)
+            is_alive = True
+            while is_alive and not self._over:
+                while self._inbox:
+                    self._inbox.popleft()(pool)
+                events = pool.wait(None)
+                if len(events) > 1:  # they come fast: let there be more
+                    time.sleep(COLLECT_S)
+                    events += pool.wait(0.0)
+                is_alive = not any(isinstance(event, WorkerDied) for event in events)
+                if events:
+                    yield [self._hosting.outgoing(event) for event in events]
+                    self._hosting.sent()
+        finally:
+            pool.close()

@@ -1,0 +1,97 @@
+"""Which node gets the next worker: a pure decision over plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster as the last look at it found it.
+
+    Attributes:
+        id: Ray's name for it.
+        name: People's: its address, and the start of its id.
+        total: What it has of each resource.
+        free: What of that nobody uses.
+    """
+
+    id: str
+    name: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+
+def room(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
+    """Return how many workers fit into resources."""
+    # A hair more, for halves and thirds of a GPU do not add up to one exactly.
+    return min(int(resources.get(name, 0.0) / each + 1e-9) for name, each in need.items())
+
+
+def place(
+    wanted: int,
+    nodes: Sequence[Node],
+    need: Mapping[str, float],
+    placed: Mapping[str, int],
+    fresh: Mapping[str, int],
+) -> list[str]:
+    """Choose nodes for new workers, the emptiest first, as far as there is room.
+
+    Args:
+        wanted: How many workers to place.
+        nodes: Those that may be used.
+        need: What one worker takes of each resource; not empty, and nothing in it is 0.
+        placed: How many workers of ours each node has, by its id.
+        fresh: How many of them were placed after the look at the nodes, so that `free` does not
+            know them yet.
+
+    Returns:
+        The id of a node for each worker that there is room for.
+    """
+    left = {}
+    held = {}
+    for node in nodes:
+        held[node.id] = placed.get(node.id, 0)
+        ours = room(node.total, need) - held[node.id]
+        left[node.id] = min(ours, room(node.free, need) - fresh.get(node.id, 0))
+    chosen: list[str] = []
+    while len(chosen) < wanted:
+        open_ones = [each for each in left if left[each] > 0]
+        if not open_ones:
+            break
+        best = min(open_ones, key=lambda each: (held[each], -left[each]))
+        left[best] -= 1
+        held[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
+    """Return how many workers the nodes could hold if nobody else used them."""
+    return sum(max(room(node.total, need), 0) for node in nodes)
+
+
+def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
+    """Say what workers wait for that have no place."""
+    wish = _amounts(need)
+    if not any(room(node.total, need) for node in nodes):
+        hint = "No node has that much: start one that does, or ask for less."
+    else:
+        hint = "All of it is in use: it goes on when somebody lets go, or a node joins."
+    lines = [f"  {node.name}: {_free(node, need)}" for node in nodes] or ["  there are no nodes"]
+    plural = "s wait" if wanted != 1 else " waits"
+    return "\n".join(
+        [f"{wanted} worker{plural} for room on the cluster; each needs {wish}", *lines, f"  {hint}"]
+    )
+
+
+def _free(node: Node, need: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} {name} free"
+        for name in need
+    )
+
+
+def _amounts(need: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in need.items())

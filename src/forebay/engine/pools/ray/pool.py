@@ -1,0 +1,362 @@
+"""Workers on the nodes of a Ray cluster: one more pool, under the same engine.
+
+    engine ── start, send, kill ──> RayPool ── order() ──> host (an actor), host, …
+       ^                               ^                     │
+       └────────── events ─────────────┴──── events() <──────┘   a thread a worker listens
+
+Ray places and connects; it decides nothing else. Hosts are never restarted and their calls never
+retried by Ray, for the flow owns every retry. A host that is lost, with its node or by itself, is
+a death that no input is to blame for; what its worker does is told by the host (see `host.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+from forebay.engine.events import Cause, Event, RoomGrew, WorkerDied
+from forebay.engine.job import Assignment
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.host import Host, Hosting
+from forebay.engine.pools.ray.nodes import Node, capacity, place, room, why_waiting
+from forebay.engine.pools.ray.preflight import Proof, prove
+from forebay.errors import ForebayError
+from forebay.options import Ray
+
+# How often the cluster is looked at, for nodes that joined and for room.
+LOOK_S = 1.0
+# How long a host may take to kill its worker before it is killed itself.
+KILL_S = 10.0
+# How long `close` leaves workers and hosts to tidy up.
+CLOSE_S = 2.0
+# How long workers may wait for room before that is said, and then again.
+SAY_S, SAY_AGAIN_S = 5.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at the cluster: the nodes that may be used, and what is wrong with new ones."""
+
+    nodes: list[Node]
+    refused: dict[str, ForebayError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """The cluster does not answer, or this process left it."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker that has a place: its node, its host, and the thread that listens to it."""
+
+    node: str
+    host: Any
+    ear: threading.Thread
+    kill_at: float | None = None
+
+
+@final
+class RayPool(Pool):
+    """Runs each worker on some node of a cluster.
+
+    Args:
+        hosting: What each host does, with the job in it; sent once, to be shared by all.
+        where: Which cluster, and what one worker takes of it.
+        proof: What each node must prove before it gets work.
+        most: Workers to have, at most; None for as many as there is room for, also on nodes that
+            join later.
+        ahead: Messages of a worker that may wait to be listened to before it is held up.
+        say: Called, in the thread of `wait`, with lines for people.
+
+    Attributes:
+        num_workers: How many workers there is room for now, within `most`; at least 1.
+
+    Raises:
+        OptionError: There is no such cluster, or a node has other versions or lacks code.
+        OutputError: A node does not share the output folder.
+    """
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        where: Ray,
+        proof: Proof,
+        most: int | None,
+        *,
+        ahead: int = -1,
+        say: Callable[[str], None],
+    ) -> None:
+        """Join the cluster, and have its nodes prove themselves."""
+        self._began = cluster.join(where.address, say)
+        import ray
+
+        self._ray = ray
+        self._say = say
+        self._where = where
+        self._need = where.need()
+        self._most = most if most is not None else where.max_workers
+        self._ahead = ahead
+        self._proof = proof
+        self._heard: queue.SimpleQueue[Event | _Look | _Gone | None] = queue.SimpleQueue()
+        self._members: dict[int, _Member] = {}
+        self._waiting: deque[tuple[int, int]] = deque()  # workers without a place, and lanes
+        self._waiting_since: float | None = None
+        self._said_at = 0.0
+        self._fresh: Counter[str] = Counter()  # placed since the last look
+        self._gone: str | None = None
+        self._closed = threading.Event()
+        self._proven: set[str] = set()
+        self._bad: set[str] = set()
+        try:
+            self._nodes = self._usable(cluster.nodes())
+            for error in self._prove(self._nodes).values():
+                raise error
+        except BaseException:
+            cluster.leave(self._began)
+            raise
+        self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
+        remote: Any = ray.remote
+        self._host = remote(concurrency_groups={"orders": 1})(Host)
+        self._hosting = ray.put(hosting)
+        self._watch = threading.Thread(target=self._look_on, name="forebay-nodes", daemon=True)
+        self._watch.start()
+
+    def start(self, worker: int, lane: int) -> None:
+        """Give the worker a place; it waits for one if there is no room."""
+        self._waiting.append((worker, lane))
+        self._settle()
+
+    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+        """Order the worker's host to hand the tasks on."""
+        self._order(worker, "send", [tuple(each) for each in assignments])
+
+    def kill(self, worker: int) -> None:
+        """Order the host to kill its worker, and remember to kill a host that does not."""
+        if worker in self._members:
+            self._members[worker].kill_at = time.monotonic() + KILL_S
+        self._order(worker, "kill")
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return what hosts told, and see to those who wait for room."""
+        until = None if timeout is None else time.monotonic() + timeout
+        events: list[Event] = []
+        while not events:
+            now = time.monotonic()
+            if until is not None and now > until:
+                break
+            due = [member.kill_at for member in self._members.values() if member.kill_at]
+            due += [until] if until is not None else []
+            due += [now + SAY_S] if self._waiting else []
+            try:
+                message = self._heard.get(timeout=max(min(due) - now, 0.0) if due else None)
+            except queue.Empty:
+                if until is not None and time.monotonic() >= until:
+                    until = now  # look at what is due once more, then go
+                self._see_to_what_is_due()
+                continue
+            events += self._take_in(message)
+            while not self._heard.empty():
+                events += self._take_in(self._heard.get_nowait())
+            self._see_to_what_is_due()
+            if message is None:
+                break
+        return events
+
+    def wake(self) -> None:
+        """Put in a message that says nothing."""
+        self._heard.put(None)
+
+    def close(self) -> None:
+        """Tell every host to go, kill those that do not, and leave a cluster of our own."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for worker in self._members:
+            self._order(worker, "close")
+        until = time.monotonic() + CLOSE_S
+        for member in self._members.values():
+            member.ear.join(max(until - time.monotonic(), 0.0))
+            self._kill(member)
+        for member in self._members.values():
+            member.ear.join(CLOSE_S)
+        self._members.clear()
+        self._watch.join(CLOSE_S)
+        cluster.leave(self._began)
+
+    # ---- places --------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Give places to those who wait, as far as there is room."""
+        if self._gone is not None:
+            cause = Cause("crash", "WorkerDiedError", self._gone)
+            while self._waiting:
+                self._heard.put(WorkerDied(self._waiting.popleft()[0], cause, blameless=True))
+        placed = Counter(member.node for member in self._members.values())
+        wanted = len(self._waiting)
+        for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
+            self._fresh[node] += 1
+            self._employ(*self._waiting.popleft(), node)
+        if not self._waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+
+    def _employ(self, worker: int, lane: int, node: str) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        host = self._host.options(
+            num_cpus=self._where.num_cpus,
+            num_gpus=self._where.num_gpus,
+            resources=dict(self._where.resources or {}),
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            **self._environment,
+        ).remote(self._hosting, os.getcwd(), list(sys.path))
+        ear = threading.Thread(
+            target=self._listen,
+            args=(worker, lane, host),
+            name=f"forebay-ear-{worker}",
+            daemon=True,
+        )
+        self._members[worker] = _Member(node, host, ear)
+        ear.start()
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        given = self._where.runtime_env
+        return {} if given is None else {"runtime_env": dict(given)}
+
+    def _order(self, worker: int, what: str, payload: Any = None) -> None:
+        member = self._members.get(worker)
+        if member is None:
+            return
+        call = member.host.order.options(concurrency_group="orders")
+        with suppress(Exception):  # it is dead, or Ray is; the ear hears that
+            call.remote(what, worker, payload)
+
+    def _kill(self, member: _Member) -> None:
+        with suppress(Exception):  # it is dead, or Ray is
+            self._ray.kill(member.host)
+
+    # ---- what is heard -------------------------------------------------------------------------
+
+    def _listen(self, worker: int, lane: int, host: Any) -> None:
+        """Hand on what a host tells, until it has no more to tell; a thread for each."""
+        errors = self._ray.exceptions
+        told = False
+        try:
+            options = {"_generator_backpressure_num_objects": self._ahead}
+            for reference in host.events.options(**options).remote(worker, lane):
+                for event in self._ray.get(reference):
+                    told = told or isinstance(event, WorkerDied)
+                    self._heard.put(event)
+                del reference
+            message, blameless = "its host ended", True
+        except errors.OutOfMemoryError as error:
+            # Ray's memory monitor chose it; that the worker's task is why is likely, not certain.
+            message, blameless = f"Ray killed it for want of memory: {_first_line(error)}", False
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
+            message, blameless = f"its host was lost: {_first_line(error)}", True
+        if not told and not self._closed.is_set():
+            cause = Cause("crash", "WorkerDiedError", message)
+            self._heard.put(WorkerDied(worker, cause, blameless=blameless))
+
+    def _take_in(self, message: Event | _Look | _Gone | None) -> list[Event]:
+        match message:
+            case None:
+                return []
+            case _Look():
+                return self._look(message)
+            case _Gone():
+                self._gone = message.why
+                self._settle()
+                return []
+            case WorkerDied():
+                member = self._members.pop(message.worker, None)
+                if member is not None:
+                    self._kill(member)
+                    return [self._located(message, member.node)]
+        return [message]
+
+    def _located(self, death: WorkerDied, node: str) -> WorkerDied:
+        """Add to a death where it was."""
+        name = next((each.name for each in self._nodes if each.id == node), node[:8])
+        cause = death.cause
+        where = Cause(
+            cause.kind,
+            cause.error,
+            f"{cause.message} (on node {name})",
+            cause.traceback,
+            cause.exception,
+        )
+        return WorkerDied(death.worker, where, death.blameless)
+
+    def _look(self, look: _Look) -> list[Event]:
+        for error in look.refused.values():
+            self._say(f"a node that joined is not used: {error}")
+        self._nodes = look.nodes
+        self._fresh.clear()
+        events: list[Event] = []
+        now = self._within(capacity(look.nodes, self._need))
+        if now > self.num_workers:
+            self.num_workers = now
+            events.append(RoomGrew(now))
+        self._settle()
+        return events
+
+    def _see_to_what_is_due(self) -> None:
+        now = time.monotonic()
+        for member in self._members.values():
+            if member.kill_at is not None and member.kill_at <= now:
+                member.kill_at = None
+                self._kill(member)
+        since = self._waiting_since
+        if since is not None and now - since >= SAY_S and now - self._said_at >= SAY_AGAIN_S:
+            self._said_at = now
+            self._say(why_waiting(self._nodes, self._need, len(self._waiting)))
+
+    # ---- the cluster ---------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        """Look at the cluster now and then; a thread, since it may be slow to answer."""
+        while not self._closed.wait(LOOK_S):
+            try:
+                nodes = self._usable(cluster.nodes())
+                refused = self._prove([node for node in nodes if node.id not in self._proven])
+                nodes = [node for node in nodes if node.id in self._proven]
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
+                if not self._closed.is_set():
+                    self._heard.put(_Gone(f"the Ray cluster is gone: {_first_line(error)}"))
+                return
+            self._heard.put(_Look(nodes, refused))
+
+    def _usable(self, nodes: list[Node]) -> list[Node]:
+        return [node for node in nodes if node.id not in self._bad and room(node.total, self._need)]
+
+    def _prove(self, nodes: list[Node]) -> dict[str, ForebayError]:
+        if not nodes:
+            return {}
+        refused = prove(self._ray, nodes, self._proof, self._environment)
+        self._bad.update(refused)
+        self._proven.update(node.id for node in nodes if node.id not in refused)
+        return refused
+
+    def _within(self, count: int) -> int:
+        return count if self._most is None else min(count, self._most)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

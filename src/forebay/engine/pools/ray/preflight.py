@@ -1,0 +1,222 @@
+"""Before a node gets work it proves that it sees the same folder and has the same code.
+
+    driver writes a nonce ──> node reads it, writes one of its own ──> driver reads that
+
+A folder of one node's own disk would take outputs that nobody ever finds. A module that is
+missing on one node would fail every input that happens to go there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from forebay.engine.pools.ray.nodes import Node
+from forebay.errors import ForebayError, OptionError, OutputError
+
+# How long a node may take to prove itself; importing a large library from a slow disk takes some.
+PATIENCE_S = 120.0
+_PACKAGES = ("forebay", "torch", "cloudpickle")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a node must prove.
+
+    Attributes:
+        work: The job, pickled.
+        folder: The folder or URL that outputs are staged in; None if there are none.
+        inputs: Local paths that must be there.
+    """
+
+    work: bytes
+    folder: str | None = None
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a node found.
+
+    Attributes:
+        versions: Of Python and of the packages that matter.
+        unloadable: Why the work cannot be loaded there; "" if it can.
+        folder: Why the folder cannot be used there; "" if it can, "absent" if it is another one.
+        missing: The inputs that are not there.
+    """
+
+    versions: dict[str, str]
+    unloadable: str
+    folder: str
+    missing: tuple[str, ...]
+
+
+def prove(
+    ray: Any, nodes: Sequence[Node], proof: Proof, options: dict[str, Any]
+) -> dict[str, ForebayError]:
+    """Have nodes prove themselves, all at once.
+
+    Args:
+        ray: The module.
+        nodes: Which.
+        proof: What they prove.
+        options: Further options of the task, such as its runtime environment.
+
+    Returns:
+        By the id of the node, what is wrong with those that did not.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nonce = secrets.token_hex(8)
+    name = _spoken(proof.folder, nonce)
+    if name is not None:
+        _write(name, nonce)
+    try:
+        shared = ray.put(proof)
+        look = ray.remote(look_around)
+        answers = [
+            look.options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                **options,
+            ).remote(shared, nonce, node.id)
+            for node in nodes
+        ]
+        ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
+        verdicts = [
+            _verdict(ray, node, answer, proof, nonce)
+            for node, answer in zip(nodes, answers, strict=True)
+        ]
+    finally:
+        if name is not None:
+            _remove(name)
+    return {
+        node.id: error for node, error in zip(nodes, verdicts, strict=True) if error is not None
+    }
+
+
+def look_around(proof: Proof, nonce: str, node: str) -> Seen:
+    """Look, on a node, at what it has; the driver judges."""
+    unloadable = folder = ""
+    try:
+        pickle.loads(proof.work)  # noqa: S301 - from our own driver
+    except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
+        unloadable = f"{type(error).__name__}: {error}"
+    name = _spoken(proof.folder, nonce)
+    if name is not None:
+        try:
+            if _read(name) == nonce:
+                _write(f"{name}-{node}", nonce)
+            else:
+                folder = "absent"
+        except FileNotFoundError:
+            folder = "absent"
+        except Exception as error:  # noqa: BLE001 - whatever a file system raises
+            folder = f"{type(error).__name__}: {error}"
+    missing = tuple(path for path in proof.inputs if not os.path.exists(path))
+    return Seen(versions(), unloadable, folder, missing)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that all nodes must share."""
+    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed, but on its path"
+    return found
+
+
+def _verdict(ray: Any, node: Node, answer: Any, proof: Proof, nonce: str) -> ForebayError | None:
+    try:
+        seen: Seen = ray.get(answer, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return OptionError(f"node {node.name} did not answer within {PATIENCE_S:g} s")
+    except Exception as error:  # noqa: BLE001 - forebay is not there, or the node was lost
+        return OptionError(
+            f"node {node.name} cannot run forebay: {str(error).strip().splitlines()[-1]}\n"
+            "  Install the same forebay, with ray and torch, on every node."
+        )
+    if seen.folder == "absent":
+        return OutputError(
+            f"node {node.name} does not see the output folder {proof.folder!r}\n"
+            "  A file that this process wrote there is not there. With several nodes the output "
+            "must be a folder that all of them mount (NFS, Lustre, …) at the same path, or a "
+            "bucket: output='s3://bucket/folder'."
+        )
+    if seen.folder:
+        return OutputError(
+            f"node {node.name} cannot write to the output folder {proof.folder!r}: {seen.folder}\n"
+            "  See to its mount and permissions there."
+        )
+    name = _spoken(proof.folder, nonce)
+    if name is not None:
+        its = f"{name}-{node.id}"
+        try:
+            agrees = _read(its) == nonce
+        except Exception:  # noqa: BLE001 - whatever a file system raises
+            agrees = False
+        _remove(its)
+        if not agrees:
+            return OutputError(
+                f"what node {node.name} writes to the output folder {proof.folder!r} does not "
+                "arrive here\n  Mount the same folder everywhere, or use a bucket."
+            )
+    ours = versions()
+    differing = [
+        f"{name} {seen.versions[name]} there and {ours[name]} here"
+        for name in ours
+        if seen.versions[name] != ours[name]
+    ]
+    if differing:
+        return OptionError(
+            f"node {node.name} has other versions: {', '.join(differing)}\n"
+            "  Results would depend on where they are made. Install the same everywhere."
+        )
+    if seen.unloadable:
+        return OptionError(
+            f"node {node.name} cannot load the work: {seen.unloadable}\n"
+            "  Install what it imports there, or send it along: "
+            "forebay.Ray(runtime_env={'py_modules': ['folder']})."
+        )
+    if seen.missing:
+        return OptionError(
+            f"node {node.name} does not see the inputs: {seen.missing[0]!r} is not there\n"
+            "  Put them where every node mounts them at the same path, or into a bucket."
+        )
+    return None
+
+
+def _spoken(folder: str | None, nonce: str) -> str | None:
+    return None if folder is None else f"{folder.rstrip('/')}/preflight-{nonce}"
+
+
+def _write(name: str, text: str) -> None:
+    import fsspec
+
+    with fsspec.open(name, "w") as file:
+        file.write(text)
+
+
+def _read(name: str) -> str:
+    import fsspec
+
+    with fsspec.open(name, "r") as file:
+        return str(file.read())
+
+
+def _remove(name: str) -> None:
+    import fsspec
+
+    with suppress(Exception):  # it is not there, or the store is gone
+        files, path = fsspec.core.url_to_fs(name)
+        files.rm_file(path)

@@ -1,0 +1,65 @@
+"""Code on its way to machines that may not have it.
+
+    __main__, a notebook      travels by value, as cloudpickle does anyway
+    a module of the project   travels by value: it need not be on the nodes
+    an installed package      travels by name: every node must have it
+
+A module of the project is one that was loaded from a file outside of Python's own folders and
+outside of forebay. What a function imports when it runs cannot be seen here, and does not travel:
+name its folder in `forebay.Ray(runtime_env={"py_modules": [...]})`.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from forebay.engine.pools.launch import pickled
+
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def shipped(thing: Any) -> bytes:
+    """Pickle something, with the project's own code in it.
+
+    Raises:
+        OptionError: It cannot be pickled.
+    """
+    with _by_value(_project_modules()):
+        return pickled(thing)
+
+
+@contextmanager
+def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+    import cloudpickle
+
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    mine = [module for module in modules if module.__name__ not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _project_modules() -> list[ModuleType]:
+    paths = sysconfig.get_paths()
+    ours = Path(__file__).resolve().parents[3]
+    installed = [ours, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib"))]
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        is_installed = any(path.is_relative_to(folder) for folder in installed)
+        if not is_installed and _PACKAGE_FOLDERS.isdisjoint(path.parts):
+            found.append(module)
+    return found
