@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forebay.jobs.report import Failure, Report
     from forebay.loader import DataLoader
     from forebay.loading.buffer import Buffer
+    from forebay.options import Ray
     from forebay.packed import PackedSequence
     from forebay.preprocess import preprocess
 
@@ -45,6 +46,7 @@ __all__ = [
     "OptionError",
     "OutputError",
     "PackedSequence",
+    "Ray",
     "Report",
     "SampleTimeoutError",
     "WorkerDiedError",
@@ -57,6 +59,7 @@ _HOMES = {
     "DataLoader": "forebay.loader",
     "Failure": "forebay.jobs.report",
     "PackedSequence": "forebay.packed",
+    "Ray": "forebay.options",
     "Report": "forebay.jobs.report",
     "preprocess": "forebay.preprocess",
 }

@@ -22,13 +22,26 @@ from forebay.jobs.report import Failure
 from forebay.jobs.status import Snapshot
 from forebay.jobs.verify import verify as hold_against
 from forebay.observe.progress import duration
-from forebay.options import BACKENDS, TABLE_FORMATS
+from forebay.options import BACKENDS, TABLE_FORMATS, Ray
 from forebay.preprocess import preprocess, retry
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
 _workers = click.option("--num-workers", type=click.IntRange(0), help="Default: one a core.")
-_backend = click.option("--backend", type=click.Choice(BACKENDS), default="process")
+
+
+def _backend(command: Any) -> Any:
+    """Give a command the options that say where workers run."""
+    for option in (
+        click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
+        click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
+        click.option("--address", help="The cluster's, for --backend ray; 'auto' finds it."),
+        click.option("--backend", type=click.Choice(BACKENDS), default="process"),
+    ):
+        command = option(command)
+    return command
+
+
 _timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
 _retries = click.option(
     "--retries", type=click.IntRange(0), help="Further tries.  Default: 1; with --limit, 0."
@@ -94,7 +107,7 @@ def preprocess_command(
         max_failures=_count_or_fraction(max_failures),
         resume=not restart,
         progress=not quiet,
-        **settings,
+        **_with_backend(settings),
     )
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
@@ -119,7 +132,7 @@ def retry_command(output: str, work: str | None, quiet: bool, **settings: Any) -
             "the earlier run's function cannot be found by name: it was a Dataset, a lambda, or "
             "from a notebook\n  Name it with --work, or make the same call again from Python."
         )
-    report = retry(load_work(work), output, progress=not quiet, **settings)
+    report = retry(load_work(work), output, progress=not quiet, **_with_backend(settings))
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
@@ -203,6 +216,16 @@ def main() -> NoReturn:
 
 def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _with_backend(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the cluster, if one is meant, as their backend."""
+    names = ("address", "num_cpus", "num_gpus")
+    cluster = {name: value for name in names if (value := settings.pop(name)) is not None}
+    if cluster and settings["backend"] != "ray":
+        options = ", ".join("--" + name.replace("_", "-") for name in cluster)
+        raise click.UsageError(f"{options} is for --backend ray, which was not given")
+    return {**settings, "backend": Ray(**cluster)} if cluster else settings
 
 
 def _count_or_fraction(text: str | None) -> int | float | None:

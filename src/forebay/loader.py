@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pickle import PicklingError
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import (
@@ -43,8 +43,9 @@ from torch.utils.data.dataloader import (
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
 from forebay.loading.buffer import REFILL_SHARE, Buffer, parse_bytes
+from forebay.loading.crew import Workers
 from forebay.loading.epochs import Watches
-from forebay.loading.feed import Feed, Workers
+from forebay.loading.feed import Feed
 from forebay.loading.fetch import MapFetcher, slicing
 from forebay.loading.iterators import RETRIES, LaneIterator, StreamIterator
 from forebay.loading.job import holder_of_epoch
@@ -66,6 +67,7 @@ from forebay.loading.state import (
 )
 from forebay.loading.statistics import Statistics, Tally
 from forebay.loading.stream import Stream
+from forebay.options import Ray, check_backend, cluster_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -105,7 +107,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         in_order: See torch.
         buffer: How much to make ahead, across the ends of epochs: bytes, a text such as "30GB", or
             a `forebay.Buffer`. Only one iteration at a time then: a new one ends the one before.
-        backend: "process" or "thread".
+        backend: "process", "thread", or "ray" (or a `forebay.Ray`) to have batches made on the
+            nodes of a cluster; the buffer is this process's memory all the same.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after the death of a worker
             and after a resume. `random`, numpy and torch are seeded for each sample.
@@ -137,12 +140,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         buffer: int | str | Buffer | None = None,
-        backend: str = "process",
+        backend: str | Ray = "process",
         seed: int | None = None,
         on_error: str = "raise",
     ) -> None:
         """See the class."""
-        _check("backend", backend, ("process", "thread"))
+        check_backend(backend)
         _check("on_error", on_error, ("raise", "skip"))
         if seed is not None and type(seed) is not int:
             raise OptionError(f"seed={seed!r} is not possible; it takes a whole number or None")
@@ -152,6 +155,11 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "Buffer(directory=) is not possible with backend='thread', whose batches are the "
                 "trainer's own memory\n"
                 "  Nothing was started. Use backend='process', or a buffer in memory."
+            )
+        if cluster_of(backend) is not None and not num_workers:
+            raise OptionError(
+                "backend='ray' with num_workers=0: nobody on the cluster would make batches\n"
+                "  Nothing was started. Say how many workers the cluster is to run."
             )
         self.backend = backend
         self.seed = seed
@@ -387,9 +395,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             return Feed(recipe, Workers("inline", 1), limits, keeps_tasks, self._tally)
         context = self.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
-        backend: Literal["thread", "process"] = "thread" if self.backend == "thread" else "process"
+        cluster = cluster_of(self.backend)
+        backend: Any = self.backend if cluster is None else "ray"
         directory = None if self.buffer is None else self.buffer.directory
-        workers = Workers(backend, self.num_workers, start, directory)
+        workers = Workers(backend, self.num_workers, start, directory, cluster)
         # Any worker may take the next order of a stream, so somebody must always be there to hand
         # it out. By torch's rules each worker has its orders already.
         kind = PumpedFeed if self._streams or self.buffer is not None else Feed

@@ -15,102 +15,6 @@ TABLE_FORMATS = ("parquet", "csv", "jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreprocessOptions:
-    """How `forebay.preprocess` runs; its docstring says what each setting means.
-
-    Raises:
-        OptionError: A setting is impossible, or two contradict each other.
-    """
-
-    num_workers: int | None
-    backend: str
-    timeout: float | None
-    retries: int | None
-    on_error: str | None
-    max_failures: int | float | None
-    limit: int | None
-    resume: bool
-    metadata: str
-    version: str | None
-    progress: bool
-
-    def __post_init__(self) -> None:
-        """Check each setting by itself, then those that bear on each other."""
-        _check(
-            self.num_workers is None or _is_count(self.num_workers),
-            "num_workers",
-            self.num_workers,
-            "0, 1, 2, … or None",
-        )
-        _check(self.backend in BACKENDS, "backend", self.backend, " or ".join(map(repr, BACKENDS)))
-        _check(
-            self.timeout is None or (_is_number(self.timeout) and self.timeout > 0),
-            "timeout",
-            self.timeout,
-            "a number of seconds above 0, or None",
-        )
-        _check(
-            self.retries is None or _is_count(self.retries),
-            "retries",
-            self.retries,
-            "0, 1, 2, … or None",
-        )
-        _check(
-            self.on_error in (None, "skip", "raise"),
-            "on_error",
-            self.on_error,
-            "'skip', 'raise' or None",
-        )
-        _check(
-            self.limit is None or (_is_count(self.limit) and self.limit > 0),
-            "limit",
-            self.limit,
-            "1, 2, 3, … or None",
-        )
-        _check(self.resume in (True, False), "resume", self.resume, "True or False")
-        _check(
-            self.metadata in TABLE_FORMATS,
-            "metadata",
-            self.metadata,
-            " or ".join(map(repr, TABLE_FORMATS)),
-        )
-        _check(
-            self.version is None or bool(str(self.version) == self.version and self.version),
-            "version",
-            self.version,
-            "a text such as '2', or None",
-        )
-        if self.timeout is not None and self.num_workers == 0:
-            raise OptionError(
-                f"timeout={self.timeout:g} needs a worker that can be killed, and num_workers=0 "
-                "has none\n  Set num_workers to 1 or more, or leave the timeout out."
-            )
-
-    @property
-    def workers(self) -> int:
-        """How many workers to run; a trial (`limit`) runs in this process if it may."""
-        if self.num_workers is not None:
-            return self.num_workers
-        if self.limit is not None:
-            return 0 if self.timeout is None else 1
-        return usable_cores()
-
-    @property
-    def further_tries(self) -> int:
-        """How often an input that failed is tried again."""
-        if self.retries is None:
-            return 0 if self.stops_at_first_failure else 1
-        return self.retries
-
-    @property
-    def stops_at_first_failure(self) -> bool:
-        """Whether a failure ends the run; in a trial (`limit`) it does unless told otherwise."""
-        if self.on_error is None:
-            return self.limit is not None
-        return self.on_error == "raise"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
     """Which Ray cluster to work on, and what one worker takes of it: for `backend=`.
 
@@ -155,6 +59,130 @@ class Ray:
         """Return what one worker takes, by Ray's names; what it takes nothing of left out."""
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
         return {name: amount for name, amount in amounts.items() if amount > 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreprocessOptions:
+    """How `forebay.preprocess` runs; its docstring says what each setting means.
+
+    Raises:
+        OptionError: A setting is impossible, or two contradict each other.
+    """
+
+    num_workers: int | None
+    backend: str | Ray
+    timeout: float | None
+    retries: int | None
+    on_error: str | None
+    max_failures: int | float | None
+    limit: int | None
+    resume: bool
+    metadata: str
+    version: str | None
+    progress: bool
+
+    def __post_init__(self) -> None:
+        """Check each setting by itself, then those that bear on each other."""
+        _check(
+            self.num_workers is None or _is_count(self.num_workers),
+            "num_workers",
+            self.num_workers,
+            "0, 1, 2, … or None",
+        )
+        check_backend(self.backend)
+        _check(
+            self.timeout is None or (_is_number(self.timeout) and self.timeout > 0),
+            "timeout",
+            self.timeout,
+            "a number of seconds above 0, or None",
+        )
+        _check(
+            self.retries is None or _is_count(self.retries),
+            "retries",
+            self.retries,
+            "0, 1, 2, … or None",
+        )
+        _check(
+            self.on_error in (None, "skip", "raise"),
+            "on_error",
+            self.on_error,
+            "'skip', 'raise' or None",
+        )
+        _check(
+            self.limit is None or (_is_count(self.limit) and self.limit > 0),
+            "limit",
+            self.limit,
+            "1, 2, 3, … or None",
+        )
+        _check(self.resume in (True, False), "resume", self.resume, "True or False")
+        _check(
+            self.metadata in TABLE_FORMATS,
+            "metadata",
+            self.metadata,
+            " or ".join(map(repr, TABLE_FORMATS)),
+        )
+        _check(
+            self.version is None or bool(str(self.version) == self.version and self.version),
+            "version",
+            self.version,
+            "a text such as '2', or None",
+        )
+        if self.cluster is not None and self.num_workers == 0:
+            raise OptionError(
+                "num_workers=0 works in this very process, and backend='ray' on a cluster\n"
+                "  Leave num_workers out, to take what room there is, or name a count."
+            )
+        if self.timeout is not None and self.num_workers == 0:
+            raise OptionError(
+                f"timeout={self.timeout:g} needs a worker that can be killed, and num_workers=0 "
+                "has none\n  Set num_workers to 1 or more, or leave the timeout out."
+            )
+
+    @property
+    def cluster(self) -> Ray | None:
+        """The cluster to work on; None for this machine, which is where a trial is made."""
+        if self.limit is not None and self.num_workers is None:
+            return None
+        return cluster_of(self.backend)
+
+    @property
+    def workers(self) -> int:
+        """How many workers to run; a trial (`limit`) runs in this process if it may.
+
+        On a cluster, unless it is named, it is what there is room for there, and not this.
+        """
+        if self.num_workers is not None:
+            return self.num_workers
+        if self.limit is not None:
+            return 0 if self.timeout is None else 1
+        return usable_cores()
+
+    @property
+    def further_tries(self) -> int:
+        """How often an input that failed is tried again."""
+        if self.retries is None:
+            return 0 if self.stops_at_first_failure else 1
+        return self.retries
+
+    @property
+    def stops_at_first_failure(self) -> bool:
+        """Whether a failure ends the run; in a trial (`limit`) it does unless told otherwise."""
+        if self.on_error is None:
+            return self.limit is not None
+        return self.on_error == "raise"
+
+
+def check_backend(backend: object) -> None:
+    """Raise OptionError unless `backend` is the name of one, or a `Ray`."""
+    names = " or ".join(map(repr, BACKENDS))
+    _check(backend in BACKENDS or isinstance(backend, Ray), "backend", backend, names)
+
+
+def cluster_of(backend: str | Ray) -> Ray | None:
+    """Return the cluster that a backend means; None for this machine."""
+    if isinstance(backend, Ray):
+        return backend
+    return Ray() if backend == "ray" else None
 
 
 def usable_cores() -> int:

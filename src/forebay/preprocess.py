@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forebay.engine.engine import pool_for
 from forebay.engine.pools.base import Pool
 from forebay.errors import ChangedError, LedgerError, OptionError
 from forebay.jobs.budget import FailureBudget
@@ -31,13 +30,14 @@ from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.listing import Listing, listing_for
 from forebay.jobs.metadata import write_metadata
-from forebay.jobs.places import check_in_reach, in_reach, keep_apart, open_place
+from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.places import check_in_reach, in_reach, keep_apart, local_inputs, open_place
 from forebay.jobs.report import Failure, Report
 from forebay.jobs.seeds import generators_kept
 from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress
-from forebay.options import TABLE_FORMATS, PreprocessOptions
-from forebay.run import run
+from forebay.options import TABLE_FORMATS, PreprocessOptions, Ray
+from forebay.run import run, workers_for
 
 _TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
 
@@ -48,7 +48,7 @@ def preprocess(
     output: str | os.PathLike[str] | None = None,
     *,
     num_workers: int | None = None,
-    backend: str = "process",
+    backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
     on_error: str | None = None,
@@ -76,8 +76,10 @@ def preprocess(
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
         output: Folder for the outputs, the table and forebay's own `.forebay`, made if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces".
-        num_workers: Workers; None for one a core, 0 to work in this very process.
-        backend: "process", or "thread" for work that releases the interpreter lock.
+        num_workers: Workers; None for one a core, or for as many as a cluster has room for, also
+            on nodes that join later; 0 to work in this very process.
+        backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
+            `forebay.Ray`, for the nodes of a cluster.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
         retries: Further tries for an input that failed, alone; None for 1, or for 0 where the
             first failure ends the run.
@@ -100,7 +102,8 @@ def preprocess(
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
         InputError: The inputs are missing, empty or torn.
-        OutputError: The output folder cannot be written to, or is full.
+        OutputError: The output folder cannot be written to, is full, or is not the same folder
+            on every node.
         ChangedError: `work` is not what the earlier run worked with.
         BusyError: Another run is working on this output folder.
         FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
@@ -124,7 +127,7 @@ def preprocess(
     listing = listing_for(work, inputs)
     keep_apart(inputs, output)
     with _Session(work, output, options) as session:
-        session.hire(listing.kind)
+        session.hire(listing.kind, inputs)
         session.enrol(listing)
         return session.work_off(listing.kind)
 
@@ -134,7 +137,7 @@ def retry(
     output: str | os.PathLike[str],
     *,
     num_workers: int | None = None,
-    backend: str = "process",
+    backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
     version: str | None = None,
@@ -198,6 +201,7 @@ class _Session:
         self._changed = False
         self._starts_over = False
         self._pool: Pool | None = None
+        self._num_workers = 1
         self._table: str | None = None  # the format in which the table was up to date
 
     def __enter__(self) -> _Session:
@@ -213,11 +217,12 @@ class _Session:
     def __exit__(self, *error: Any) -> None:
         self._closing.__exit__(*error)
 
-    def hire(self, kind: str) -> None:
+    def hire(self, kind: str, inputs: Any = None) -> None:
         """Begin to bring the workers up, which goes on while the inputs are listed."""
         fetch = Download(self.folder.private / "staging" / "fetched")
         job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES), fetch)
-        self._pool = pool_for(self.options.backend, self.options.workers, job)
+        shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
+        self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
 
     def enrol(self, listing: Listing) -> None:
@@ -255,6 +260,7 @@ class _Session:
         with generators_kept() if is_here else nullcontext():
             self._changed |= run(
                 self._pool,
+                self._num_workers,
                 todo,
                 ledger,
                 self.folder,

@@ -1,11 +1,11 @@
-"""One run of preprocess: the engine works, and what it delivers is committed now and then."""
+"""One run of preprocess: workers are hired, and what they deliver is committed now and then."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from forebay.engine.engine import COLLECT_S, Engine, Outcome
+from forebay.engine.engine import COLLECT_S, Engine, Outcome, pool_for
 from forebay.engine.events import ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
@@ -15,7 +15,8 @@ from forebay.jobs.commits import Commits
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.places import OutputPlace
 from forebay.jobs.records import Failed
-from forebay.observe.progress import Progress
+from forebay.jobs.work import PreprocessJob
+from forebay.observe.progress import Progress, note
 from forebay.options import PreprocessOptions
 
 # Results that may exist without being committed, and the bytes of metadata in them.
@@ -27,8 +28,44 @@ MAX_GROUP = 2048
 LOOKAHEAD = 8192
 
 
+def workers_for(
+    job: PreprocessJob, options: PreprocessOptions, shared: str, inputs: tuple[str, ...]
+) -> tuple[Pool, int]:
+    """Return the pool that a run needs, and how many workers it has room for.
+
+    Args:
+        job: What the workers do.
+        options: Where, and how many.
+        shared: The folder or URL that every worker must see as this process does.
+        inputs: Local paths that every worker must see.
+
+    Raises:
+        OptionError: The work cannot be sent, or a cluster cannot do it.
+        OutputError: A node of the cluster has another output folder.
+    """
+    cluster = options.cluster
+    if cluster is None:
+        pool = pool_for(str(options.backend), options.workers, job)
+        return pool, max(options.workers, 1)
+    from forebay.engine.pools.ray.host import PlainHosting
+    from forebay.engine.pools.ray.pool import RayPool
+    from forebay.engine.pools.ray.preflight import Proof
+    from forebay.engine.pools.ray.shipping import shipped
+
+    work = shipped(job)
+    say = note if options.progress else _say_nothing
+    proof = Proof(work, shared, inputs)
+    hosts = RayPool(PlainHosting(work), cluster, proof, options.num_workers, say=say)
+    return hosts, hosts.num_workers
+
+
+def _say_nothing(text: str) -> None:
+    """Keep quiet, as the user wished."""
+
+
 def run(
     pool: Pool,
+    num_workers: int,
     todo: Iterator[tuple[int, Any]],
     ledger: Ledger,
     folder: OutputPlace,
@@ -44,7 +81,7 @@ def run(
         Exception: With `on_error="raise"`, what the function raised, with notes.
     """
     limits = Limits(
-        num_workers=max(options.workers, 1),
+        num_workers=num_workers,
         slots=SLOTS,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,

@@ -152,6 +152,8 @@ class Staging:
         """Stage below `root`, the output folder."""
         self._root = str(root)
         self._reserved = reserved
+        self._driver = os.uname().nodename
+        self._is_far = False
         # Not a mere number: a thread that a former run abandoned may still write to its own.
         self._run = os.urandom(4).hex()
         self.folder = ""
@@ -160,6 +162,7 @@ class Staging:
         """Make this worker's own folder."""
         self.folder = os.path.join(self._root, PRIVATE, "staging", f"{self._run}-{worker}")
         os.makedirs(self.folder, exist_ok=True)
+        self._is_far = os.uname().nodename != self._driver
 
     def begin(self) -> Output:
         """Return the `out` of one input."""
@@ -167,7 +170,11 @@ class Staging:
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
         """Return what one input made, staged and waiting for the driver."""
-        return output.collect(self._root)
+        files = output.collect(self._root)
+        if self._is_far:  # the driver's flush does not reach what this machine holds back
+            for file in files:
+                _flush(os.path.join(self._root, file.staged or ""))
+        return files
 
     def is_full(self) -> bool:
         """Tell whether the output's file system has run out of bytes or of files."""
@@ -175,6 +182,14 @@ class Staging:
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class OutputFolder:

@@ -105,13 +105,26 @@ def local_path(output: str | os.PathLike[str]) -> str:
     return str(LocalFileSystem._strip_protocol(text))
 
 
+def local_inputs(inputs: Any) -> tuple[str, ...]:
+    """Return local paths that whoever can read the inputs can see: their folder, or the first."""
+    first = inputs
+    if isinstance(inputs, list | tuple) and inputs:
+        first = inputs[0]
+    if not isinstance(first, str | os.PathLike):
+        return ()
+    text = local_path(first)
+    if "://" in text or (first is inputs and not os.path.isdir(text)):
+        return ()  # a manifest or a glob is read here
+    return (os.path.abspath(text),)
+
+
 def check_in_reach(text: str, options: PreprocessOptions) -> None:
     """Refuse a URL of this process's own memory, if the workers are other processes.
 
     Raises:
         OptionError: It is one, and they are.
     """
-    if options.workers == 0 or options.backend != "process":
+    if options.workers == 0 or options.backend == "thread":
         return
     if any(part.startswith("memory://") for part in text.split("::")):
         raise OptionError(

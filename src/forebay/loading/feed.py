@@ -18,32 +18,27 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from multiprocessing.context import BaseContext
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from forebay.engine.engine import Engine, NewTask, Outcome
 from forebay.engine.events import Cause, DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.parcel import Parcel, unpack
+from forebay.engine.memory.parcel import Parcel, land, unpack
 from forebay.engine.memory.slab import Slab
-from forebay.engine.pools.base import Pool
-from forebay.engine.pools.inline import InlinePool
 from forebay.engine.pools.launch import occupy_standard_descriptors
-from forebay.engine.pools.processes import ProcessPool
-from forebay.engine.pools.threads import ThreadPool
 from forebay.errors import WorkerDiedError
 from forebay.loading.buffer import warn_of_full_disk
-from forebay.loading.job import BatchJob, InlineBatchJob, ProcessBatchJob
-from forebay.loading.recipe import Made, Placed, Recipe
-from forebay.loading.seeding import generators_kept
+from forebay.loading.crew import Workers, pool_for
+from forebay.loading.recipe import Made, Placed, Recipe, Sealed
 from forebay.loading.statistics import Tally
 
 RELEASED_TOGETHER = 16
 # What a worker may take to come up, beyond `timeout`.
 START_S = 10.0
+# The same on a cluster, where a worker may have to wait for its place.
+CLUSTER_START_S = 120.0
 
 
 class Taken(NamedTuple):
@@ -58,23 +53,6 @@ class Taken(NamedTuple):
     task: int
     result: Any
     cause: Cause | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Where batches are made.
-
-    Attributes:
-        backend: "process", "thread", or "inline" for this very thread.
-        count: How many there are.
-        start: How processes start, see `ProcessPool`.
-        directory: Where the batches of processes lie; None for memory.
-    """
-
-    backend: Literal["process", "thread", "inline"]
-    count: int
-    start: Literal["fork"] | BaseContext = "fork"
-    directory: str | os.PathLike[str] | None = None
 
 
 class Feed:
@@ -96,6 +74,7 @@ class Feed:
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
         self._timeout_s = limits.timeout_s
+        self._start_s = START_S if workers.cluster is None else CLUSTER_START_S
         self._tries = limits.retries + 1
         self._tally = tally
         self._ready: deque[DeliverResult | ReportFailure] = deque()
@@ -103,10 +82,13 @@ class Feed:
         self._taken: list[int] = []  # and not released yet
         self._directory = workers.directory
         occupy_standard_descriptors()
-        self._slab = Slab(workers.directory) if workers.backend == "process" else None
-        self.pool = self._pool_for(recipe, workers, keeps_tasks)
+        shares = workers.backend in ("process", "ray")
+        self._slab = Slab(workers.directory) if shares else None
+        self.pool = pool_for(recipe, workers, keeps_tasks, self._slab)
         # No method of its own: a cycle would keep the slab until the collector comes round.
-        address = None if self._slab is None else partial(_placed, self._slab, self._slots)
+        address = None
+        if self._slab is not None and workers.backend == "process":
+            address = partial(_placed, self._slab, self._slots)
         try:
             self._engine = Engine(self.pool, limits, address=address)
         except BaseException:  # Ctrl-C, say
@@ -140,8 +122,8 @@ class Feed:
             raise WorkerDiedError(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
                 "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
-                f"  forebay gave them {START_S:g} s more to come up, and goes on waiting if it is "
-                "asked again. Raise `timeout`, or try worker_init_fn in this process."
+                f"  forebay gave them {self._start_s:g} s more to come up, and goes on waiting if "
+                "it is asked again. Raise `timeout`, or try worker_init_fn in this process."
             )
         if isinstance(outcome, ReportFailure):
             return Taken(outcome.task, None, outcome.cause)
@@ -216,16 +198,7 @@ class Feed:
         """Return when to lose patience: later than the engine would replace a worker that hangs."""
         if self._timeout_s is None:
             return None
-        return time.monotonic() + self._timeout_s * self._tries + START_S
-
-    def _pool_for(self, recipe: Recipe, workers: Workers, keeps_tasks: bool) -> Pool:
-        if workers.backend == "inline":
-            return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
-        if workers.backend == "thread":
-            return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept))
-        assert self._slab is not None
-        job = ProcessBatchJob(recipe, self._slab, keeps_tasks=keeps_tasks)
-        return ProcessPool(job, workers.count, workers.start)
+        return time.monotonic() + self._timeout_s * self._tries + self._start_s
 
     def _next(self, until: float | None) -> DeliverResult | ReportFailure | None:
         while not self._ready:
@@ -254,8 +227,13 @@ class Feed:
     def _line_up(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             match outcome:
-                case DeliverResult() | ReportFailure():
-                    self._settle(outcome)
+                case DeliverResult():
+                    landed = self._landed(outcome)
+                    self._settle(landed)
+                    self._tally.came(landed)
+                    self._ready.append(landed)
+                case ReportFailure():
+                    self._free(outcome.task)
                     self._tally.came(outcome)
                     self._ready.append(outcome)
                 case DropTask():
@@ -279,9 +257,23 @@ class Feed:
             self._free(outcome.task)
         return False
 
-    def _settle(self, outcome: DeliverResult | ReportFailure) -> None:
+    def _landed(self, outcome: DeliverResult) -> DeliverResult:
+        """Bring what was made on another machine into this process's own memory."""
+        result = outcome.result
+        if isinstance(result, Sealed):
+            return outcome._replace(result=result.opened())
+        if self._slab is None or not isinstance(result, Made):
+            return outcome
+        parcel, slot = land(result.batch, self._slab)
+        if parcel is result.batch:
+            return outcome
+        if slot is not None:
+            self._slots[outcome.task] = slot
+        return outcome._replace(result=result._replace(batch=parcel))
+
+    def _settle(self, outcome: DeliverResult) -> None:
         """Keep the slot of what has arrived if its batch is in there, and free it otherwise."""
-        made = outcome.result if isinstance(outcome, DeliverResult) else None
+        made = outcome.result
         if self._slab is None or not isinstance(made, Made):
             self._free(outcome.task)
             return

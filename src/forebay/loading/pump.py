@@ -11,7 +11,8 @@ from contextlib import suppress
 from forebay.engine.engine import COLLECT_S, NewTask
 from forebay.engine.events import DeliverResult, ReportFailure
 from forebay.engine.limits import Limits
-from forebay.loading.feed import Feed, Workers
+from forebay.loading.crew import Workers
+from forebay.loading.feed import Feed
 from forebay.loading.recipe import Recipe
 from forebay.loading.statistics import Tally
 

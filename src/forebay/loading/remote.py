@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import sys
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +22,23 @@ from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.ray.pool import RayPool
+from forebay.engine.pools.ray.preflight import Proof
+from forebay.engine.pools.ray.shipping import shipped
 from forebay.loading.job import ProcessBatchJob
-from forebay.loading.recipe import Made, Placed
+from forebay.loading.recipe import Made, Placed, Recipe, Sealed
+from forebay.observe.progress import note
+from forebay.options import Ray
+
+# Messages with batches that a worker may have out: what of its it keeps in the object store.
+MESSAGES_AHEAD = 2
 
 
-class Sealed(NamedTuple):
-    """A result that only the trainer can open: the user's classes may not be known on the way."""
-
-    body: bytes
-
-    def opened(self) -> Any:
-        """Return the result."""
-        return pickle.loads(self.body)  # noqa: S301 - from our own worker
+def pool_on_cluster(recipe: Recipe, cluster: Ray, count: int) -> RayPool:
+    """Return a pool on a cluster whose workers make batches by a recipe."""
+    payload = shipped(recipe)
+    hosting = BatchHosting(payload)
+    return RayPool(hosting, cluster, Proof(payload), count, ahead=MESSAGES_AHEAD, say=note)
 
 
 class BatchHosting:

@@ -59,7 +59,7 @@ class Progress:
         elif self._visible and self._clock() >= self._next_line:
             self._pause = min(self._pause * 2, SLOWEST_LINE_S)
             self._next_line = self._clock() + self._pause
-            print(self.line(), file=sys.stderr, flush=True)  # noqa: T201 - this is its job
+            note(self.line())
 
     def rate(self) -> float:
         """Return inputs ended a second, over this run."""
@@ -72,7 +72,7 @@ class Progress:
         left = self._total - self.done - self.failed
         eta = duration(left / rate) if rate else "unknown"
         return (
-            f"forebay: {self.done:,} of {self._total:,} done, {self.failed:,} failed, "
+            f"{self.done:,} of {self._total:,} done, {self.failed:,} failed, "
             f"{rate:,.1f} inputs/s, {eta} left"
         )
 
@@ -80,6 +80,11 @@ class Progress:
         """Leave the terminal as it was found."""
         if self._bar is not None:
             self._bar.close()
+
+
+def note(text: str) -> None:
+    """Show a line for people."""
+    print(f"forebay: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is its job
 
 
 def duration(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
@@ -34,7 +33,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
     except (ConnectionError, ValueError, RuntimeError) as error:
         if address is not None:
             raise OptionError(
-                f"no Ray cluster answers at {address!r}: {_first_line(error)}\n"
+                f"no Ray cluster answers at {address!r}: {first_line(error)}\n"
                 "  Nothing was started. On the cluster's first node: ray start --head --port=6379; "
                 "then give that address, or 'auto' on one of its nodes."
             ) from error
@@ -68,7 +67,7 @@ def nodes() -> list[Node]:
         free = look()
         listed = ray.nodes()
     except Exception as error:  # whatever Ray raises when its head does not answer
-        raise ConnectionError(_first_line(error)) from error
+        raise ConnectionError(first_line(error)) from error
     return [
         Node(
             each["NodeID"],
@@ -79,18 +78,6 @@ def nodes() -> list[Node]:
         for each in listed
         if each["Alive"]
     ]
-
-
-def is_connected() -> bool:
-    """Tell whether this process is still connected to a cluster."""
-    with suppress(Exception):
-        return bool(_ray().is_initialized())
-    return False
-
-
-def own_node() -> str:
-    """Return the id of the node that this process is on."""
-    return str(_ray().get_runtime_context().get_node_id())
 
 
 def _summary(ray: Any) -> str:
@@ -109,5 +96,6 @@ def _ray() -> Any:
     return ray
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

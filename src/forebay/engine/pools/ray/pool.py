@@ -27,34 +27,17 @@ from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.host import Host, Hosting
-from forebay.engine.pools.ray.nodes import Node, capacity, place, room, why_waiting
-from forebay.engine.pools.ray.preflight import Proof, prove
-from forebay.errors import ForebayError
+from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
+from forebay.engine.pools.ray.preflight import Proof
+from forebay.engine.pools.ray.watch import Gone, Look, Watch, environment_of
 from forebay.options import Ray
 
-# How often the cluster is looked at, for nodes that joined and for room.
-LOOK_S = 1.0
 # How long a host may take to kill its worker before it is killed itself.
 KILL_S = 10.0
 # How long `close` leaves workers and hosts to tidy up.
 CLOSE_S = 2.0
 # How long workers may wait for room before that is said, and then again.
 SAY_S, SAY_AGAIN_S = 5.0, 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """A look at the cluster: the nodes that may be used, and what is wrong with new ones."""
-
-    nodes: list[Node]
-    refused: dict[str, ForebayError]
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    """The cluster does not answer, or this process left it."""
-
-    why: str
 
 
 @dataclass(slots=True)
@@ -108,8 +91,7 @@ class RayPool(Pool):
         self._need = where.need()
         self._most = most if most is not None else where.max_workers
         self._ahead = ahead
-        self._proof = proof
-        self._heard: queue.SimpleQueue[Event | _Look | _Gone | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Event | Look | Gone | None] = queue.SimpleQueue()
         self._members: dict[int, _Member] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # workers without a place, and lanes
         self._waiting_since: float | None = None
@@ -117,21 +99,16 @@ class RayPool(Pool):
         self._fresh: Counter[str] = Counter()  # placed since the last look
         self._gone: str | None = None
         self._closed = threading.Event()
-        self._proven: set[str] = set()
-        self._bad: set[str] = set()
         try:
-            self._nodes = self._usable(cluster.nodes())
-            for error in self._prove(self._nodes).values():
-                raise error
+            self._watch = Watch(where, proof, self._heard.put)
         except BaseException:
             cluster.leave(self._began)
             raise
+        self._nodes = self._watch.nodes
         self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
         remote: Any = ray.remote
         self._host = remote(concurrency_groups={"orders": 1})(Host)
         self._hosting = ray.put(hosting)
-        self._watch = threading.Thread(target=self._look_on, name="forebay-nodes", daemon=True)
-        self._watch.start()
 
     def start(self, worker: int, lane: int) -> None:
         """Give the worker a place; it waits for one if there is no room."""
@@ -192,7 +169,7 @@ class RayPool(Pool):
         for member in self._members.values():
             member.ear.join(CLOSE_S)
         self._members.clear()
-        self._watch.join(CLOSE_S)
+        self._watch.close(CLOSE_S)
         cluster.leave(self._began)
 
     # ---- places --------------------------------------------------------------------------------
@@ -223,7 +200,7 @@ class RayPool(Pool):
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            **self._environment,
+            **environment_of(self._where),
         ).remote(self._hosting, os.getcwd(), list(sys.path))
         ear = threading.Thread(
             target=self._listen,
@@ -233,11 +210,6 @@ class RayPool(Pool):
         )
         self._members[worker] = _Member(node, host, ear)
         ear.start()
-
-    @property
-    def _environment(self) -> dict[str, Any]:
-        given = self._where.runtime_env
-        return {} if given is None else {"runtime_env": dict(given)}
 
     def _order(self, worker: int, what: str, payload: Any = None) -> None:
         member = self._members.get(worker)
@@ -267,20 +239,23 @@ class RayPool(Pool):
             message, blameless = "its host ended", True
         except errors.OutOfMemoryError as error:
             # Ray's memory monitor chose it; that the worker's task is why is likely, not certain.
-            message, blameless = f"Ray killed it for want of memory: {_first_line(error)}", False
+            message, blameless = (
+                f"Ray killed it for want of memory: {cluster.first_line(error)}",
+                False,
+            )
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
-            message, blameless = f"its host was lost: {_first_line(error)}", True
+            message, blameless = f"its host was lost: {cluster.first_line(error)}", True
         if not told and not self._closed.is_set():
             cause = Cause("crash", "WorkerDiedError", message)
             self._heard.put(WorkerDied(worker, cause, blameless=blameless))
 
-    def _take_in(self, message: Event | _Look | _Gone | None) -> list[Event]:
+    def _take_in(self, message: Event | Look | Gone | None) -> list[Event]:
         match message:
             case None:
                 return []
-            case _Look():
+            case Look():
                 return self._look(message)
-            case _Gone():
+            case Gone():
                 self._gone = message.why
                 self._settle()
                 return []
@@ -304,7 +279,7 @@ class RayPool(Pool):
         )
         return WorkerDied(death.worker, where, death.blameless)
 
-    def _look(self, look: _Look) -> list[Event]:
+    def _look(self, look: Look) -> list[Event]:
         for error in look.refused.values():
             self._say(f"a node that joined is not used: {error}")
         self._nodes = look.nodes
@@ -328,35 +303,5 @@ class RayPool(Pool):
             self._said_at = now
             self._say(why_waiting(self._nodes, self._need, len(self._waiting)))
 
-    # ---- the cluster ---------------------------------------------------------------------------
-
-    def _look_on(self) -> None:
-        """Look at the cluster now and then; a thread, since it may be slow to answer."""
-        while not self._closed.wait(LOOK_S):
-            try:
-                nodes = self._usable(cluster.nodes())
-                refused = self._prove([node for node in nodes if node.id not in self._proven])
-                nodes = [node for node in nodes if node.id in self._proven]
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
-                if not self._closed.is_set():
-                    self._heard.put(_Gone(f"the Ray cluster is gone: {_first_line(error)}"))
-                return
-            self._heard.put(_Look(nodes, refused))
-
-    def _usable(self, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if node.id not in self._bad and room(node.total, self._need)]
-
-    def _prove(self, nodes: list[Node]) -> dict[str, ForebayError]:
-        if not nodes:
-            return {}
-        refused = prove(self._ray, nodes, self._proof, self._environment)
-        self._bad.update(refused)
-        self._proven.update(node.id for node in nodes if node.id not in refused)
-        return refused
-
     def _within(self, count: int) -> int:
         return count if self._most is None else min(count, self._most)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -58,13 +58,10 @@ class Seen:
     missing: tuple[str, ...]
 
 
-def prove(
-    ray: Any, nodes: Sequence[Node], proof: Proof, options: dict[str, Any]
-) -> dict[str, ForebayError]:
+def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[str, ForebayError]:
     """Have nodes prove themselves, all at once.
 
     Args:
-        ray: The module.
         nodes: Which.
         proof: What they prove.
         options: Further options of the task, such as its runtime environment.
@@ -74,13 +71,15 @@ def prove(
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    import ray
+
     nonce = secrets.token_hex(8)
     name = _spoken(proof.folder, nonce)
     if name is not None:
         _write(name, nonce)
     try:
         shared = ray.put(proof)
-        look = ray.remote(look_around)
+        look: Any = ray.remote(look_around)
         answers = [
             look.options(
                 num_cpus=0,

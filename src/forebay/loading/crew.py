@@ -1,0 +1,52 @@
+"""Where batches are made: the pool for each backend."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Literal
+
+from forebay.engine.memory.slab import Slab
+from forebay.engine.pools.base import Pool
+from forebay.engine.pools.inline import InlinePool
+from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.threads import ThreadPool
+from forebay.loading.job import BatchJob, InlineBatchJob, ProcessBatchJob
+from forebay.loading.recipe import Recipe
+from forebay.loading.seeding import generators_kept
+from forebay.options import Ray
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where batches are made.
+
+    Attributes:
+        backend: "process", "thread", "ray", or "inline" for this very thread.
+        count: How many there are.
+        start: How processes start, see `ProcessPool`.
+        directory: Where the batches of processes lie; None for memory.
+        cluster: Which cluster, for "ray".
+    """
+
+    backend: Literal["process", "thread", "ray", "inline"]
+    count: int
+    start: Literal["fork"] | BaseContext = "fork"
+    directory: str | os.PathLike[str] | None = None
+    cluster: Ray | None = None
+
+
+def pool_for(recipe: Recipe, workers: Workers, keeps_tasks: bool, slab: Slab | None) -> Pool:
+    """Return a pool whose workers make batches by a recipe, in the slab if there is one."""
+    if workers.backend == "inline":
+        return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
+    if workers.backend == "thread":
+        return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept))
+    if workers.cluster is not None:
+        from forebay.loading.remote import pool_on_cluster
+
+        return pool_on_cluster(recipe, workers.cluster, workers.count)
+    assert slab is not None
+    job = ProcessBatchJob(recipe, slab, keeps_tasks=keeps_tasks)
+    return ProcessPool(job, workers.count, workers.start)
