@@ -369,10 +369,27 @@ def test_a_job_that_cannot_be_set_up_ends_the_run() -> None:
 
 def test_workers_that_keep_dying_without_an_answer_end_the_run() -> None:
     """Starting workers for ever would be a hang."""
-    script = Script(3)
+    script = Script(3, num_workers=1)
     for number in range(MAX_FRUITLESS_DEATHS):
         script.say(WorkerDied(number, CRASH))
     assert script.of(GiveUp) == [GiveUp(CRASH)]
+
+
+def test_workers_that_die_together_are_one_misfortune() -> None:
+    """A host of many workers may be lost, and their replacements do the work."""
+    many = 3 * MAX_FRUITLESS_DEATHS
+    script = Script(many, num_workers=many)
+    for number in range(many):
+        script.say(WorkerStarted(number))
+    for number in range(many):
+        script.say(WorkerDied(number, CRASH, blameless=True))
+    for number in range(many, 2 * many):
+        script.say(WorkerStarted(number))
+    for number in range(many, 2 * many):
+        (task,) = script.held_by(number)
+        script.finish(number, task)
+    assert script.of(GiveUp) == []
+    assert len(script.of(DeliverResult)) == many
 
 
 def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:

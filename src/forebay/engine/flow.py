@@ -54,7 +54,8 @@ from forebay.engine.events import (
 from forebay.engine.limits import GIVE_BACK_S, RECLAIM_S, Limits
 from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
 
-# Workers lost in a row, with no answer and no suspect, after which starting more is pointless.
+# Generations of workers lost in a row, with no answer and no suspect, after which starting more is
+# pointless.
 MAX_FRUITLESS_DEATHS = 10
 
 
@@ -114,6 +115,7 @@ class Flow:
         self._fetching = False
         self._ended = False
         self._fruitless_deaths = 0
+        self._newcomers = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
         self._over = False
 
@@ -241,7 +243,12 @@ class Flow:
         elif event.blameless:
             suspect = None
         # A death that is laid to a task uses up one of its tries, so those come to an end.
-        self._fruitless_deaths = self._fruitless_deaths + 1 if suspect is None else 0
+        if suspect is not None:
+            self._fruitless_deaths = 0
+        elif event.worker >= self._newcomers:
+            # Many that die together, with their host, are one misfortune.
+            self._fruitless_deaths += 1
+            self._newcomers = self._next_worker
         broken = not worker.started and event.cause.kind == "exception"
         if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
             self._over = True
