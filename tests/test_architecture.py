@@ -32,7 +32,7 @@ IMPURE_IMPORTS = frozenset(
 # Rooms do not know each other; whoever introduces them is named here.
 ROOMS = ("engine/pools", "engine/memory", "plan", "jobs")
 VERBS = ("loader", "preprocess", "predict", "cache")
-HOSTS = ("engine/engine", "run", "cli", "__init__", "__main__", *VERBS)
+HOSTS = ("engine/engine", "run", "session", "cli", "__init__", "__main__", *VERBS)
 # The public tests look everywhere, and nothing looks at them.
 OUTSIDE = ("testing",)
 # The loader's own rooms stand on all others, as verbs do.

@@ -1,45 +1,22 @@
 """preprocess(): InputFile -> (OutputFiles, Metadata) for every input, on every core, resumably.
 
-    inputs ── listing ──> ledger ── pending ──> engine ── workers ──> staged files, metadata
-                            ^                                                   │
-                            └──── commit: flush, record, publish <──────────────┘
-
-This file introduces the rooms to each other: what is listed (`jobs/listing.py`), remembered
-(`jobs/ledger.py`), worked on (`jobs/work.py`), staged (`jobs/outputs.py`) and written at the end
-(`jobs/metadata.py`).
+See `session.py` for how.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import textwrap
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from forebay.engine.pools.base import Pool
-from forebay.errors import ChangedError, LedgerError, OptionError
-from forebay.jobs.budget import FailureBudget
-from forebay.jobs.fetch import Download
-from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.listing import Listing, listing_for
-from forebay.jobs.metadata import write_metadata
-from forebay.jobs.outputs import PRIVATE
-from forebay.jobs.places import check_in_reach, in_reach, keep_apart, local_inputs, open_place
-from forebay.jobs.report import Failure, Report
-from forebay.jobs.seeds import generators_kept
-from forebay.jobs.work import PreprocessJob
-from forebay.observe.progress import Progress
-from forebay.options import TABLE_FORMATS, PreprocessOptions, Ray
-from forebay.run import run, workers_for
-
-_TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
+from forebay.errors import LedgerError, OptionError
+from forebay.jobs.listing import listing_for
+from forebay.jobs.places import keep_apart
+from forebay.jobs.report import Report
+from forebay.options import PreprocessOptions, Ray
+from forebay.session import Session
 
 
 def preprocess(
@@ -126,7 +103,7 @@ def preprocess(
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = listing_for(work, inputs)
     keep_apart(inputs, output)
-    with _Session(work, output, options) as session:
+    with Session(work, output, options) as session:
         session.hire(listing.kind, inputs)
         session.enrol(listing)
         return session.work_off(listing.kind)
@@ -175,7 +152,7 @@ def retry(
         version=version,
         progress=progress,
     )
-    with _Session(work, output, options) as session:
+    with Session(work, output, options) as session:
         # A new version accepts the new code for what failed; what is done stays done.
         call = json.loads(session.ledger.get_meta("call") or "null")
         if call is None:
@@ -183,166 +160,3 @@ def retry(
         session.options = replace(options, metadata=call["metadata"])
         session.hire(call["kind"])
         return session.work_off(call["kind"], failed_only=True)
-
-
-class _Session:
-    """One run on one output folder, from taking the lock to giving it back."""
-
-    def __init__(
-        self, work: Any, output: str | os.PathLike[str], options: PreprocessOptions
-    ) -> None:
-        self.options = options
-        check_in_reach(os.fspath(output), options)
-        self.folder = open_place(output)
-        self.ledger: Ledger
-        self._work = work
-        self._output = os.fspath(output)
-        self._began = time.monotonic()
-        self._changed = False
-        self._starts_over = False
-        self._pool: Pool | None = None
-        self._num_workers = 1
-        self._table: str | None = None  # the format in which the table was up to date
-
-    def __enter__(self) -> _Session:
-        with ExitStack() as stack:
-            self.ledger = stack.enter_context(self.folder.ledger())
-            self._table = self.ledger.get_meta("table")
-            self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
-            self._settle()
-            self._starts_over = self._is_to_start_over()
-            self._closing = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._closing.__exit__(*error)
-
-    def hire(self, kind: str, inputs: Any = None) -> None:
-        """Begin to bring the workers up, which goes on while the inputs are listed."""
-        fetch = Download(self.folder.private / "staging" / "fetched")
-        job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES), fetch)
-        shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
-        self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
-        self._closing.callback(self._pool.close)
-
-    def enrol(self, listing: Listing) -> None:
-        """Tell the ledger what the inputs are now."""
-        self._merge(listing)
-        if self._starts_over:  # only now: inputs that cannot be used must not cost the outputs
-            self.ledger.restart()
-            self._merge(listing)
-        self._settle()
-        call = {"kind": listing.kind, "metadata": self.options.metadata}
-        self.ledger.set_meta("call", json.dumps(call))
-
-    def _merge(self, listing: Listing) -> None:
-        limit = self.options.limit
-        listed = in_reach(itertools.islice(listing, limit), self.options)
-        enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
-        news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
-        self._changed |= any(news)
-
-    def work_off(self, kind: str, *, failed_only: bool = False) -> Report:
-        """Work on what is to be done, write the table, report."""
-        ledger, options = self.ledger, self.options
-        self._remember_work()
-        ledger.free_contested()
-        before = ledger.counts()
-        ledger.set_meta(
-            "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
-        )
-        last = options.limit if options.limit is not None else before.total
-        total = min(last, before.total)
-        listed = ledger.todo(last, failed_only=failed_only)
-        todo = ((each.ordinal, each[1:]) for each in listed)
-        assert self._pool is not None, "hire comes first"
-        is_here = options.workers == 0 or options.backend == "thread"
-        with generators_kept() if is_here else nullcontext():
-            self._changed |= run(
-                self._pool,
-                self._num_workers,
-                todo,
-                ledger,
-                self.folder,
-                options,
-                FailureBudget(options.max_failures, total, watch=not before.done),
-                Progress(total, before.done, options.progress),
-            )
-        self._settle()
-        table = f"metadata.{options.metadata}"
-        is_current = not self._changed and self._table == options.metadata
-        if not is_current or self.folder.size(table) is None:
-            self.folder.write_table(table, lambda path: self._write_table(path, kind))
-        ledger.set_meta("table", options.metadata)
-        counts = ledger.counts()
-        return Report(
-            output=self._output,
-            done=counts.done,
-            failed=counts.failed,
-            resumed=before.done,
-            failures=tuple(Failure.of(source, failed) for source, failed in ledger.failures()),
-            elapsed_s=time.monotonic() - self._began,
-            metadata_path=self.folder.locate(table),
-        )
-
-    def _settle(self) -> None:
-        """Do what this run, one that was killed, or a change of the inputs left to be done."""
-        while chores := self.ledger.chores():
-            # Were it done only after, an older copy would know of outputs that are gone.
-            self.folder.keep(self.ledger, now=True)
-            vanished = set(self.folder.perform(chores))
-            self.folder.flush()
-            self.ledger.clear_chores()
-            if vanished:  # somebody removed them since; their inputs are redone
-                lost = {ordinal for name, _, ordinal in self.ledger.outputs() if name in vanished}
-                self.ledger.mark_todo(lost)
-        self.folder.clean()
-
-    def _is_to_start_over(self) -> bool:
-        """Tell whether the earlier run counts for nothing, by the user's word or after trials.
-
-        Raises:
-            ChangedError: The work is not what it was, and the user did not say what to do then.
-        """
-        ledger, options = self.ledger, self.options
-        was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
-        renamed = None not in (options.version, was_version) and options.version != was_version
-        if was is None or not options.resume or renamed:
-            return was is not None
-        now = describe(self._work)
-        changes = difference(Fingerprint.from_json(was), now)
-        if not changes or options.version is not None:
-            return False
-        if ledger.get_meta("trial") == "yes":
-            return True
-        keep = was_version or "2"
-        raise ChangedError(
-            f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
-            f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
-            "  Nothing was started, and nothing is lost. Choose one:\n"
-            "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-            f"  - keep what is done and use the new code for the rest: version={keep!r}, or "
-            f"--version {keep};\n"
-            "  - another output folder."
-        )
-
-    def _remember_work(self) -> None:
-        """Note what the work is, for the next run to compare."""
-        ledger, options = self.ledger, self.options
-        ledger.set_meta("work", describe(self._work).to_json())
-        if options.version is not None:
-            ledger.set_meta("version", options.version)
-        if options.limit is None:
-            ledger.set_meta("trial", "no")
-        elif ledger.get_meta("trial") is None:
-            ledger.set_meta("trial", "yes")
-
-    def _write_table(self, path: Path, kind: str) -> None:
-        columns = tuple(json.loads(self.ledger.get_meta("columns") or "[]"))
-
-        def records() -> Iterator[tuple[str | int, str | None, str]]:
-            for result in self.ledger.results():
-                source = int(result.source) if kind == "indices" else result.source
-                yield source, result.row, result.metadata
-
-        write_metadata(path, self.options.metadata, columns, records)

@@ -18,7 +18,7 @@ from forebay.jobs.ledger import Ledger
 from forebay.jobs.outputs import OutputFolder
 
 # `forebay.preprocess` is the function.
-VERB = importlib.import_module("forebay.preprocess")
+SESSION = importlib.import_module("forebay.session")
 
 
 def die() -> None:
@@ -80,9 +80,9 @@ POINTS: dict[str, Callable[[], None]] = {
     "in the midst of publishing": lambda: before(os, "replace", Third()),
     "after publishing": lambda: after(OutputFolder, "perform", has_chores),
     "before the chores are forgotten": lambda: before(Ledger, "clear_chores"),
-    "before the table": lambda: before(VERB, "write_metadata"),
+    "before the table": lambda: before(SESSION, "write_metadata"),
     "before the table has its name": lambda: before(os, "replace", is_table),
-    "after the table": lambda: after(VERB, "write_metadata"),
+    "after the table": lambda: after(SESSION, "write_metadata"),
 }
 
 
