@@ -42,13 +42,14 @@ from torch.utils.data.dataloader import (
 
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
-from forebay.loading.buffer import REFILL_SHARE, Buffer, parse_bytes
+from forebay.loading.buffer import MOST_BATCHES, Buffer
 from forebay.loading.crew import Workers
 from forebay.loading.epochs import Watches
 from forebay.loading.feed import Feed
 from forebay.loading.fetch import MapFetcher, slicing
-from forebay.loading.iterators import RETRIES, LaneIterator, StreamIterator
+from forebay.loading.iterators import RETRIES, StreamIterator
 from forebay.loading.job import holder_of_epoch
+from forebay.loading.lanes import LaneIterator
 from forebay.loading.local import ArrayIterator, PlainIterator
 from forebay.loading.pump import PumpedFeed
 from forebay.loading.recipe import Lane, Recipe, SkippedSample
@@ -71,12 +72,12 @@ from forebay.options import Ray, check_backend, cluster_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
+# What a loader that is made cannot change any more, besides what torch names.
+_FIXED = ("buffer", "backend", "seed", "on_error")
 # Batches up to this size are sliced in the trainer, where the dataset is tensors in memory: making
 # one takes less than sending it.
 SLICED_BYTES = 1 << 20
 STATE_VERSION = 1
-# A buffer that is bounded by bytes alone holds no more batches than this.
-MOST_BATCHES = 1 << 20
 # Work to send to a worker in one message, where batches are quick: it need not wait for the next.
 GROUP_S = 0.02
 MOST_IN_GROUP = 64
@@ -108,7 +109,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         buffer: How much to make ahead, across the ends of epochs: bytes, a text such as "30GB", or
             a `forebay.Buffer`. Only one iteration at a time then: a new one ends the one before.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to have batches made on the
-            nodes of a cluster; the buffer is this process's memory all the same.
+            nodes of a cluster; the buffer is this process's memory all the same. Threads share the
+            generators of the process: with `seed` samples take turns, and a trainer that draws
+            from `random`, numpy or torch's CPU generator meanwhile makes both its own draws and
+            the samples depend on who came first.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after the death of a worker
             and after a resume. `random`, numpy and torch are seeded for each sample.
@@ -161,6 +165,11 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "backend='ray' with num_workers=0: nobody on the cluster would make batches\n"
                 "  Nothing was started. Say how many workers the cluster is to run."
             )
+        if timeout and not num_workers and (seed is not None or self.buffer is not None):
+            raise OptionError(
+                f"timeout={timeout:g} needs a worker that can be killed, and num_workers=0 has none"
+                "\n  Set num_workers to 1 or more, or leave the timeout out."
+            )
         self.backend = backend
         self.seed = seed
         self.on_error = on_error
@@ -181,6 +190,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._skipped: list[SkippedSample] = []
         self._stream: Stream | None = None
         self._feed: Feed | None = None
+        self._passes: weakref.WeakSet[LaneIterator] = weakref.WeakSet()
         # The iterator that the stream is read by.
         self._reader: Callable[[], Any] = _nobody
         self._place: Place | None = None  # by torch's arguments alone: where the pass stands
@@ -280,7 +290,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self.num_workers == 0:
             return PlainIterator(self)
         self.check_worker_number_rationality()
-        return LaneIterator(self)
+        one_pass = LaneIterator(self)
+        self._passes.add(one_pass)
+        return one_pass
 
     def _may_prefetch_more(self) -> bool:
         """Tell whether nobody can notice that more batches are under way than torch would have."""
@@ -326,7 +338,11 @@ class DataLoader(TorchDataLoader[_T_co]):
             with generators_taken():
                 torch.empty((), dtype=torch.int64).random_()
         if self._feed is None or not self._feed.is_open:
-            recipe = self._recipe(base_seed, None, seed=stream.seed)
+            # Seeded samples take turns where workers are threads, so there it has to be asked for.
+            is_seeded = self.seed is not None or self.backend != "thread"
+            recipe = self._recipe(base_seed, None, seed=stream.seed if is_seeded else None)
+            if self._feed is not None:
+                self._feed.close()
             self._feed = self._open_feed(recipe, self._limits(), keeps_tasks=False)
         stream.begin(self._feed, self._epoch, self._resume_at)
         self._epoch, self._resume_at = self._epoch + 1, 0
@@ -386,8 +402,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         return replace(
             limits,
             slots=buffer.max_batches or MOST_BATCHES,
-            max_bytes=None if buffer.max_bytes is None else parse_bytes(buffer.max_bytes),
-            refill_below=buffer.refill_below or REFILL_SHARE,
+            max_bytes=None if buffer.max_bytes is None else int(buffer.max_bytes),
+            refill_below=buffer.low_mark(),
         )
 
     def _open_feed(self, recipe: Recipe, limits: Limits, *, keeps_tasks: bool) -> Feed:
@@ -426,6 +442,8 @@ class DataLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return what the loader has done and what it waits for; cheap, at any time."""
         tally = self._tally
+        feeds = [self._feed] if self._feed is not None else []
+        feeds += [one_pass._feed for one_pass in self._passes]
         epoch, batch = self._position()
         ready = self._ready(tally.ready_batches)
         return Statistics(
@@ -435,7 +453,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             ready_bytes=tally.ready_bytes,
             ready_from=ready[0] if ready else None,
             ready_to=ready[-1] if ready else None,
-            in_flight=self._feed.in_flight if self._feed is not None else 0,
+            in_flight=sum(feed.in_flight for feed in feeds),
             waited_s=tally.waited_s,
             wait_p50_s=tally.percentile(0.5),
             wait_p95_s=tally.percentile(0.95),
@@ -524,7 +542,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             skips = is_map and not holds_position(self._whole_sampler)
             self._resumed = Place.of_state(state, skip=state["batch"] if skips else 0)
             return
-        self.seed = state["seed"] if state["seed"] is not None else self.seed
+        if state["seed"] is not None:
+            self.__dict__["seed"] = state["seed"]  # nothing rests on the old one now
         self._resume_at = state["batch"]
         self._watches.take_over(state["said"])
 
@@ -572,7 +591,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What making it raised, with the real traceback.
         """
-        seed = self._stream.seed if self._stream is not None else self.seed
+        seed = self.seed
+        if seed is None and self._stream is not None and self.backend != "thread":
+            seed = self._stream.seed
         if seed is None or not self._streams:
             raise OptionError(
                 "replay() needs a seed: without one, batches depend on more than their number\n"
@@ -590,10 +611,33 @@ class DataLoader(TorchDataLoader[_T_co]):
     def close(self) -> None:
         """End the workers now; otherwise they end with the loader, or with the process."""
         self._stop()
-        iterator = self._iterator
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-            self._iterator = None
+        for one_pass in list(self._passes):
+            one_pass._shutdown_workers()
+        self._iterator = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let a copy begin anew: workers, batches and counts stay with the original."""
+        fresh = {
+            "_feed": None,
+            "_stream": None,
+            "_reader": _nobody,
+            "_passes": None,
+            "_iterator": None,
+            "_tally": Tally(),
+        }
+        return {**self.__dict__, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be a copy."""
+        self.__dict__.update(state)
+        self._passes = weakref.WeakSet()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless it is one that what is under way rests on; as torch does."""
+        if name in _FIXED and "_watches" in self.__dict__:
+            kind = type(self).__name__
+            raise ValueError(f"{name} attribute should not be set after {kind} is initialized")
+        super().__setattr__(name, value)
 
     def __enter__(self) -> Self:
         """Return the loader."""
@@ -605,8 +649,9 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __del__(self) -> None:
         """Let the workers go with the loader."""
-        if getattr(self, "_feed", None) is not None:
-            self._stop()
+        feed = getattr(self, "_feed", None)
+        if feed is not None:  # nothing is set: this may be the interpreter's very end
+            feed.close()
 
     def _stop(self) -> None:
         if self._feed is not None:

@@ -139,7 +139,7 @@ def test_loading_a_state_touches_no_data(workers, arguments):
 
 
 def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
-    """The loop that was under way is at its end, and the loader elsewhere."""
+    """The loop that was under way is told to end, and the loader is elsewhere."""
     expected = epochs_of(shuffled(), 2)
     for way in ("here", "2 workers", "bytes ahead"):
         with shuffled(**WAYS[way]) as loader:
@@ -147,7 +147,8 @@ def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
             state = loader.state_dict()
             next(iterator)
             loader.load_state_dict(state)
-            assert next(iterator, None) is None
+            with pytest.raises(RuntimeError, match="ended by"):
+                next(iterator)
             assert_same(list(loader), expected[1][2:])
             loader.load_state_dict({**state, "epoch": 0, "batch": 6})
             assert_same(list(loader), expected[0][6:])

@@ -13,6 +13,9 @@ from forebay.errors import OptionError
 # Where only a size is given, refilling begins when this share of a full buffer is left.
 REFILL_SHARE = 0.8
 
+# A buffer that is bounded by bytes alone holds no more batches than this.
+MOST_BATCHES = 1 << 20
+
 _UNITS = {
     "": 1,
     "B": 1,
@@ -69,6 +72,10 @@ class Buffer:
                 f"directory={os.fspath(self.directory)!r} is no folder\n"
                 "  Nothing was started. Make it first, on a disk with room for the buffer."
             )
+
+    def low_mark(self) -> int | float:
+        """Return the low mark: a number of batches, or a share of what there was when full."""
+        return REFILL_SHARE if self.refill_below is None else self.refill_below
 
     @classmethod
     def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:

@@ -14,7 +14,7 @@ from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
 from forebay.loading.job import BatchJob, InlineBatchJob, ProcessBatchJob
 from forebay.loading.recipe import Recipe
-from forebay.loading.seeding import generators_kept
+from forebay.loading.seeding import generators_kept, renew_turn
 from forebay.options import Ray
 
 
@@ -42,11 +42,12 @@ def pool_for(recipe: Recipe, workers: Workers, keeps_tasks: bool, slab: Slab | N
     if workers.backend == "inline":
         return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
     if workers.backend == "thread":
-        return ThreadPool(BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept))
+        job = BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept)
+        return ThreadPool(job, abandoned=renew_turn)
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
 
         return pool_on_cluster(recipe, workers.cluster, workers.count)
     assert slab is not None
-    job = ProcessBatchJob(recipe, slab, keeps_tasks=keeps_tasks)
-    return ProcessPool(job, workers.count, workers.start)
+    packing = ProcessBatchJob(recipe, slab, keeps_tasks=keeps_tasks)
+    return ProcessPool(packing, workers.count, workers.start)

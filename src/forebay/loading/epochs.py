@@ -27,6 +27,7 @@ class Watch:
         """Watch `target`."""
         self.value: int | None = None
         self._target = target
+        self._own = getattr(target, "__dict__", {}).get("set_epoch")
 
     @classmethod
     def on(cls, target: Any) -> Watch | None:
@@ -50,7 +51,12 @@ class Watch:
 
     def apply(self, epoch: int) -> Any:
         """Call the real `set_epoch`, without taking it for the user's word."""
-        return type(self._target).set_epoch(self._target, epoch)
+        target, kind = self._target, type(self._target)
+        if self._own is not None:
+            return self._own(epoch)
+        if hasattr(kind, "set_epoch"):
+            return kind.set_epoch(target, epoch)
+        return target.__getattr__("set_epoch")(epoch)  # it forwards what it does not have itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,10 @@ class Feed:
         for outcome in self._ready:
             self._tally.went(outcome)
         self._ready.clear()
-        self._slots.clear()
+        for task in list(self._slots):
+            self._free(task)
+        if self._slab is not None:
+            self._slab.retire()
 
     def look(self, seconds: float) -> None:
         """Let the engine see to what has happened, for at most so long."""
@@ -214,6 +217,8 @@ class Feed:
                 self._error = error
                 self.close()
                 raise
+            except KeyboardInterrupt:
+                raise  # the iterator sees to it, wherever it comes
             except BaseException:
                 self.interrupted()
                 raise

@@ -17,12 +17,13 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
-from forebay.engine.job import Answer, Assignment
+from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.parcel import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
 from forebay.loading.recipe import (
+    ENDED,
     Lane,
     LaneEnded,
     Made,
@@ -62,12 +63,18 @@ class BatchJob:
         self._dataset_epoch: int | None = None
         self._maps: MapFetcher | None = None
         self._iterates: IterableFetcher | None = None
+        self._init_error: BaseException | None = None
         self._idle_since = 0.0
         self._idle_s = 0.0  # before the present order
 
     def open(self, worker: int, lane: int) -> None:
-        """Nothing is to be set up but the fetcher, which `run` does."""
+        """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
         self._lane = lane
+        if self._recipe.worker_init_fn is not None:
+            try:
+                self._recipe.worker_init_fn(lane)
+            except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
+                self._init_error = error
         self._idle_since = time.perf_counter()
 
     def run(self, assignment: Assignment) -> Answer:
@@ -93,14 +100,18 @@ class BatchJob:
             return self.raised(order, error.__cause__ or error, error.index)
         except Exception as error:  # noqa: BLE001 - whatever collate_fn raises
             return self.raised(order, error, None)
+        except BaseException as error:  # SystemExit, say
+            if self._recipe.is_iterable:  # a generator is at its end then, and would say no more
+                raise Refusal(ENDED) from error
+            raise
 
     def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
-        """Describe an exception for the trainer, where it is raised again."""
-        info = (type(error), error, error.__traceback__)
-        wrapper = ExceptionWrapper(info, where=self._where())
-        return Raised(wrapper, notes_for(order, index, self._where(), self._recipe.seed))
+        """Hand an exception to the trainer, who raises it."""
+        return Raised(error, notes_for(order, index, self._where(), self._recipe.seed))
 
     def _answer(self, payload: Any) -> Answer:
+        if self._init_error is not None:
+            return Answer(self.raised(payload, self._init_error, None), 0)
         result = self.make(payload)
         return Answer(result, _nbytes(result.batch) if isinstance(result, Made) else 0)
 
@@ -173,15 +184,23 @@ class BatchJob:
 
 
 class InlineBatchJob(BatchJob):
-    """Makes batches in the trainer's own thread: what the user's code raises is raised as it is."""
+    """Makes batches in the trainer's own thread, where there is no worker to be set up."""
+
+    def open(self, worker: int, lane: int) -> None:
+        """Do nothing."""
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer an order; between two of them the thread is the trainer's, not idle."""
         return self._answer(assignment.payload)
 
-    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
-        """Hand the exception on."""
-        return Raised(error, notes_for(order, index, self._where(), self._recipe.seed))
+    def make(self, order: Order) -> Made | Raised | LaneEnded | NothingLeft:
+        """Make one batch; what would end the process, as sys.exit() does, may do so here."""
+        try:
+            return super().make(order)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's loop
+            return self.raised(order, error, None)
 
     def _where(self) -> str:
         return "in this process"
@@ -211,7 +230,6 @@ class ProcessBatchJob(BatchJob):
         self._meets = meets
         self._packer: Packer | None = None
         self._slot: Slot | None = None
-        self._init_error: BaseException | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to an interpreter of its own, and the slab's descriptor along."""
@@ -235,11 +253,6 @@ class ProcessBatchJob(BatchJob):
         )
         self._packer = Packer(self._slab, self._meets)
         collate_into(self._packer)
-        if recipe.worker_init_fn is not None:
-            try:
-                recipe.worker_init_fn(lane)
-            except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
-                self._init_error = error
         super().open(worker, lane)
 
     def _answer(self, payload: Placed) -> Answer:
@@ -260,6 +273,12 @@ class ProcessBatchJob(BatchJob):
         made = made._replace(batch=None)  # what is still there of it from here on is the user's
         parcel = packer.seal(parcel)
         return Answer(made._replace(batch=parcel), parcel.nbytes)
+
+    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
+        """Describe an exception for the trainer, where it is raised again, as torch does."""
+        info = (type(error), error, error.__traceback__)
+        wrapper = ExceptionWrapper(info, where=self._where())
+        return Raised(wrapper, notes_for(order, index, self._where(), self._recipe.seed))
 
     def _before_collation(self) -> None:
         assert self._packer is not None

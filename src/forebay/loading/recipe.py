@@ -12,6 +12,9 @@ from torch._utils import ExceptionWrapper
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.parcel import Parcel
 
+# The kind of a failure that ends the stream it happens in, so that nothing can be tried again.
+ENDED = "ended"
+
 
 class Lane(NamedTuple):
     """Where one worker's part of an iterable dataset stands.

@@ -49,13 +49,13 @@ def _set_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 _turn = threading.RLock()
 
 
-def _renew_turn() -> None:
-    """Free the turn in a fork: the thread that had it is not there."""
+def renew_turn() -> None:
+    """Free the turn of a thread that will not: it was left behind by a fork, or abandoned."""
     global _turn  # noqa: PLW0603 - one for all loaders of the process
     _turn = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_turn)
+os.register_at_fork(after_in_child=renew_turn)
 
 
 @contextmanager
@@ -68,12 +68,14 @@ def generators_taken() -> Iterator[None]:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Have the generators for the block, and leave them as they were found."""
-    with _turn:
+    turn = _turn
+    with turn:
         outer = _states()
         try:
             yield
         finally:
-            _set_states(outer)
+            if turn is _turn:  # else they are no longer this thread's to set
+                _set_states(outer)
 
 
 class PrivateGenerators:

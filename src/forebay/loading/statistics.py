@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forebay.engine.events import DeliverResult, ReportFailure
-from forebay.loading.recipe import Made
+from forebay.loading.recipe import LaneEnded, Made
 
 # Waits kept for the percentiles: the last so many.
 KEPT_WAITS = 4096
@@ -81,6 +81,8 @@ class Tally:
 
     def came(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what became ready."""
+        if not _is_of_a_batch(outcome):
+            return
         if isinstance(outcome, DeliverResult) and isinstance(outcome.result, Made):
             times = outcome.result.times
             self.fetch_s += times.fetch_s
@@ -92,6 +94,8 @@ class Tally:
 
     def went(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what is ready no more."""
+        if not _is_of_a_batch(outcome):
+            return
         self.ready_batches -= 1
         self.ready_bytes -= _nbytes(outcome)
 
@@ -99,6 +103,11 @@ class Tally:
         """Return the wait that `share` of the kept ones did not exceed; 0.0 without any."""
         waits = sorted(self.waits)
         return waits[min(int(share * len(waits)), len(waits) - 1)] if waits else 0.0
+
+
+def _is_of_a_batch(outcome: DeliverResult | ReportFailure) -> bool:
+    """Tell a batch, or what came instead, from the mark that a worker's part is at its end."""
+    return not (isinstance(outcome, DeliverResult) and isinstance(outcome.result, LaneEnded))
 
 
 def _nbytes(outcome: DeliverResult | ReportFailure) -> int:

@@ -49,6 +49,7 @@ class Epoch:
         first_batch: The first that is planned; others were handed out before a resume.
         batches: The number of the next batch to be planned.
         is_whole: Whether the sampler came to its end.
+        error: What the sampler raised instead.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Epoch:
     first_batch: int
     batches: int
     is_whole: bool = False
+    error: Exception | None = None
 
 
 class Stream:
@@ -140,6 +142,9 @@ class Stream:
     def take(self) -> tuple[Taken, Order] | None:
         """Return the next result of this epoch and its order; None at the epoch's end."""
         if not self.orders or self.orders[0][1].epoch != self.epoch:
+            error, self._epochs[0].error = self._epochs[0].error, None
+            if error is not None:
+                raise error
             return None
         assert self._feed is not None, "begin comes first"
         taken = self._feed.take()
@@ -238,8 +243,13 @@ class Stream:
         if epoch.is_whole:
             return []
         count = CHUNK if self._ahead else 1
+        indices = []
         with self._generators():
-            indices = list(itertools.islice(self._indices, count))
+            try:
+                for each in itertools.islice(self._indices, count):
+                    indices.append(each)
+            except Exception as error:  # noqa: BLE001 - it is raised when its turn comes
+                epoch.error = error
         epoch.is_whole = len(indices) < count
         dataset_epoch = None if self._shares_dataset else epoch.said.values[-1]
         tasks = []
@@ -256,7 +266,7 @@ class Stream:
     def _open_next(self) -> bool:
         """Begin to plan the epoch after the last; return False if that is not to be done."""
         last = self._epochs[-1]
-        if not (self._ahead and last.is_whole and last.batches):
+        if not (self._ahead and last.is_whole and last.batches) or last.error is not None:
             return False
         if self._shares_dataset and last.said.values[-1] is not None:
             return False  # the one dataset that there is still stands at this epoch

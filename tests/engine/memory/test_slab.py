@@ -276,16 +276,19 @@ def test_memory_of_outdated_slots_goes_back_to_the_system(slab):
     assert blocks(slab) == 0
 
 
-def test_idle_memory_can_be_trimmed(slab):
-    """The warmest slots are kept, up to so many bytes."""
+def test_a_retired_slab_keeps_only_what_is_leased(slab):
+    """Idle memory goes back to the system at once, that of a lease when it ends."""
     slab.saw(LEAST_CAPACITY // 4)
-    slots = [slab.take() for _ in range(5)]
-    for slot in slots:
+    idle, away = slab.take(), slab.take()
+    for slot in (idle, away):
         slab.view(slot)[:1] = b"x"
-        slab.give_back(slot)
-    slab.trim(LEAST_CAPACITY // 2)
-    assert blocks(slab) == 2 * os.sysconf("SC_PAGE_SIZE") // 512
-    assert slab.take() == slots[4]
+    slab.give_back(idle)
+    kept = slab.lease(away, 1)
+    slab.retire()
+    assert blocks(slab) == os.sysconf("SC_PAGE_SIZE") // 512
+    assert bytes(kept) == b"x"
+    del kept
+    assert blocks(slab) == 0
 
 
 # What a user may keep of a batch; each takes the leased bytes.

@@ -85,8 +85,7 @@ class Slab:
         self._bytes = memoryview(mapping)
         self.size = len(mapping)
         self._space = Space(self.size)
-        # Filled from finalizers, which run anywhere, even inside `take`: so no lock.
-        self._returned: deque[Slot] = deque()
+        self._returned = _Returned(mapping)
 
     def fileno(self) -> int:
         """Return the slab's one descriptor, for a worker to attach by; it lives as the mapping."""
@@ -118,17 +117,19 @@ class Slab:
             if not self._space.give_back(slot):
                 self.free(slot)
 
-    def trim(self, keep_bytes: int) -> None:
-        """Let go of the memory of idle slots beyond `keep_bytes`, the coldest first."""
+    def retire(self) -> None:
+        """Let go of all memory but that of the leases, and of theirs as they end.
+
+        Slots are handed out no more.
+        """
+        self._returned.is_retired = True
         self._drain()
-        for slot in self._space.trim(keep_bytes):
+        for slot in self._space.trim(0):
             self.free(slot)
 
     def free(self, slot: Slot) -> None:
         """Give a slot's pages back to the system; it reads as zeros then."""
-        # Some file systems cannot punch holes; there the pages stay until the slab ends.
-        with contextlib.suppress(OSError):
-            self._mapping().madvise(mmap.MADV_REMOVE, slot.offset, slot.capacity)
+        _free(self._mapping(), slot)
 
     def reserve(self, slot: Slot, start: int, nbytes: int) -> str | None:
         """Get room for bytes of a slot before they are written, where the slab `is_bounded`.
@@ -179,7 +180,34 @@ class Slab:
         return cast(mmap.mmap, self._bytes.obj)
 
 
-def _give_back(returned: deque[Slot], slot: Slot, owner: int) -> None:
+class _Returned:
+    """Slots on their way back. Filled by finalizers, which run anywhere, in `take` too: no lock."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self.is_retired = False
+        self._mapping = weakref.ref(mapping)  # leases keep it
+        self._slots: deque[Slot] = deque()
+
+    def append(self, slot: Slot) -> None:
+        if not self.is_retired:
+            self._slots.append(slot)
+        elif (mapping := self._mapping()) is not None:  # nobody comes to fetch it
+            _free(mapping, slot)
+
+    def popleft(self) -> Slot:
+        return self._slots.popleft()
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+
+def _free(mapping: mmap.mmap, slot: Slot) -> None:
+    # Some file systems cannot punch holes; there the pages stay until the slab ends.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_REMOVE, slot.offset, slot.capacity)
+
+
+def _give_back(returned: _Returned, slot: Slot, owner: int) -> None:
     # A fork of the owner drops the same arrays, while the owner may still read them.
     if os.getpid() == owner:
         returned.append(slot)

@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from forebay.engine.events import Cause, Event, WorkerDied
@@ -47,11 +47,17 @@ class _Worker:
 
 @final
 class ThreadPool(Pool):
-    """Runs each worker in a daemon thread."""
+    """Runs each worker in a daemon thread.
 
-    def __init__(self, job: Job) -> None:
-        """Host `job`: each thread has a shallow copy of it."""
+    Args:
+        job: What the workers do; each thread has a shallow copy of it.
+        abandoned: Called when a thread is abandoned, to free what it may hold for others.
+    """
+
+    def __init__(self, job: Job, abandoned: Callable[[], None] | None = None) -> None:
+        """See the class."""
         self._job = job
+        self._abandoned = abandoned
         self._workers: dict[int, _Worker] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
@@ -68,6 +74,8 @@ class ThreadPool(Pool):
         """Abandon a thread, noting where it hangs."""
         abandoned = self._workers.pop(worker)
         abandoned.tasks.put(None)
+        if self._abandoned is not None:
+            self._abandoned()
         frame = sys._current_frames().get(abandoned.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         cause = Cause("crash", "WorkerDiedError", "the thread was abandoned", stack)
