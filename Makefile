@@ -1,4 +1,4 @@
-# make demo | test | check | bench: each works alone on a fresh machine with Python 3.11 and make.
+# make demo | demo-ray | test | check | bench | bench-ray: each works alone on a fresh machine with Python 3.11 and make.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,10 +9,10 @@ BIN := .venv/bin
 DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo demo-ray test check bench bench-ray clean
 
 help: ## Say what there is.
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
 
 # The constraints hold every version, torch's above all: left alone, pip takes the newest torch
 # with gigabytes of CUDA.
@@ -34,6 +34,10 @@ demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
 	@echo
 	@$(BIN)/python examples/show_table.py build/demo/
 
+demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; the table is the same.
+	rm -rf build/demo-ray
+	$(BIN)/python examples/demo_ray.py build/demo-ray/
+
 test: $(DEV) ## Run all tests.
 	$(BIN)/python -m pytest -q
 
@@ -45,6 +49,9 @@ check: $(DEV) ## Lint, formatting, types, and the architecture's rules.
 
 bench: $(BENCH) ## Measure forebay beside its peers.
 	$(BIN)/python -m benchmarks
+
+bench-ray: $(BENCH) ## Measure forebay on a Ray cluster of two nodes beside Ray's own ways.
+	$(BIN)/python -m benchmarks ray
 
 clean: ## Remove what make made.
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

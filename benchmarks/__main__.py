@@ -1,5 +1,7 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`.
 
+Without a table's name, all but those on a Ray cluster; those by `ray`.
+
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
 """
@@ -19,8 +21,11 @@ from benchmarks.machine import describe
 from benchmarks.measure import Ground
 from benchmarks.million import million
 from benchmarks.preprocess import five_ms, tiny
+from benchmarks.ray import TABLES as RAY
 
-TABLES = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million} | LOADING
+USUAL = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million} | LOADING
+# Ray's are measured only when they are named.
+TABLES = USUAL | RAY
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000
 
@@ -28,7 +33,7 @@ SOURCES, QUICK_SOURCES = 20_000, 5_000
 def main() -> None:
     """Print the tables that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     options = parser.parse_args()
     # The first word of several tables' names means all of them.
@@ -43,7 +48,7 @@ def main() -> None:
     try:
         print(describe(root), flush=True)
         ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
-        for name in dict.fromkeys(chain.from_iterable(chosen.values())) or TABLES:
+        for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
             print(flush=True)
             TABLES[name](ground, options.quick)
     finally:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground, outputs
@@ -31,6 +32,15 @@ class Line:
     at: float
     pid: int
     name: str
+
+
+def lines_of(log: Path) -> list[Line]:
+    """Return what traced inputs have written down so far."""
+    found = []
+    for line in log.read_text().splitlines():
+        at, pid, name = line.split()
+        found.append(Line(float(at), int(pid), name))
+    return found
 
 
 def crash(ground: Ground, quick: bool) -> None:
@@ -111,11 +121,7 @@ class _Crash:
         return self._ground.call(self._peer, "traced", self._count, self._folder, **log)
 
     def _lines(self) -> list[Line]:
-        found = []
-        for line in self._log.read_text().splitlines():
-            at, pid, name = line.split()
-            found.append(Line(float(at), int(pid), name))
-        return found
+        return lines_of(self._log)
 
     def _outcome(self, call: Call) -> str:
         """Wait for the end of a run that lost a worker, and say how it ended."""

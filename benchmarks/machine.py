@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("forebay", "joblib", "torch", "datasets", "litdata", "pyarrow")
+LIBRARIES = ("forebay", "joblib", "torch", "datasets", "litdata", "pyarrow", "ray")
 
 
 def describe(folder: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import pytest
-from trainers import Trainers
 
 from forebay.testing.faults import Gate
 
@@ -24,24 +23,6 @@ every_mode = pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 with_processes = pytest.mark.parametrize(
     "options", [MODES[name] for name in PROCESSES], ids=PROCESSES
 )
-
-
-@pytest.fixture(scope="module")
-def trainers():
-    """The one server of all scripts here."""
-    server = Trainers()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def script(trainers, tmp_path):
-    """Starts a script; whatever it leaves behind fails the test."""
-    yield lambda source, *arguments: trainers.start(source, tmp_path, *arguments)
-    try:
-        trainers.await_none_left()
-    finally:
-        trainers.kill_all()
 
 
 # ---- the end of a script ------------------------------------------------------------------------

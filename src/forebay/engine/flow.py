@@ -104,6 +104,7 @@ class Flow:
         self._next_place = 0
         self._queue: deque[int] = deque()  # by place: fresh tasks, and innocent ones to be redone
         self._lanes: dict[int, deque[int]] = {}  # likewise, for tasks that are bound to a lane
+        self._ended_lanes: dict[int, Cause] = {}  # nothing is sent there until tasks are forgotten
         self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
         self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
         self._trying_suspects = False
@@ -189,6 +190,7 @@ class Flow:
             elif task.state is State.FAILED:  # and not reported yet, in order
                 del self._tasks[key]
                 commands.append(DropTask(key))
+        self._ended_lanes.clear()
         self._order = deque(key for key in self._order if key >= before)
         self._deliver(commands)
 
@@ -315,11 +317,9 @@ class Flow:
             self._drop(key, commands)
             return
         if task.attempt > self.limits.retries or final:
-            self._move(key, Move.FAILED)
-            task.cause = cause
-            if not self.limits.in_order:
-                self._order.append(key)
-            self._deliver(commands)
+            if self.limits.lanes_end and task.lane is not None:
+                self._ended_lanes[task.lane] = cause
+            self._end(key, Move.FAILED, cause, commands)
             return
         self._move(key, Move.RETRIED)
         commands.append(ReportRetry(key, task.attempt, cause))
@@ -328,6 +328,21 @@ class Flow:
             self._put_back(key, commands)
         else:
             again.append(key)
+
+    def _end(self, key: int, move: Move, cause: Cause, commands: list[Command]) -> None:
+        """Let a task be over, without a result."""
+        self._move(key, move)
+        self._tasks[key].cause = cause
+        if not self.limits.in_order:
+            self._order.append(key)
+        self._deliver(commands)
+
+    def _abandon(self, commands: list[Command]) -> None:
+        """End what waits for a lane that came to an end: it would meet the same fault again."""
+        for lane, cause in self._ended_lanes.items():
+            queue = self._lanes.get(lane)
+            while queue:
+                self._end(queue.popleft(), Move.ABANDONED, cause, commands)
 
     def _put_back(self, key: int, commands: list[Command]) -> None:
         """Queue a task at its place in the source: before all that have not been sent yet."""
@@ -386,6 +401,8 @@ class Flow:
     def _go_on(self, now: float, commands: list[Command]) -> None:
         if self._over:
             return
+        if self._ended_lanes:
+            self._abandon(commands)
         counts = self.counts
         todo = counts[State.QUEUED] + counts[State.RUNNING]
         if self._ended and not todo and not counts[State.READY] and not self._fetching:

@@ -32,6 +32,8 @@ class Limits:
         max_group: Tasks in one message, at most.
         lookahead: Tasks to hold queued, taken from the source in advance; 0 to ask for none.
         all_workers: Start every worker at once, however little work there is.
+        lanes_end: Whether a task that fails for good is the last of its lane, which nobody can get
+            past: those behind it fail with it.
         max_suspects: How many suspects may wait before they are tried, alone.
     """
 
@@ -46,4 +48,5 @@ class Limits:
     max_group: int = 1
     lookahead: int = 1
     all_workers: bool = False
+    lanes_end: bool = False
     max_suspects: int = 64

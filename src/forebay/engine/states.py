@@ -30,6 +30,7 @@ class Move(Enum):
     RETRIED = "failed, tries left"
     FINISHED = "answered"
     FAILED = "failed, no tries left"
+    ABANDONED = "its lane came to an end"
     DELIVERED = "handed to the consumer"
     RELEASED = "let go by the consumer"
     FORGOTTEN = "nobody wants it any more"
@@ -46,6 +47,7 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.RUNNING, Move.FAILED): State.FAILED,
     (State.READY, Move.DELIVERED): State.LEASED,
     (State.LEASED, Move.RELEASED): State.RELEASED,
+    (State.QUEUED, Move.ABANDONED): State.FAILED,
     (State.QUEUED, Move.FORGOTTEN): State.RELEASED,
     (State.RUNNING, Move.FORGOTTEN): State.RELEASED,
     (State.READY, Move.FORGOTTEN): State.RELEASED,

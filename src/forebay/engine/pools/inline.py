@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
-from forebay.engine.events import Event, WorkerDied, WorkerStarted
+from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkerStarted
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import cause_of, perform
@@ -50,6 +50,9 @@ class InlinePool(Pool):
             worker, assignment = self._held[0]
             self.at_rest = True
             event = perform(worker, self._job, assignment)
+            if isinstance(event, TaskFailed) and event.cause.error == "KeyboardInterrupt":
+                assert event.cause.exception is not None
+                raise event.cause.exception  # the user at the keyboard, not the task
             self.at_rest = False
             self._held.popleft()
             return [event]

@@ -100,7 +100,13 @@ class ProcessPool(Pool):
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
-        (tasks, put), (get, answers) = roomy_pipe(), roomy_pipe()
+        tasks, put = roomy_pipe()
+        try:
+            get, answers = roomy_pipe()
+        except BaseException:  # descriptors have run out
+            os.close(tasks)
+            os.close(put)
+            raise
         self._order(zygote.START, worker, lane, descriptors=[tasks, answers])
         os.close(tasks)
         os.close(answers)
@@ -211,8 +217,13 @@ class ProcessPool(Pool):
     # ---- the zygote ----------------------------------------------------------------------------
 
     def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair()
         get, news = os.pipe()
+        try:
+            ours, theirs = socket.socketpair()
+        except BaseException:  # descriptors have run out
+            os.close(get)
+            os.close(news)
+            raise
         _our_ends.update((get, ours.fileno()))
         try:
             with theirs:
@@ -293,7 +304,7 @@ class ProcessPool(Pool):
         self._zygote = None
         self._selector.unregister(channel)
         until = time.monotonic() + patience_s
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # it needs no descriptor: there may be none
             selector.register(channel, selectors.EVENT_READ)
             while not channel.ended and (left := until - time.monotonic()) > 0:
                 if selector.select(left):

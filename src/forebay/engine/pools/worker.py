@@ -31,8 +31,6 @@ def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | Tas
     began = time.perf_counter()
     try:
         result, nbytes = job.run(assignment)
-    except KeyboardInterrupt:
-        raise  # the user at the keyboard, not the task
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
         final = isinstance(error, Refusal)
         if isinstance(error, Refusal):
@@ -96,15 +94,45 @@ def serve(
     job.close()
 
 
+class SealedError(Exception):
+    """Stands for an exception whose class the processes on its way do not know by name.
+
+    Args:
+        body: The exception, pickled with its class.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        """See the class."""
+        super().__init__(body)
+        self._body = body
+
+    def opened(self) -> BaseException | None:
+        """Return the exception; None where it cannot be had."""
+        try:
+            found = pickle.loads(self._body)  # noqa: S301 - from our own worker
+        except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
+            return None
+        return found if isinstance(found, BaseException) else None
+
+
 def portable(event: TaskFailed) -> TaskFailed:
     """Return the event fit for pickling: without an exception that does not come through whole."""
     cause = event.cause
-    try:
-        copy = pickle.loads(pickle.dumps(cause.exception))  # noqa: S301 - what was just pickled
-        whole = type(copy) is type(cause.exception) and str(copy) == str(cause.exception)
-    except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
-        whole = False
-    if whole:
+    assert cause.exception is not None, "it was raised in this process"
+    if _is_whole(cause.exception, pickle.dumps):
         return event
-    bare = Cause(cause.kind, cause.error, cause.message, cause.traceback)
+    sealed = None
+    import cloudpickle
+
+    if _is_whole(cause.exception, cloudpickle.dumps):
+        sealed = SealedError(cloudpickle.dumps(cause.exception))
+    bare = Cause(cause.kind, cause.error, cause.message, cause.traceback, sealed)
     return TaskFailed(event.worker, event.task, event.attempt, bare, event.seconds, event.final)
+
+
+def _is_whole(error: BaseException, dumps: Callable[[BaseException], bytes]) -> bool:
+    try:
+        copy = pickle.loads(dumps(error))  # noqa: S301 - what was just pickled
+        return type(copy) is type(error) and str(copy) == str(error)
+    except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
+        return False

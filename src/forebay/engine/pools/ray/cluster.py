@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,12 @@ from forebay.errors import OptionError
 
 # Where `ray start` put a cluster's address, and what asks Ray for it.
 _AUTO = "auto"
+# How long an address may take to answer at all.
+KNOCK_S = 10.0
+# How many pools rely on the connection as it is.
+_guards = 0
+_guards_lock = threading.Lock()
+_was_automatic = True
 
 
 def join(address: str | None, say: Callable[[str], None]) -> bool:
@@ -29,8 +37,9 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         return False
     options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}
     try:
+        _knock(address)
         ray.init(address or _AUTO, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         if address is not None:
             raise OptionError(
                 f"no Ray cluster answers at {address!r}: {first_line(error)}\n"
@@ -49,6 +58,30 @@ def leave(began: bool) -> None:
     """Shut down a cluster that `join` started."""
     if began and _ray().is_initialized():
         _ray().shutdown()
+
+
+def hold(on: bool) -> None:
+    """While held, no call of Ray's joins or starts a cluster by itself.
+
+    It would otherwise, wherever a thread of ours asks something of Ray after the user has shut it
+    down.
+    """
+    from ray._private import auto_init_hook
+
+    global _guards, _was_automatic  # noqa: PLW0603 - Ray's own switch is one for the process
+    with _guards_lock:
+        if on and not _guards:
+            _was_automatic = auto_init_hook.enable_auto_connect
+            auto_init_hook.enable_auto_connect = False
+        _guards += 1 if on else -1
+        if not _guards:
+            auto_init_hook.enable_auto_connect = _was_automatic
+
+
+def session() -> str | None:
+    """Return what tells this connection to a cluster from a later one; None if there is none."""
+    ray = _ray()
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
 
 
 def nodes() -> list[Node]:
@@ -78,6 +111,13 @@ def nodes() -> list[Node]:
         for each in listed
         if each["Alive"]
     ]
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError where nothing listens at an address; Ray itself would ask for a minute."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "://" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 
 
 def _summary(ray: Any) -> str:

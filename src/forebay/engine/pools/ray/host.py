@@ -14,7 +14,6 @@ the host outlives its worker.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from forebay.engine.events import Event, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.ray.shipping import find_in
 
 # How long answers may pile up before they travel.
 COLLECT_S = 0.003
@@ -89,7 +89,7 @@ class Host:
         """Start nothing yet."""
         with suppress(OSError):
             os.chdir(folder)
-        sys.path.extend(each for each in path if each not in sys.path)
+        find_in(path)
         self._hosting = hosting
         self._inbox: deque[Callable[[Pool], None]] = deque()
         self._pool: Pool | None = None

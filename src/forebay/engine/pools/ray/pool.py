@@ -11,6 +11,7 @@ a death that no input is to blame for; what its worker does is told by the host 
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import sys
@@ -30,6 +31,7 @@ from forebay.engine.pools.ray.host import Host, Hosting
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
 from forebay.engine.pools.ray.preflight import Proof
 from forebay.engine.pools.ray.watch import Gone, Look, Watch, environment_of
+from forebay.errors import WorkerDiedError
 from forebay.options import Ray
 
 # How long a host may take to kill its worker before it is killed itself.
@@ -99,16 +101,20 @@ class RayPool(Pool):
         self._fresh: Counter[str] = Counter()  # placed since the last look
         self._gone: str | None = None
         self._closed = threading.Event()
+        cluster.hold(True)
         try:
             self._watch = Watch(where, proof, self._heard.put)
         except BaseException:
-            cluster.leave(self._began)
+            self._leave()
             raise
         self._nodes = self._watch.nodes
         self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
         remote: Any = ray.remote
         self._host = remote(concurrency_groups={"orders": 1})(Host)
         self._hosting = ray.put(hosting)
+        # Ray leaves the cluster at the interpreter's end, and takes the process along if asked
+        # anything after that. What is registered later is called sooner.
+        atexit.register(self.close)
 
     def start(self, worker: int, lane: int) -> None:
         """Give the worker a place; it waits for one if there is no room."""
@@ -126,10 +132,19 @@ class RayPool(Pool):
         self._order(worker, "kill")
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what hosts told, and see to those who wait for room."""
+        """Return what hosts told, and see to those who wait for room.
+
+        Raises:
+            WorkerDiedError: The cluster is gone.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
         while not events:
+            if self._gone is not None:
+                raise WorkerDiedError(
+                    f"{self._gone}\n  The run was stopped; what was done is kept, and no input is "
+                    "blamed.\n  Make the same call again, on a cluster or on this machine."
+                )
             now = time.monotonic()
             if until is not None and now > until:
                 break
@@ -170,16 +185,19 @@ class RayPool(Pool):
             member.ear.join(CLOSE_S)
         self._members.clear()
         self._watch.close(CLOSE_S)
+        atexit.unregister(self.close)
+        self._leave()
+
+    def _leave(self) -> None:
+        cluster.hold(False)
         cluster.leave(self._began)
 
     # ---- places --------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Give places to those who wait, as far as there is room."""
-        if self._gone is not None:
-            cause = Cause("crash", "WorkerDiedError", self._gone)
-            while self._waiting:
-                self._heard.put(WorkerDied(self._waiting.popleft()[0], cause, blameless=True))
+        if not self._is_up():
+            return  # the watch will tell
         placed = Counter(member.node for member in self._members.values())
         wanted = len(self._waiting)
         for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
@@ -193,15 +211,21 @@ class RayPool(Pool):
     def _employ(self, worker: int, lane: int, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        host = self._host.options(
-            num_cpus=self._where.num_cpus,
-            num_gpus=self._where.num_gpus,
-            resources=dict(self._where.resources or {}),
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            **environment_of(self._where),
-        ).remote(self._hosting, os.getcwd(), list(sys.path))
+        try:
+            host = self._host.options(
+                num_cpus=self._where.num_cpus,
+                num_gpus=self._where.num_gpus,
+                resources=dict(self._where.resources or {}),
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                **environment_of(self._where),
+            ).remote(self._hosting, os.getcwd(), list(sys.path))
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
+            message = f"no host could be made for it: {cluster.first_line(error)}"
+            cause = Cause("crash", "WorkerDiedError", message)
+            self._heard.put(WorkerDied(worker, cause, blameless=True))
+            return
         ear = threading.Thread(
             target=self._listen,
             args=(worker, lane, host),
@@ -213,7 +237,7 @@ class RayPool(Pool):
 
     def _order(self, worker: int, what: str, payload: Any = None) -> None:
         member = self._members.get(worker)
-        if member is None:
+        if member is None or not self._is_up():
             return
         call = member.host.order.options(concurrency_group="orders")
         with suppress(Exception):  # it is dead, or Ray is; the ear hears that
@@ -221,7 +245,12 @@ class RayPool(Pool):
 
     def _kill(self, member: _Member) -> None:
         with suppress(Exception):  # it is dead, or Ray is
-            self._ray.kill(member.host)
+            if self._is_up():
+                self._ray.kill(member.host)
+
+    def _is_up(self) -> bool:
+        """Tell whether Ray may be asked anything: once it is shut down, that ends this process."""
+        return bool(self._ray.is_initialized())
 
     # ---- what is heard -------------------------------------------------------------------------
 
@@ -231,7 +260,14 @@ class RayPool(Pool):
         told = False
         try:
             options = {"_generator_backpressure_num_objects": self._ahead}
-            for reference in host.events.options(**options).remote(worker, lane):
+            stream = host.events.options(**options).remote(worker, lane)
+            while True:
+                self._ray.wait([stream], fetch_local=True)
+                if not self._is_up():
+                    raise ConnectionError("Ray was shut down")
+                reference = next(stream, None)
+                if reference is None:
+                    break
                 for event in self._ray.get(reference):
                     told = told or isinstance(event, WorkerDied)
                     self._heard.put(event)
@@ -257,7 +293,6 @@ class RayPool(Pool):
                 return self._look(message)
             case Gone():
                 self._gone = message.why
-                self._settle()
                 return []
             case WorkerDied():
                 member = self._members.pop(message.worker, None)
@@ -267,8 +302,10 @@ class RayPool(Pool):
         return [message]
 
     def _located(self, death: WorkerDied, node: str) -> WorkerDied:
-        """Add to a death where it was."""
+        """Add to a death where it was; a node that lost a host has to be looked at again first."""
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
+        if death.blameless:
+            self._nodes = [each for each in self._nodes if each.id != node]
         cause = death.cause
         where = Cause(
             cause.kind,

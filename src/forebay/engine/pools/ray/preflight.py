@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
+from forebay.engine.pools.ray.shipping import find_in
 from forebay.errors import ForebayError, OptionError, OutputError
 
 # How long a node may take to prove itself; importing a large library from a slow disk takes some.
@@ -86,7 +87,7 @@ def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[
                 max_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 **options,
-            ).remote(shared, nonce, node.id)
+            ).remote(shared, nonce, node.id, list(sys.path))
             for node in nodes
         ]
         ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
@@ -102,8 +103,9 @@ def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[
     }
 
 
-def look_around(proof: Proof, nonce: str, node: str) -> Seen:
-    """Look, on a node, at what it has; the driver judges."""
+def look_around(proof: Proof, nonce: str, node: str, path: Sequence[str]) -> Seen:
+    """Look, on a node, at what it has; the driver, whose `sys.path` is given, judges."""
+    find_in(path)
     unloadable = folder = ""
     try:
         pickle.loads(proof.work)  # noqa: S301 - from our own driver

@@ -22,7 +22,7 @@ class Look:
     """What a look at the cluster found.
 
     Attributes:
-        nodes: The nodes that may be used.
+        nodes: The nodes that may be used, and those that are too small.
         refused: What is wrong with those that joined and may not, by their ids.
     """
 
@@ -41,12 +41,12 @@ class Watch:
     """Looks at the cluster now and then, in a thread of its own: it may be slow to answer.
 
     Args:
-        where: What a worker needs; smaller nodes are left out.
+        where: What a worker needs; smaller nodes need not prove anything.
         proof: What a node must prove before it is used, once.
         tell: Called in the watch's thread with each `Look`, and at the end with a `Gone`.
 
     Attributes:
-        nodes: Those that may be used, as the first look found them.
+        nodes: All, as the first look found them.
 
     Raises:
         ForebayError: Of the nodes that are there from the start, one cannot prove itself.
@@ -61,7 +61,8 @@ class Watch:
         self._proven: set[str] = set()
         self._bad: set[str] = set()
         self._over = threading.Event()
-        self.nodes = self._usable(cluster.nodes())
+        self._session = cluster.session()
+        self.nodes = cluster.nodes()
         for error in self._prove(self.nodes).values():
             raise error
         self._thread = threading.Thread(target=self._look_on, name="forebay-watch", daemon=True)
@@ -75,23 +76,25 @@ class Watch:
     def _look_on(self) -> None:
         while not self._over.wait(LOOK_S):
             try:
-                nodes = self._usable(cluster.nodes())
-                refused = self._prove([node for node in nodes if node.id not in self._proven])
+                nodes = cluster.nodes()
+                if cluster.session() != self._session:
+                    raise ConnectionError("Ray was shut down, and connected to anew")
+                refused = self._prove(nodes)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
                 if not self._over.is_set():
                     self._tell(Gone(f"the Ray cluster is gone: {cluster.first_line(error)}"))
                 return
-            self._tell(Look([node for node in nodes if node.id in self._proven], refused))
-
-    def _usable(self, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if node.id not in self._bad and room(node.total, self._need)]
+            self._tell(Look([node for node in nodes if node.id not in self._bad], refused))
 
     def _prove(self, nodes: list[Node]) -> dict[str, ForebayError]:
-        if not nodes:
+        """Have those nodes prove themselves that are large enough and new."""
+        known = self._proven | self._bad
+        new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
+        if not new:
             return {}
-        refused = prove(nodes, self._proof, self._environment)
+        refused = prove(new, self._proof, self._environment)
         self._bad.update(refused)
-        self._proven.update(node.id for node in nodes if node.id not in refused)
+        self._proven.update(node.id for node in new if node.id not in refused)
         return refused
 
 

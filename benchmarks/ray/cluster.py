@@ -1,0 +1,59 @@
+"""The one cluster of a run: a head without CPUs, where the driver is, and nodes of one CPU each.
+
+Not `ray.init(num_cpus=2)`, though it is lighter: that is a single node, where what a worker puts
+into the object store is already in the driver's. On a cluster whatever is sent crosses from one
+node's store to another's, as it does here (by way of the loopback); and only a node of a cluster
+can be killed while the driver lives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Ground
+from benchmarks.work import LOG, SPINS, spins_for
+
+WORKERS = 2
+STORE_BYTES = 2_000_000_000
+BURN_S = 0.02
+
+
+@cache
+def cluster(ground: Ground) -> Any:
+    """Start the cluster, once; it ends with this process."""
+    # Nodes hand their environment on to their workers, so what these need is set before.
+    os.environ[SPINS] = str(spins_for(BURN_S))
+    os.environ[LOG] = str(log(ground))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    atexit.register(found.shutdown)
+    for _ in range(WORKERS):
+        join(found)
+    found.wait_for_nodes()
+    return found
+
+
+def join(found: Any) -> None:
+    """Add a node to the cluster."""
+    found.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+
+
+def log(ground: Ground) -> Path:
+    """Return the file that traced inputs are written down in."""
+    return ground.root / "traced.log"
+
+
+def connect(address: str) -> None:
+    """Connect this process to the cluster, in silence."""
+    import ray
+
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
