@@ -9,6 +9,7 @@ from forebay.engine.engine import COLLECT_S, Engine, Outcome, pool_for
 from forebay.engine.events import ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.jobs.budget import FailureBudget
 from forebay.jobs.commits import Commits
@@ -163,9 +164,10 @@ def _stop_if_refused(
 def _as_exception(failure: ReportFailure, name: str) -> BaseException:
     """Return the failure as the exception to raise: the user's own where it came through."""
     cause = failure.cause
+    own = cause.exception.opened() if isinstance(cause.exception, SealedError) else cause.exception
     error: BaseException
-    if cause.exception is not None and isinstance(cause.exception, Exception):
-        error = cause.exception
+    if isinstance(own, Exception):
+        error = own
     elif cause.kind == "timeout":
         error = SampleTimeoutError(f"{name} {cause.message}")
     elif cause.kind == "crash":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import ray
+from forebay.engine.events import WorkerDied
 from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray.host import PlainHosting
@@ -14,6 +17,7 @@ from forebay.engine.pools.ray.preflight import Proof
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
 from forebay.testing.conformance import PoolTests
+from forebay.testing.faults import FaultyJob
 
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:
@@ -27,3 +31,43 @@ class TestRay(PoolTests):
 
     def make_pool(self, job: Job) -> Pool:
         return pool_of(job)
+
+
+def host_lost_by(error: Exception) -> Any:
+    """A host whose events end with an error of Ray's before there was one."""
+
+    def remote(worker: int, lane: int) -> Any:
+        raise error
+
+    options = SimpleNamespace(remote=remote)
+    return SimpleNamespace(events=SimpleNamespace(options=lambda **_: options))
+
+
+LOSSES = {
+    "memory": (
+        ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory."),
+        "Ray killed it for want of memory: Task was killed",
+        False,
+    ),
+    "node": (
+        ray.exceptions.ActorDiedError("the node was lost"),
+        "its host was lost: the node was lost",
+        True,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("error", "words", "blameless"), LOSSES.values(), ids=LOSSES)
+def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blameless):
+    """What its worker did is the likely reason then; a node is lost for reasons of its own."""
+    pool = pool_of(FaultyJob())
+    try:
+        pool._listen(0, 0, host_lost_by(error))
+        (death,) = pool.wait(30.0)
+    finally:
+        pool.close()
+    assert isinstance(death, WorkerDied)
+    assert death.cause.message.startswith(words)
+    assert death.blameless is blameless

@@ -106,7 +106,10 @@ def local_path(output: str | os.PathLike[str]) -> str:
 
 
 def local_inputs(inputs: Any) -> tuple[str, ...]:
-    """Return local paths that whoever can read the inputs can see: their folder, or the first."""
+    """Return local paths that whoever can read the inputs can see: one of them, or their folder.
+
+    The folder may be there where its contents are not: as a mount point without its mount.
+    """
     first = inputs
     if isinstance(inputs, list | tuple) and inputs:
         first = inputs[0]
@@ -115,7 +118,10 @@ def local_inputs(inputs: Any) -> tuple[str, ...]:
     text = local_path(first)
     if "://" in text or (first is inputs and not os.path.isdir(text)):
         return ()  # a manifest or a glob is read here
-    return (os.path.abspath(text),)
+    path = os.path.abspath(text)
+    if first is inputs:
+        path = min((each.path for each in os.scandir(path)), default=path)
+    return (path,)
 
 
 def check_in_reach(text: str, options: PreprocessOptions) -> None:

@@ -1,0 +1,386 @@
+"""The DataLoader fed by a cluster: the trainer sits on a node that has no CPUs to give."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import pytest
+import torch
+from clusters import STORE_BYTES, start_driver, until
+from datasets import Squares, Stream
+from driving import finish
+from same import assert_same
+from streams import Epochal, Lethal, Noisy
+from torch.utils.data import DistributedSampler
+
+import forebay
+from forebay import OptionError, WorkerDiedError
+from forebay.testing.faults import hang
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+COUNT = 40
+
+
+class Pair(NamedTuple):
+    """A sample of two tensors."""
+
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+@dataclass
+class Labelled:
+    """What a collate_fn of the user's makes."""
+
+    numbers: torch.Tensor
+    words: list[str]
+
+
+class OwnError(Exception):
+    """What only the user's code knows."""
+
+
+class Pairs(Squares):
+    def __getitem__(self, index):
+        return Pair(torch.full((300, 40), float(index)), torch.rand(3))
+
+
+class Mixed(Squares):
+    """Strings, numpy, nested, odd types, nothing at all."""
+
+    def __getitem__(self, index):
+        return {
+            "word": f"word {index}" * (index % 3),
+            "array": numpy.full((70, 70), index, dtype="int16"),
+            "drawn": (random.random(), numpy.random.rand(2), torch.rand(2)),
+            "half": torch.full((4,), index, dtype=torch.bfloat16),
+            "nested": [{"deep": index}, (1.5, "x")],
+        }
+
+
+class Broken(Squares):
+    """One sample raises what it was told to."""
+
+    def __init__(self, count, error):
+        super().__init__(count)
+        self.error = error
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise self.error
+        return super().__getitem__(index)
+
+
+class Wide(Squares):
+    """Large samples, each full of its own number."""
+
+    def __init__(self, count, floats):
+        super().__init__(count)
+        self.floats = floats
+
+    def __getitem__(self, index):
+        return torch.full((self.floats,), float(index))
+
+
+class Hanging(Squares):
+    def __getitem__(self, index):
+        if index == 5:
+            hang()
+        return super().__getitem__(index)
+
+
+class Nodes(Squares):
+    """Which node made it."""
+
+    def __getitem__(self, index):
+        return int(os.environ["RAY_RAYLET_PID"])
+
+
+def label(samples):
+    return Labelled(torch.stack([x for _, x in samples]), [str(int(n)) for n, _ in samples])
+
+
+def as_list(samples):
+    return samples
+
+
+def loader_of(dataset, **options):
+    defaults = {"batch_size": 4, "num_workers": 2, "backend": "ray", "seed": 3}
+    return forebay.DataLoader(dataset, **defaults | options)
+
+
+def batches_of(dataset, epochs=1, **options):
+    with loader_of(dataset, **options) as loader:
+        return [batch for _ in range(epochs) for batch in loader]
+
+
+# ---- the same batches ---------------------------------------------------------------------------
+
+KINDS = {
+    "drawn": (Noisy(COUNT), {"shuffle": True}),
+    "named tuples": (Pairs(COUNT), {"shuffle": True}),
+    "mixed": (Mixed(COUNT), {}),
+    "own dataclass": (Squares(COUNT), {"collate_fn": label}),
+    "not collated": (Mixed(COUNT), {"collate_fn": as_list}),
+    "single samples": (Pairs(COUNT), {"batch_size": None}),
+    "an incomplete last one": (Noisy(COUNT - 1), {"batch_size": 7}),
+    "dropped": (Noisy(COUNT - 1), {"batch_size": 7, "drop_last": True}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_local_processes(kind):
+    """Bit for bit and type for type, over two epochs, buffered or not."""
+    dataset, options = KINDS[kind]
+    expected = batches_of(dataset, 2, backend="process", **options)
+    buffer = "20MB" if len(kind) % 2 else None
+    assert_same(batches_of(dataset, 2, buffer=buffer, **options), expected)
+
+
+def test_buffered_or_not_makes_no_difference():
+    """Neither does the number of workers."""
+    expected = batches_of(Noisy(COUNT), 2, num_workers=0, backend="process", shuffle=True)
+    for options in ({"num_workers": 1}, {"buffer": "20MB"}):
+        assert_same(batches_of(Noisy(COUNT), 2, shuffle=True, **options), expected)
+
+
+def test_without_a_seed_every_sample_comes_once():
+    """In the sampler's order."""
+    batches = batches_of(Squares(COUNT), seed=None)
+    assert torch.cat([numbers for numbers, _ in batches]).tolist() == list(range(COUNT))
+
+
+def test_a_batch_is_the_trainers_own():
+    """It may be written to in place, and kept, without another one changing."""
+    kept = []
+    for batch in batches_of(Wide(24, 20_000), batch_size=2, buffer="1MB"):
+        batch += 1000.0
+        kept.append(batch)
+    for number, batch in enumerate(kept):
+        assert batch[:, 0].tolist() == [1000.0 + 2 * number, 1001.0 + 2 * number]
+        assert (batch == batch[:, :1]).all()
+
+
+def test_workers_are_on_all_nodes_but_the_trainers(cluster):
+    """It has no CPUs to give."""
+    with loader_of(Nodes(COUNT), batch_size=1, num_workers=2, buffer="1MB") as loader:
+        raylets = {int(batch) for batch in loader}
+    on = {node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes}
+    assert raylets <= on
+    assert len(on) == 2
+
+
+# ---- exceptions, deaths, hangs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError("five"), OwnError("no such")], ids=["key", "own"])
+@pytest.mark.parametrize("buffer", [None, "1MB"])
+def test_an_exception_keeps_its_type(error, buffer):
+    """With the words of the worker and the notes that a local one has."""
+    said = []
+    for backend in ("process", "ray"):
+        with loader_of(Broken(COUNT, error), backend=backend, buffer=buffer) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            with pytest.raises(type(error)) as caught:
+                next(iterator)
+            said.append((caught.value.__notes__, [type(arg) for arg in caught.value.args]))
+            assert len(list(iterator)) == COUNT // 4 - 2  # it goes on after that
+    local, remote = (
+        [re.sub(r"worker process \d", "worker", each) for each in notes] for notes, _ in said
+    )
+    assert remote == local
+    assert said[0][1] == said[1][1]
+
+
+def test_samples_that_raise_are_left_out():
+    """The same ones, and listed the same."""
+    found = []
+    for backend in ("process", "ray"):
+        dataset = Broken(COUNT, OwnError("no such"))
+        with loader_of(dataset, backend=backend, on_error="skip") as loader:
+            batches = list(loader)
+            found.append((batches, [each._replace(traceback="") for each in loader.failures]))
+            assert "OwnError" in loader.failures[0].traceback
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("buffer", [None, "1MB"])
+def test_a_batch_whose_worker_is_killed_is_made_again(tmp_path, buffer):
+    """And nobody can tell."""
+    expected = batches_of(Noisy(COUNT), backend="process")
+    with loader_of(Lethal(COUNT, 13, tmp_path), buffer=buffer) as loader:
+        assert_same(list(loader), expected)
+        assert loader.statistics().restarts == 1
+    assert (tmp_path / "died").exists()
+
+
+class AlwaysLethal(Squares):
+    def __getitem__(self, index):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+def test_a_batch_that_always_kills_is_an_error_that_says_where():
+    """The samples, the signal, the node."""
+    with loader_of(AlwaysLethal(COUNT)) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(WorkerDiedError, match="killed by SIGSEGV") as caught:
+            next(iterator)
+    assert "epoch 0, batch 1" in str(caught.value)
+    assert "(on node " in str(caught.value)
+
+
+def test_a_hang_is_killed():
+    """Tried again once, then an error with the stack."""
+    with loader_of(Hanging(COUNT), timeout=0.5) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds") as caught:
+            next(iterator)
+    assert "in hang" in str(caught.value)
+
+
+# ---- state --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [("process", "ray"), ("ray", "process")])
+@pytest.mark.parametrize("buffer", [None, "1MB"])
+def test_a_state_of_one_place_is_resumed_in_the_other(first, second, buffer):
+    """In the midst of the second epoch, with the very batches that were to come."""
+    options = {"shuffle": True, "buffer": buffer}
+    expected = batches_of(Noisy(COUNT), 3, backend="process", shuffle=True)
+    with loader_of(Noisy(COUNT), backend=first, **options) as loader:
+        list(loader)
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        state = loader.state_dict()
+    with loader_of(Noisy(COUNT), backend=second, **options) as loader:
+        loader.load_state_dict(state)
+        rest = [*loader, *loader]
+    assert_same(rest, expected[COUNT // 4 + 3 :])
+
+
+def test_a_batch_is_replayed_in_this_process():
+    """The very same one, for a debugger."""
+    with loader_of(Noisy(COUNT), shuffle=True, buffer="1MB") as loader:
+        batches = [*loader, *loader]
+        assert_same(loader.replay(epoch=1, batch=3), batches[COUNT // 4 + 3])
+
+
+def test_set_epoch_reaches_the_workers():
+    """Of the sampler and of the dataset, also where batches for another epoch were made."""
+    dataset = Epochal(COUNT)
+    sampler = DistributedSampler(dataset, num_replicas=2, rank=1, shuffle=True)
+    with loader_of(dataset, sampler=sampler, buffer="1MB") as loader:
+        for epoch in (0, 1, 7):
+            sampler.set_epoch(epoch)
+            dataset.set_epoch(epoch)
+            batches = list(loader)
+            indices = torch.cat([numbers for numbers, _ in batches]).tolist()
+            assert indices == list(sampler)
+            assert {int(each) for _, epochs in batches for each in epochs} == {epoch}
+
+
+# ---- the buffer ---------------------------------------------------------------------------------
+
+
+def test_epochs_are_one_stream():
+    """At the end of one the first batches of the next are there already."""
+    with loader_of(Squares(16), buffer=forebay.Buffer(max_batches=3)) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        until(lambda: (loader.statistics().ready_to or (0, 0)) >= (1, 1))
+        assert loader.statistics().ready_from == (0, 3)
+        assert len(list(iterator)) == 1
+
+
+def test_the_byte_budget_is_kept():
+    """What is ready never exceeds it, and it gets filled."""
+    budget = 4_000_000
+    with loader_of(Wide(60, 50_000), batch_size=2, buffer=budget) as loader:
+        most = 0
+        for batch in loader:
+            assert batch.shape == (2, 50_000)
+            seen = loader.statistics().ready_bytes
+            assert seen <= budget
+            most = max(most, seen)
+        until(lambda: loader.statistics().ready_bytes > budget // 2)
+        assert loader.statistics().ready_bytes <= budget
+
+
+def test_the_object_store_does_not_overfill():
+    """Batches of 8 MB into a buffer larger than every store, and a trainer that keeps them all."""
+    floats, budget = 2_000_000, 200_000_000
+    assert budget > 2 * STORE_BYTES
+    with loader_of(Wide(60, floats), batch_size=1, buffer=budget) as loader:
+        iterator = iter(loader)
+        kept = [next(iterator)]
+        until(lambda: loader.statistics().ready_bytes > 2 * STORE_BYTES)
+        assert loader.statistics().ready_bytes <= budget
+        kept += iterator
+        assert [int(each[0, 0]) for each in kept] == list(range(60))
+        assert all((each == each[:, :1]).all() for each in kept)
+    assert not spilled()
+
+
+def spilled():
+    """Return the objects that some node had to write to its disk for want of room."""
+    from ray._private.internal_api import memory_summary
+
+    said = memory_summary(stats_only=True)
+    return re.findall(r"Spilled (\d+) MiB", said)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def test_an_iterable_dataset_is_refused():
+    """Nobody could share it out."""
+    with pytest.raises(OptionError, match=r"^an iterable dataset cannot have backend='ray'"):
+        loader_of(Stream(4))
+
+
+def test_no_workers_are_refused():
+    """They would be the trainer."""
+    with pytest.raises(OptionError, match=r"^backend='ray' with num_workers=0"):
+        loader_of(Squares(4), num_workers=0)
+
+
+# ---- endings ------------------------------------------------------------------------------------
+
+TRAINER = """
+import torch, forebay
+
+class Pair(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index): return torch.full((3000,), float(index))
+
+loader = forebay.DataLoader(Pair(), 2, num_workers=2, backend="ray", buffer="2MB", seed=1)
+iterator = iter(loader)
+for _ in range(4):
+    batch = next(iterator)
+print(type(batch).__name__, batch[0, 0].item(), flush=True)
+"""
+
+
+def test_a_script_that_leaves_a_loader_open_ends_well(cluster, tmp_path):
+    """Nothing is left, nothing is said, and the exit code is 0."""
+    code, out, err = finish(start_driver(cluster, TRAINER, tmp_path))
+    assert (code, out) == (0, "Tensor 6.0\n"), err
+    assert "Traceback" not in err and "core_worker" not in err
