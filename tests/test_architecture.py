@@ -30,13 +30,14 @@ IMPURE_IMPORTS = frozenset(
     ]
 )
 # Rooms do not know each other; whoever introduces them is named here.
-ROOMS = ("engine/pools", "engine/memory", "plan", "jobs")
+ROOMS = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
 VERBS = ("loader", "preprocess", "predict", "cache")
 HOSTS = ("engine/engine", "run", "session", "cli", "__init__", "__main__", *VERBS)
 # The public tests look everywhere, and nothing looks at them.
 OUTSIDE = ("testing",)
-# The loader's own rooms stand on all others, as verbs do.
-UPSTAIRS = ("loading",)
+# The loader's own rooms stand on all others, as verbs do; so do what collates for it, and datasets;
+# and predict's, which read through the loader.
+UPSTAIRS = ("loading", "collating", "items", "predicting")
 RAY = ("engine/pools/ray",)
 
 LONG, HEAD = 350, 30

@@ -1,4 +1,4 @@
-"""The command line: preprocess, status, failures, retry, verify.
+"""The command line: preprocess, predict, status, failures, retry, verify.
 
 Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
 run or was stopped early, 2 wrong usage, 130 interrupted.
@@ -7,6 +7,7 @@ run or was stopped early, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import click
 
 from forebay import __version__
 from forebay.errors import ForebayError, OptionError
+from forebay.jobs.manifest import SUFFIXES
 from forebay.jobs.places import look_at, open_place
 from forebay.jobs.reference import load_work
 from forebay.jobs.report import Failure
@@ -23,6 +25,7 @@ from forebay.jobs.status import Snapshot
 from forebay.jobs.verify import verify as hold_against
 from forebay.observe.progress import duration
 from forebay.options import BACKENDS, TABLE_FORMATS, Ray
+from forebay.predict import predict
 from forebay.preprocess import preprocess, retry
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
@@ -105,6 +108,49 @@ def preprocess_command(
         inputs,
         output,
         max_failures=_count_or_fraction(max_failures),
+        resume=not restart,
+        progress=not quiet,
+        **_with_backend(settings),
+    )
+    click.echo(repr(report))
+    return FAILURES if report.failed else DONE
+
+
+@cli.command("predict")
+@click.argument("model", metavar="MODULE_OR_FILE:MODEL")
+@click.argument("data")
+@click.argument("output")
+@click.option("--batch-size", type=click.IntRange(1), help="Samples of a batch.  Default: 64.")
+@_workers
+@click.option("--device", help="Where the model runs, such as cuda.")
+@_backend
+@click.option("--load", metavar="MODULE_OR_FILE:FUNCTION", help="Makes a sample of a table's row.")
+@click.option("--timeout", type=float, help="Seconds one batch may take.")
+@click.option("--restart", is_flag=True, help="Forget the earlier run; remove its predictions.")
+@_version
+@_quiet
+def predict_command(
+    model: str,
+    data: str,
+    output: str,
+    load: str | None,
+    restart: bool,
+    quiet: bool,
+    **settings: Any,
+) -> int:
+    """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
+
+    MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
+    FILE:DATASET, or a table (.csv, .jsonl, .parquet; or the folder preprocess wrote one to), whose
+    rows --load makes samples of.
+    The same command again continues where it stopped.
+    """
+    is_table = os.path.exists(data) or data.endswith(SUFFIXES)
+    report = predict(
+        load_work(model),
+        data if is_table else load_work(data),
+        output,
+        load=None if load is None else load_work(load),
         resume=not restart,
         progress=not quiet,
         **_with_backend(settings),

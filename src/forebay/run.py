@@ -73,8 +73,21 @@ def run(
     options: PreprocessOptions,
     budget: FailureBudget,
     progress: Progress,
+    *,
+    at_once: bool = False,
 ) -> bool:
     """Work on all that is to be done; return whether anything was.
+
+    Args:
+        pool: The workers.
+        num_workers: How many.
+        todo: Ordinals and payloads.
+        ledger: Where results are recorded.
+        folder: Where outputs are published.
+        options: How.
+        budget: What may fail.
+        progress: Told of the inputs that end.
+        at_once: Commit each result before the next is looked at: for few and large ones.
 
     Raises:
         FailuresError: The budget is spent.
@@ -102,7 +115,7 @@ def run(
                 commits.add(outcome)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
-            commit = commits.go_on(at_once=engine.finished)
+            commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
                 engine.release(commit.delivered)
                 progress.update(commit.done, commit.failed)

@@ -42,12 +42,30 @@ _TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
 
 
 class Session:
-    """One run on one output folder, from taking the lock to giving it back."""
+    """One run on one output folder, from taking the lock to giving it back.
+
+    Args:
+        work: What the workers do.
+        output: The folder, or its URL.
+        options: How.
+        fingerprint: What the work is, where that is not to be read off `work` itself.
+        has_table: Whether a table of metadata is part of the output.
+
+    Attributes:
+        starts_over: Whether an earlier run counts for nothing; known once it is entered.
+    """
 
     def __init__(
-        self, work: Any, output: str | os.PathLike[str], options: PreprocessOptions
+        self,
+        work: Any,
+        output: str | os.PathLike[str],
+        options: PreprocessOptions,
+        *,
+        fingerprint: Fingerprint | None = None,
+        has_table: bool = True,
     ) -> None:
         self.options = options
+        self.starts_over = False
         check_in_reach(os.fspath(output), options)
         self.folder = open_place(output)
         self.ledger: Ledger
@@ -55,7 +73,8 @@ class Session:
         self._output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
-        self._starts_over = False
+        self._fingerprint = fingerprint
+        self._has_table = has_table
         self._pool: Pool | None = None
         self._num_workers = 1
         self._table: str | None = None  # the format in which the table was up to date
@@ -65,18 +84,25 @@ class Session:
             self.ledger = stack.enter_context(self.folder.ledger())
             self._table = self.ledger.get_meta("table")
             self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
-            self._settle()
-            self._starts_over = self._is_to_start_over()
+            self.settle()
+            self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._closing.__exit__(*error)
 
-    def hire(self, kind: str, inputs: Any = None) -> None:
-        """Begin to bring the workers up, which goes on while the inputs are listed."""
+    def hire(self, kind: str, inputs: Any = None, doing: Any = None) -> None:
+        """Begin to bring the workers up, which goes on while the inputs are listed.
+
+        Args:
+            kind: What the inputs are.
+            inputs: What the user named, if anything.
+            doing: What the workers call, where it is not the work itself but made of it.
+        """
         fetch = Download(self.folder.private / "staging" / "fetched")
-        job = PreprocessJob(self._work, kind, self.folder.staging(_TABLES), fetch)
+        work = self._work if doing is None else doing
+        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -84,10 +110,10 @@ class Session:
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
         self._merge(listing)
-        if self._starts_over:  # only now: inputs that cannot be used must not cost the outputs
+        if self.starts_over:  # only now: inputs that cannot be used must not cost the outputs
             self.ledger.restart()
             self._merge(listing)
-        self._settle()
+        self.settle()
         call = {"kind": listing.kind, "metadata": self.options.metadata}
         self.ledger.set_meta("call", json.dumps(call))
 
@@ -98,10 +124,24 @@ class Session:
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
 
-    def work_off(self, kind: str, *, failed_only: bool = False) -> Report:
-        """Work on what is to be done, write the table, report."""
+    def work_off(
+        self,
+        kind: str,
+        *,
+        failed_only: bool = False,
+        at_once: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Work on what is to be done, write the table, report.
+
+        Args:
+            kind: What the inputs are.
+            failed_only: Leave out what was not tried yet.
+            at_once: Commit each result as it comes, where few and large ones do.
+            progress: Told of the inputs that end, where they are not what people count.
+        """
         ledger, options = self.ledger, self.options
-        self._remember_work()
+        self.remember_work()
         ledger.free_contested()
         before = ledger.counts()
         ledger.set_meta(
@@ -122,12 +162,13 @@ class Session:
                 self.folder,
                 options,
                 FailureBudget(options.max_failures, total, watch=not before.done),
-                Progress(total, before.done, options.progress),
+                progress or Progress(total, before.done, options.progress),
+                at_once=at_once,
             )
-        self._settle()
+        self.settle()
         table = f"metadata.{options.metadata}"
         is_current = not self._changed and self._table == options.metadata
-        if not is_current or self.folder.size(table) is None:
+        if self._has_table and (not is_current or self.folder.size(table) is None):
             self.folder.write_table(table, lambda path: self._write_table(path, kind))
         ledger.set_meta("table", options.metadata)
         counts = ledger.counts()
@@ -141,7 +182,7 @@ class Session:
             metadata_path=self.folder.locate(table),
         )
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Do what this run, one that was killed, or a change of the inputs left to be done."""
         while chores := self.ledger.chores():
             # Were it done only after, an older copy would know of outputs that are gone.
@@ -165,7 +206,7 @@ class Session:
         renamed = None not in (options.version, was_version) and options.version != was_version
         if was is None or not options.resume or renamed:
             return was is not None
-        now = describe(self._work)
+        now = self._fingerprint or describe(self._work)
         changes = difference(Fingerprint.from_json(was), now)
         if not changes or options.version is not None:
             return False
@@ -182,10 +223,11 @@ class Session:
             "  - another output folder."
         )
 
-    def _remember_work(self) -> None:
+    def remember_work(self) -> None:
         """Note what the work is, for the next run to compare."""
         ledger, options = self.ledger, self.options
-        ledger.set_meta("work", describe(self._work).to_json())
+        now = self._fingerprint or describe(self._work)
+        ledger.set_meta("work", now.to_json())
         if options.version is not None:
             ledger.set_meta("version", options.version)
         if options.limit is None:

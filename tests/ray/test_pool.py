@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,13 @@ import ray
 from forebay.engine.events import WorkerDied
 from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.ray.ear import listen
 from forebay.engine.pools.ray.host import PlainHosting
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.preflight import Proof
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
 from forebay.testing.conformance import PoolTests
-from forebay.testing.faults import FaultyJob
 
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:
@@ -50,24 +51,20 @@ LOSSES = {
         False,
     ),
     "node": (
-        ray.exceptions.ActorDiedError("the node was lost"),
+        ray.exceptions.NodeDiedError("the node was lost"),
         "its host was lost: the node was lost",
         True,
     ),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("error", "words", "blameless"), LOSSES.values(), ids=LOSSES)
 def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blameless):
     """What its worker did is the likely reason then; a node is lost for reasons of its own."""
-    pool = pool_of(FaultyJob())
-    try:
-        pool._listen(0, 0, host_lost_by(error))
-        (death,) = pool.wait(30.0)
-    finally:
-        pool.close()
+    told = []
+    listen(0, 0, host_lost_by(error), -1, told.append, threading.Event())
+    (message,) = told
+    (death,) = message.events
     assert isinstance(death, WorkerDied)
     assert death.cause.message.startswith(words)
     assert death.blameless is blameless

@@ -271,6 +271,7 @@ def test_a_run_begun_in_one_place_is_finished_in_the_other(cluster, first, secon
     process = start_driver(cluster, BEGIN, tmp_path, BACKEND=first)
     try:
         until(lambda: process.poll() is not None or recorded(tmp_path / "out") == 20)
+        until(lambda: process.poll() is not None or len(published(tmp_path / "out")) == 20)
         assert process.poll() is None, process.communicate()
         done = set(published(tmp_path / "out"))
         before = calls(tmp_path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Literal
 
+from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.inline import InlinePool
@@ -37,17 +38,26 @@ class Workers:
     cluster: Ray | None = None
 
 
-def pool_for(recipe: Recipe, workers: Workers, keeps_tasks: bool, slab: Slab | None) -> Pool:
-    """Return a pool whose workers make batches by a recipe, in the slab if there is one."""
+def pool_for(
+    recipe: Recipe,
+    workers: Workers,
+    keeps_tasks: bool,
+    slab: Slab | None,
+    slots: dict[int, Slot],
+) -> Pool:
+    """Return a pool whose workers make batches by a recipe, in the slab if there is one.
+
+    `slots` tells where in the slab each task's batch is.
+    """
     if workers.backend == "inline":
         return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
     if workers.backend == "thread":
         job = BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept)
         return ThreadPool(job, abandoned=renew_turn)
+    assert slab is not None
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
 
-        return pool_on_cluster(recipe, workers.cluster, workers.count)
-    assert slab is not None
+        return pool_on_cluster(recipe, workers.cluster, workers.count, slab, slots)
     packing = ProcessBatchJob(recipe, slab, keeps_tasks=keeps_tasks)
     return ProcessPool(packing, workers.count, workers.start)

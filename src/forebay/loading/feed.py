@@ -25,13 +25,14 @@ from forebay.engine.engine import Engine, NewTask, Outcome
 from forebay.engine.events import Cause, DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.parcel import Parcel, land, unpack
+from forebay.engine.memory.packing import unpack
+from forebay.engine.memory.parcel import Parcel
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
 from forebay.loading.buffer import warn_of_full_disk
 from forebay.loading.crew import Workers, pool_for
-from forebay.loading.recipe import Made, Placed, Recipe, Sealed
+from forebay.loading.recipe import Made, Placed, Recipe
 from forebay.loading.statistics import Tally
 
 RELEASED_TOGETHER = 16
@@ -84,7 +85,7 @@ class Feed:
         occupy_standard_descriptors()
         shares = workers.backend in ("process", "ray")
         self._slab = Slab(workers.directory) if shares else None
-        self.pool = pool_for(recipe, workers, keeps_tasks, self._slab)
+        self.pool = pool_for(recipe, workers, keeps_tasks, self._slab, self._slots)
         # No method of its own: a cycle would keep the slab until the collector comes round.
         address = None
         if self._slab is not None and workers.backend == "process":
@@ -233,10 +234,9 @@ class Feed:
         for outcome in outcomes:
             match outcome:
                 case DeliverResult():
-                    landed = self._landed(outcome)
-                    self._settle(landed)
-                    self._tally.came(landed)
-                    self._ready.append(landed)
+                    self._settle(outcome)
+                    self._tally.came(outcome)
+                    self._ready.append(outcome)
                 case ReportFailure():
                     self._free(outcome.task)
                     self._tally.came(outcome)
@@ -261,20 +261,6 @@ class Feed:
             self._release(outcome.task)
             self._free(outcome.task)
         return False
-
-    def _landed(self, outcome: DeliverResult) -> DeliverResult:
-        """Bring what was made on another machine into this process's own memory."""
-        result = outcome.result
-        if isinstance(result, Sealed):
-            return outcome._replace(result=result.opened())
-        if self._slab is None or not isinstance(result, Made):
-            return outcome
-        parcel, slot = land(result.batch, self._slab)
-        if parcel is result.batch:
-            return outcome
-        if slot is not None:
-            self._slots[outcome.task] = slot
-        return outcome._replace(result=result._replace(batch=parcel))
 
     def _settle(self, outcome: DeliverResult) -> None:
         """Keep the slot of what has arrived if its batch is in there, and free it otherwise."""

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils.collate import default_collate
 
+from forebay.collating.rules import collated
 from forebay.loading.recipe import Order, Recipe, SkippedSample
 from forebay.loading.seeding import seed_generators
 from forebay.plan.seeds import COLLATE, SAMPLE, seed_of
@@ -130,10 +131,10 @@ class MapFetcher:
         """Make a batch of the samples."""
         recipe = self._recipe
         if recipe.seed is None:
-            return recipe.collate_fn(samples)
+            return collated(recipe.collate_fn, samples)
         with self._guard():
             seed_generators(seed_of(recipe.seed, COLLATE, order.epoch, order.batch))
-            return recipe.collate_fn(samples)
+            return collated(recipe.collate_fn, samples)
 
 
 class IterableFetcher:

@@ -17,9 +17,10 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
+from forebay.collating.rules import collated
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.parcel import Packer, collate_into
+from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
 from forebay.loading.recipe import (
@@ -157,7 +158,7 @@ class BatchJob:
         samples = self._iterates.fetch(order)
         fetched, fetched_cpu = time.perf_counter(), time.thread_time()
         self._before_collation()
-        batch = self._recipe.collate_fn(samples)
+        batch = collated(self._recipe.collate_fn, samples)
         done = time.perf_counter()
         lane = Lane(recipe.dataset.state_dict(), self._iterates.ended) if recipe.lanes else None
         times = Times(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)

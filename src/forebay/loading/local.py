@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from forebay.collating.rules import collated
 from forebay.loading.fetch import slicing
 from forebay.loading.handles import WorkerHandle
 from forebay.loading.job import shortened
@@ -48,6 +50,7 @@ class PlainIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         """Make torch's checks and draws."""
         super().__init__(loader)
+        self._dataset_fetcher.collate_fn = partial(collated, self._collate_fn)
         self._place: Place = loader._place
         if self._place.lanes and self._place.lanes[0].ended:
             self._dataset_fetcher.ended = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from torch._utils import ExceptionWrapper
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.parcel import Parcel
+
+if TYPE_CHECKING:  # records travel through processes that need no torch
+    from torch._utils import ExceptionWrapper
 
 # The kind of a failure that ends the stream it happens in, so that nothing can be tried again.
 ENDED = "ended"

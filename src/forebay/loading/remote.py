@@ -9,24 +9,17 @@ trainer's own, to be written to and kept, as if it had been made here.
 
 from __future__ import annotations
 
-import pickle
-import sys
-from types import ModuleType
-from typing import Any
+from functools import partial
 
-import numpy as np
-
-from forebay.engine.events import Event, TaskFinished, TasksReturned
-from forebay.engine.job import Answer, Assignment
+from forebay.engine.events import Event, TaskFinished
 from forebay.engine.memory.layout import Slot
+from forebay.engine.memory.packing import land
 from forebay.engine.memory.slab import Slab
-from forebay.engine.pools.base import Pool
-from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.preflight import Proof
 from forebay.engine.pools.ray.shipping import shipped
-from forebay.loading.job import ProcessBatchJob
-from forebay.loading.recipe import Made, Placed, Recipe, Sealed
+from forebay.loading.hosting import BatchHosting
+from forebay.loading.recipe import Made, Recipe, Sealed
 from forebay.observe.progress import note
 from forebay.options import Ray
 
@@ -34,121 +27,37 @@ from forebay.options import Ray
 MESSAGES_AHEAD = 2
 
 
-def pool_on_cluster(recipe: Recipe, cluster: Ray, count: int) -> RayPool:
-    """Return a pool on a cluster whose workers make batches by a recipe."""
+def pool_on_cluster(
+    recipe: Recipe, cluster: Ray, count: int, slab: Slab, slots: dict[int, Slot]
+) -> RayPool:
+    """Return a pool on a cluster whose workers make batches by a recipe.
+
+    What comes from there is brought into the slab, and `slots` tells where it is, by task.
+    """
     payload = shipped(recipe)
     hosting = BatchHosting(payload)
-    return RayPool(hosting, cluster, Proof(payload), count, ahead=MESSAGES_AHEAD, say=note)
+    arrive = partial(_landed, slab, slots)
+    return RayPool(
+        hosting, cluster, Proof(payload), count, ahead=MESSAGES_AHEAD, arrive=arrive, say=note
+    )
 
 
-class BatchHosting:
-    """Hosts a worker that makes batches; see `Hosting`.
+def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
+    """Bring what was made on another machine into this process's own memory, at once.
 
-    Args:
-        recipe: How batches are made, pickled.
+    It may have to wait for its turn, and the object store must not wait with it.
     """
-
-    def __init__(self, recipe: bytes) -> None:
-        """See the class."""
-        self._recipe = recipe
-        self._slots: dict[int, Slot] = {}
-        self._leaving: list[Slot] = []
-
-    def pool(self) -> Pool:
-        """Make a slab, and a pool whose worker packs into it."""
-        import cloudpickle
-
-        self._slab = Slab()
-        job = RemoteBatchJob(self._recipe, self._slab.fileno(), self._slab.size)
-        return ProcessPool(cloudpickle.dumps(job), 1, keep=(self._slab.fileno(),))
-
-    def incoming(self, assignment: Assignment) -> Assignment:
-        """Give the order a slot."""
-        slot = self._slots.pop(assignment.task, None) or self._slab.take()
-        if slot is not None:
-            self._slots[assignment.task] = slot
-        return assignment._replace(payload=Placed(assignment.payload, slot))
-
-    def outgoing(self, event: Event) -> Event:
-        """Put the bytes of a batch beside its skeleton, without a copy."""
-        if isinstance(event, TasksReturned):
-            for task in event.tasks:
-                self._free(task)
-        if not isinstance(event, TaskFinished):
-            return event
-        if not isinstance(event.result, Made):
-            self._free(event.task)
-            return event
-        made: Made = event.result
-        slot = made.batch.settle(self._slab, self._slots.pop(event.task, None))
-        if slot is None:
-            return event
-        self._leaving.append(slot)
-        used = max((at + nbytes for at, nbytes in made.batch.spans), default=0)
-        body = np.frombuffer(self._slab.view(slot), np.uint8, used)
-        return event._replace(result=made._replace(batch=made.batch._replace(body=body)))
-
-    def sent(self) -> None:
-        """Use the slots again whose bytes have left."""
-        for slot in self._leaving:
-            self._slab.give_back(slot)
-        self._leaving.clear()
-
-    def _free(self, task: int) -> None:
-        slot = self._slots.pop(task, None)
-        if slot is not None:
-            self._slab.give_back(slot)
-
-
-class RemoteBatchJob:
-    """Makes batches in an interpreter that was told nothing but this.
-
-    Args:
-        recipe: How batches are made, pickled.
-        descriptor: The slab's, which this process has inherited.
-        size: The slab's.
-    """
-
-    keeps_tasks = False
-
-    def __init__(self, recipe: bytes, descriptor: int, size: int) -> None:
-        """See the class."""
-        self._recipe = recipe
-        self._descriptor = descriptor
-        self._size = size
-        self._job: ProcessBatchJob | None = None
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the recipe in the process that forks the workers, so that they share it."""
-        self.__dict__.update(state)
-        slab = Slab.attach(self._descriptor, self._size)
-        # From our own trainer.
-        recipe = pickle.loads(self._recipe)  # noqa: S301
-        self._job = ProcessBatchJob(recipe, slab, keeps_tasks=False, meets=make_known)
-
-    def open(self, worker: int, lane: int) -> None:
-        """Become a worker."""
-        assert self._job is not None, "it came by pickle"
-        self._job.open(worker, lane)
-
-    def run(self, assignment: Assignment) -> Answer:
-        """Make one batch; see `ProcessBatchJob`."""
-        import cloudpickle
-
-        assert self._job is not None, "it came by pickle"
-        answer = self._job.run(assignment)
-        if isinstance(answer.result, Made):
-            return answer
-        return Answer(Sealed(cloudpickle.dumps(answer.result)), answer.nbytes)
-
-    def close(self) -> None:
-        """Nothing is to be tidied up."""
-
-
-def make_known(kind: type) -> None:
-    """Let a class that came by value be pickled by its name: the trainer has it under that."""
-    module = sys.modules.get(kind.__module__)
-    if module is None:
-        module = sys.modules[kind.__module__] = ModuleType(kind.__module__)
-    if "." not in kind.__qualname__ and not hasattr(module, kind.__qualname__):
-        setattr(module, kind.__qualname__, kind)
+    if not isinstance(event, TaskFinished):
+        return event
+    result = event.result
+    if isinstance(result, Sealed):
+        return event._replace(result=result.opened())
+    if not isinstance(result, Made):
+        return event
+    parcel, slot = land(result.batch, slab)
+    if slot is not None:
+        earlier = slots.pop(event.task, None)
+        if earlier is not None:  # of a try that was given up, and came after all
+            slab.give_back(earlier)
+        slots[event.task] = slot
+    return event._replace(result=result._replace(batch=parcel))

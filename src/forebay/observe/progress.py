@@ -20,6 +20,7 @@ class Progress:
         done: Inputs done before this run.
         visible: Show anything at all.
         clock: Returns seconds that only grow.
+        unit: What is counted.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Progress:
         done: int = 0,
         visible: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        unit: str = "input",
     ) -> None:
         """Start the clock."""
         self.done = done
@@ -35,6 +37,7 @@ class Progress:
         self._total = total
         self._before = done
         self._clock = clock
+        self._unit = unit
         self._began = clock()
         self._visible = visible
         self._bar: Any = None
@@ -45,7 +48,7 @@ class Progress:
 
             interval = tqdm.monitor_interval
             tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
-            self._bar = tqdm(total=total, initial=done, unit="input", dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
             tqdm.monitor_interval = interval
 
     def update(self, done: int, failed: int) -> None:
@@ -73,7 +76,7 @@ class Progress:
         eta = duration(left / rate) if rate else "unknown"
         return (
             f"{self.done:,} of {self._total:,} done, {self.failed:,} failed, "
-            f"{rate:,.1f} inputs/s, {eta} left"
+            f"{rate:,.1f} {self._unit}s/s, {eta} left"
         )
 
     def close(self) -> None:

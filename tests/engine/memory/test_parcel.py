@@ -19,8 +19,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 
-from forebay.engine.memory import parcel as parcels
-from forebay.engine.memory.parcel import (
+from forebay.engine.memory import packing
+from forebay.engine.memory.packing import (
     INLINE_BYTES,
     WORTH_PLACING,
     Packer,
@@ -284,7 +284,7 @@ def send(slab: Slab, packer: Packer, batch: Any, route: str) -> tuple[Parcel, An
 def route(request, monkeypatch):
     """The ways a batch's bytes can go: in the parcel's body, in the slot, in the skeleton."""
     if request.param == "slot":
-        monkeypatch.setattr(parcels, "INLINE_BYTES", -1)
+        monkeypatch.setattr(packing, "INLINE_BYTES", -1)
     return request.param
 
 

@@ -1,42 +1,17 @@
-"""A parcel: what a worker sends for a batch whose bytes lie in a slot.
+"""A parcel: what a worker sends for a batch whose bytes lie in a slot; see `packing.py`.
 
-The batch is pickled with its buffers out of band. Buffers are copied into the slot, once, or were
-made there (see `collate_into`); what is left, the skeleton, is small and travels by pipe. The
-reader unpickles it over the slot, without a copy, and may write to whatever comes back.
-
-    worker                                   owner of the slab
-    packer.begin(slot)                       slot = slab.take()
-    batch = collate(samples)
-    parcel = packer.pack(batch)
-    del batch
-    parcel = packer.seal(parcel)  ------->   slot = parcel.settle(slab, slot)
-                                             batch = unpack(parcel, slab, slot)
+A record alone, which whoever passes it on can read without torch.
 """
 
 from __future__ import annotations
 
-import pickle
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from math import prod
-from threading import get_ident
-from typing import Any, NamedTuple, cast
-
-import numpy as np
-import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.skeleton import CODES, Skeletons, is_plain
 from forebay.engine.memory.slab import Slab
 
-# A batch this small travels whole, by pipe: it never holds a slot.
-INLINE_BYTES = 1 << 14
-# A smaller tensor is made sooner in the heap and copied than made in the slot.
-WORTH_PLACING = 1 << 14
-
-_NOTHING = memoryview(bytearray())
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Parcel(NamedTuple):
@@ -75,156 +50,3 @@ class Parcel(NamedTuple):
         if slot is not None and not self.kept:
             slab.give_back(slot)
         return None
-
-
-def unpack(parcel: Parcel, slab: Slab, slot: Slot | None) -> Any:
-    """Return the batch of a parcel, with its tensors and arrays over the parcel's memory.
-
-    The slot, which is what `settle` returned, goes back by itself when the batch is gone.
-    """
-    if parcel.body is not None:
-        view = memoryview(cast(bytearray, parcel.body))
-    else:
-        assert slot is not None
-        view = slab.lease(slot, min(parcel.nbytes, slot.capacity))
-    buffers = [view[at : at + nbytes] for at, nbytes in parcel.spans]
-    return pickle.loads(parcel.skeleton, buffers=buffers)  # noqa: S301 - from our own worker
-
-
-def land(parcel: Parcel, slab: Slab) -> tuple[Parcel, Slot | None]:
-    """Bring a parcel that came from another machine into this one's slab.
-
-    Args:
-        parcel: One whose body may be an array in memory that is not ours.
-        slab: Where its bytes are copied to, if it has room for them.
-
-    Returns:
-        The parcel as `settle` wants it, and its slot, if it now has one.
-    """
-    body = parcel.body
-    if not isinstance(body, np.ndarray):
-        return parcel, None
-    slab.saw(body.nbytes)
-    slot = slab.take()
-    if slot is not None and body.nbytes <= slot.capacity:
-        refused = slab.reserve(slot, 0, body.nbytes) if slab.is_bounded else None
-        if refused is None:
-            np.copyto(np.frombuffer(slab.view(slot), np.uint8, body.nbytes), body)
-            return parcel._replace(body=None), slot
-        parcel = parcel._replace(refused=refused)
-    if slot is not None:
-        slab.give_back(slot)
-    return parcel._replace(body=bytearray(body)), None
-
-
-class Packer:
-    """Packs one batch after another, in a worker."""
-
-    def __init__(self, slab: Slab, meets: Callable[[type], None] | None = None) -> None:
-        """Pack into slots of this slab; `meets` is called with each class in a batch."""
-        self._slab = slab
-        self._pickler = Skeletons(meets)
-        self._base = np.frombuffer(slab.view(Slot(0, 1)), np.uint8).ctypes.data
-        self._alive: weakref.ref[Any] | None = None
-        self._used, self._thread = 0, 0
-        # Whether the user's code lets go of the batches that it returns.
-        self._trusting = True
-        self.begin(None)
-
-    def begin(self, slot: Slot | None) -> None:
-        """Start a batch; to be called when its samples are there and before they are collated.
-
-        What the dataset itself collates is then its own, and not in a slot that is used again.
-        After a batch that failed, `begin(None)` ends it.
-
-        Args:
-            slot: Where the bytes shall lie. None: they travel in the skeleton.
-        """
-        self._view = _NOTHING if slot is None else self._slab.view(slot)
-        if slot is None:
-            self._pickler.aim(self._view, 0)
-        else:
-            reserve = partial(self._slab.reserve, slot) if self._slab.is_bounded else None
-            self._pickler.aim(self._view, self._base + slot.offset, reserve)
-        self._owner, self._alive = _NOTHING, None
-        self._thread = get_ident()
-
-    def new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return a tensor in the slot, its values unset, for collation to write into.
-
-        Returns:
-            None where there is no room, or so little to write that it is not worth it, or in
-            another thread, which may be at work on something else.
-        """
-        nbytes = prod(shape) * dtype.itemsize
-        if nbytes < WORTH_PLACING or not self._trusting or self._thread != get_ident():
-            return None
-        at = self._pickler.cursor.take(nbytes)
-        if at is None:
-            return None
-        if self._alive is None:
-            # All tensors of this batch hang on one array, which tells whether any is left.
-            array = np.frombuffer(self._view, np.uint8)
-            self._owner, self._alive = array.data, weakref.ref(array)
-        return torch.frombuffer(self._owner[at : at + nbytes], dtype=dtype).resize_(shape)
-
-    def pack(self, batch: Any) -> Parcel:
-        """Pack a batch. Let go of it and `seal` the parcel before it is sent.
-
-        Raises:
-            Exception: Something in the batch cannot be pickled; what pickle says about it.
-        """
-        try:
-            skeleton, spans = self._pickler.pickled(batch)
-        finally:
-            self._used = used = self._pickler.cursor.used
-            refused = self._pickler.cursor.refused
-            self._pickler.aim(_NOTHING, 0)
-            self._owner = _NOTHING
-        body = bytearray(self._view[:used]) if used <= INLINE_BYTES else None
-        return Parcel(skeleton, spans, body, used + len(skeleton), refused=refused)
-
-    def seal(self, parcel: Parcel) -> Parcel:
-        """Return the parcel to be sent; to be called when the worker has let go of the batch.
-
-        A `collate_fn` may keep what it returned, to look at it later. Its tensors must not change
-        then, so this slot is given up, and no other one is collated into.
-        """
-        if self._alive is None or self._alive() is None:
-            return parcel
-        self._trusting = False
-        body = parcel.body or bytearray(self._view[: self._used])
-        return parcel._replace(body=body, kept=True)
-
-
-def collate_into(packer: Packer) -> Callable[[], None]:
-    """Have torch's default_collate stack tensors in the packer's slot; for a worker process.
-
-    It also holds where a `collate_fn` of the user calls default_collate. The results are torch's.
-
-    Returns:
-        A function that undoes it.
-    """
-    original = default_collate_fn_map[torch.Tensor]
-
-    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-        first = batch[0]
-        dtype = first.dtype
-        if type(first) is not torch.Tensor or dtype not in CODES or not is_plain(first):
-            return cast(torch.Tensor, original(batch, collate_fn_map=collate_fn_map))
-        shape = (len(batch), *first.shape)
-        out = packer.new(shape, dtype)
-        if out is None:
-            stacked = torch.stack(batch)
-            if stacked.dtype is dtype and stacked.is_contiguous() and not stacked.requires_grad:
-                return stacked
-            # torch's own workers stack into a contiguous tensor like the first, or refuse to.
-            out = torch.empty(shape, dtype=dtype, device="cpu")
-        return torch.stack(batch, out=out)
-
-    default_collate_fn_map[torch.Tensor] = collate_tensors
-
-    def undo() -> None:
-        default_collate_fn_map[torch.Tensor] = original
-
-    return undo

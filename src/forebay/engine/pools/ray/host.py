@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from forebay.engine.events import Event, WorkerDied
+from forebay.engine.events import Event, TaskFinished, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
@@ -28,6 +28,8 @@ from forebay.engine.pools.ray.shipping import find_in
 
 # How long answers may pile up before they travel.
 COLLECT_S = 0.003
+# A message takes no further result once it has these.
+MESSAGE_BYTES = 1 << 24
 
 
 class Hosting(Protocol):
@@ -106,6 +108,17 @@ class Host:
         if self._pool is not None:
             self._pool.wake()
 
+    def _messages(self, events: Sequence[Event]) -> Iterator[list[Event]]:
+        """Cut events into messages that any object store has room for."""
+        message, nbytes = [], 0
+        for number, event in enumerate(events, 1):
+            message.append(self._hosting.outgoing(event))
+            nbytes += event.nbytes if isinstance(event, TaskFinished) else 0
+            if nbytes >= MESSAGE_BYTES or number == len(events):
+                yield message
+                self._hosting.sent()
+                message, nbytes = [], 0
+
     def _incoming(self, payload: Sequence[Any]) -> list[Assignment]:
         return [self._hosting.incoming(Assignment(*each)) for each in payload]
 
@@ -123,8 +136,6 @@ class Host:
                     time.sleep(COLLECT_S)
                     events += pool.wait(0.0)
                 is_alive = not any(isinstance(event, WorkerDied) for event in events)
-                if events:
-                    yield [self._hosting.outgoing(event) for event in events]
-                    self._hosting.sent()
+                yield from self._messages(events)
         finally:
             pool.close()

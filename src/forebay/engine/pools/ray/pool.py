@@ -27,6 +27,7 @@ from forebay.engine.events import Cause, Event, RoomGrew, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.ear import Message, listen
 from forebay.engine.pools.ray.host import Host, Hosting
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
 from forebay.engine.pools.ray.preflight import Proof
@@ -63,6 +64,8 @@ class RayPool(Pool):
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
         ahead: Messages of a worker that may wait to be listened to before it is held up.
+        arrive: Called, in the thread of `wait`, with each event as it comes; returns what the
+            engine is to have. What it refers to in the object store must not stay there.
         say: Called, in the thread of `wait`, with lines for people.
 
     Attributes:
@@ -81,6 +84,7 @@ class RayPool(Pool):
         most: int | None,
         *,
         ahead: int = -1,
+        arrive: Callable[[Event], Event] = lambda event: event,
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and have its nodes prove themselves."""
@@ -93,7 +97,8 @@ class RayPool(Pool):
         self._need = where.need()
         self._most = most if most is not None else where.max_workers
         self._ahead = ahead
-        self._heard: queue.SimpleQueue[Event | Look | Gone | None] = queue.SimpleQueue()
+        self._arrive = arrive
+        self._heard: queue.SimpleQueue[Message | Look | Gone | None] = queue.SimpleQueue()
         self._members: dict[int, _Member] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # workers without a place, and lanes
         self._waiting_since: float | None = None
@@ -177,16 +182,24 @@ class RayPool(Pool):
         self._closed.set()
         for worker in self._members:
             self._order(worker, "close")
-        until = time.monotonic() + CLOSE_S
+        self._join_ears(CLOSE_S)
         for member in self._members.values():
-            member.ear.join(max(until - time.monotonic(), 0.0))
             self._kill(member)
-        for member in self._members.values():
-            member.ear.join(CLOSE_S)
+        self._join_ears(CLOSE_S)
         self._members.clear()
         self._watch.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
+
+    def _join_ears(self, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        for member in self._members.values():
+            while member.ear.is_alive() and time.monotonic() < until:
+                while not self._heard.empty():
+                    message = self._heard.get_nowait()
+                    if isinstance(message, Message):
+                        message.taken.set()
+                member.ear.join(0.01)
 
     def _leave(self) -> None:
         cluster.hold(False)
@@ -224,11 +237,11 @@ class RayPool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be made for it: {cluster.first_line(error)}"
             cause = Cause("crash", "WorkerDiedError", message)
-            self._heard.put(WorkerDied(worker, cause, blameless=True))
+            self._heard.put(Message([WorkerDied(worker, cause, blameless=True)]))
             return
         ear = threading.Thread(
-            target=self._listen,
-            args=(worker, lane, host),
+            target=listen,
+            args=(worker, lane, host, self._ahead, self._heard.put, self._closed),
             name=f"forebay-ear-{worker}",
             daemon=True,
         )
@@ -254,52 +267,27 @@ class RayPool(Pool):
 
     # ---- what is heard -------------------------------------------------------------------------
 
-    def _listen(self, worker: int, lane: int, host: Any) -> None:
-        """Hand on what a host tells, until it has no more to tell; a thread for each."""
-        errors = self._ray.exceptions
-        told = False
-        try:
-            options = {"_generator_backpressure_num_objects": self._ahead}
-            stream = host.events.options(**options).remote(worker, lane)
-            while True:
-                self._ray.wait([stream], fetch_local=True)
-                if not self._is_up():
-                    raise ConnectionError("Ray was shut down")
-                reference = next(stream, None)
-                if reference is None:
-                    break
-                for event in self._ray.get(reference):
-                    told = told or isinstance(event, WorkerDied)
-                    self._heard.put(event)
-                del reference
-            message, blameless = "its host ended", True
-        except errors.OutOfMemoryError as error:
-            # Ray's memory monitor chose it; that the worker's task is why is likely, not certain.
-            message, blameless = (
-                f"Ray killed it for want of memory: {cluster.first_line(error)}",
-                False,
-            )
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
-            message, blameless = f"its host was lost: {cluster.first_line(error)}", True
-        if not told and not self._closed.is_set():
-            cause = Cause("crash", "WorkerDiedError", message)
-            self._heard.put(WorkerDied(worker, cause, blameless=blameless))
-
-    def _take_in(self, message: Event | Look | Gone | None) -> list[Event]:
+    def _take_in(self, message: Message | Look | Gone | None) -> list[Event]:
         match message:
-            case None:
-                return []
+            case Message():
+                events = [self._event(event) for event in message.events]
+                message.events.clear()
+                message.taken.set()
+                return events
             case Look():
                 return self._look(message)
             case Gone():
                 self._gone = message.why
-                return []
-            case WorkerDied():
-                member = self._members.pop(message.worker, None)
-                if member is not None:
-                    self._kill(member)
-                    return [self._located(message, member.node)]
-        return [message]
+        return []
+
+    def _event(self, event: Event) -> Event:
+        if not isinstance(event, WorkerDied):
+            return self._arrive(event)
+        member = self._members.pop(event.worker, None)
+        if member is None:
+            return event
+        self._kill(member)
+        return self._located(event, member.node)
 
     def _located(self, death: WorkerDied, node: str) -> WorkerDied:
         """Add to a death where it was; a node that lost a host has to be looked at again first."""

@@ -1,0 +1,341 @@
+"""cache(): a dataset run once, on every core, and read from memory-mapped files ever after.
+
+    dataset ── a few samples ──> plan: how they are built, how many to a shard
+        └── session ── workers: shard-00000.arrow … ──> index, last ──> CachedDataset
+
+See `session.py` for how the work is done, and `caching/` for what is in the files.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forebay.caching.columns import nbytes_of
+from forebay.caching.dataset import CachedDataset
+from forebay.caching.index import Index, Plan, check_size
+from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
+from forebay.caching.work import ShardWork, told
+from forebay.caching.writer import specs_of, wider
+from forebay.errors import ChangedError, FailuresError, InputError, OptionError
+from forebay.jobs.fingerprint import Fingerprint, describe, difference
+from forebay.jobs.listing import Listing
+from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.places import local_path
+from forebay.jobs.records import Input
+from forebay.jobs.report import Report
+from forebay.jobs.seeds import generators_kept, seed_everything
+from forebay.options import PreprocessOptions, Ray
+from forebay.session import Session
+
+SHARD_BYTES = 64 * 2**20
+# At least so many shards, if there are as many samples: every core has work, and a kill costs
+# little, however long a sample takes and however small it is.
+LEAST_SHARDS = 128
+# The ledger's name for the plan.
+_PLAN = "cache"
+
+Transform = Callable[[Any], Any]
+
+
+def cache(
+    dataset: Any,
+    directory: str | os.PathLike[str],
+    *,
+    transform: Transform | None = None,
+    num_workers: int | None = None,
+    backend: str | Ray = "process",
+    timeout: float | None = None,
+    retries: int | None = None,
+    version: str | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+) -> CachedDataset:
+    """Run a dataset once, keep every sample, and return a dataset that reads them from files.
+
+    A sample may be a tensor, an array, a number, a text, bytes or None, or any nesting of dicts,
+    lists, tuples and NamedTuples of these. Tensors may have a shape of their own in each sample.
+    What is random in the dataset is drawn once; put into `transform` what is to be random in each
+    epoch.
+
+    The same call again returns at once, without asking the dataset for a sample; after a kill it
+    continues. Any number of processes may open a finished cache at once; one at a time makes it.
+
+    Args:
+        dataset: A map-style Dataset.
+        directory: A local folder for the files, made if missing: `shard-*.arrow`, and forebay's
+            own `.forebay`.
+        transform: Called with each sample each time it is read; it may change it in place.
+        num_workers: Workers; None for one a core, or for as many as a cluster has room for; 0 to
+            work in this very process.
+        backend: As in `preprocess`.
+        timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
+            each of its samples is killed, and its stack recorded.
+        retries: Further tries for a shard that failed; None for 1.
+        version: Your own name for the state of the dataset. While it stays the same, changes of
+            the dataset and of its code are accepted; a new one makes all anew.
+        resume: False removes the earlier cache and makes all anew.
+        progress: Show progress on stderr, in shards.
+        shard_bytes: How large to make a file. It counts when a cache is begun; one that is
+            continued stays cut as it is.
+
+    Returns:
+        The dataset. `dataset[i]` is what the original gave, bit for bit and type for type; a
+        tensor is contiguous, in memory that it shares with the file until somebody writes to it.
+
+    Raises:
+        OptionError: A setting is impossible, or `dataset` is no map-style Dataset.
+        InputError: The dataset is empty, or a file of the cache is torn.
+        ChangedError: The dataset is not what the earlier run worked with.
+        FailuresError: Samples failed, or cannot be cached; the message names them.
+        BusyError: Another process is making this cache.
+        OutputError: The folder cannot be written to, or is full.
+        WorkerDiedError: Workers cannot be kept alive.
+    """
+    options = PreprocessOptions(
+        num_workers=num_workers,
+        backend=backend,
+        timeout=timeout,
+        retries=retries,
+        on_error="skip",
+        max_failures=None,
+        limit=None,
+        resume=resume,
+        metadata="parquet",
+        version=version,
+        progress=progress,
+    )
+    folder, samples = _folder_of(directory), _length_of(dataset)
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise OptionError(f"shard_bytes={shard_bytes!r} is not possible; it takes 1, 2, 3, …")
+    work = None if version is not None and resume else describe(dataset)
+    index = Index.read(folder / PRIVATE) if resume else None
+    classes: dict[Identity, type] = {}
+    if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
+        if work is None:
+            work = describe(dataset)
+        with Session(dataset, folder, options, fingerprint=work, has_table=False) as session:
+            index = _made(session, dataset, samples, shard_bytes, work, classes)
+    return CachedDataset(folder, index.plan, transform, classes)
+
+
+def open_cache(
+    directory: str | os.PathLike[str], transform: Transform | None = None
+) -> CachedDataset:
+    """Open a finished cache without the dataset that it was made of.
+
+    Args:
+        directory: The folder.
+        transform: As in `cache`.
+
+    Returns:
+        The dataset. A NamedTuple is of the user's own class if its module is imported before,
+        and otherwise of one with the same name and fields.
+
+    Raises:
+        InputError: There is no finished cache, or a file of it is missing or torn.
+    """
+    folder = _folder_of(directory)
+    index = Index.read(folder / PRIVATE)
+    if index is None:
+        raise InputError(
+            f"{str(folder)!r} holds no finished cache\n"
+            "  forebay.cache(dataset, directory) makes one, or finishes one that was begun. If "
+            "this is a copy, copy the folder .forebay too."
+        )
+    lost = index.missing(folder)
+    if lost:
+        raise InputError(
+            f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
+            f"{len(index.sizes)} shards are missing\n"
+            "  Call forebay.cache again, with the same dataset and directory: it makes what is "
+            "missing anew. If this is a copy, copy all of it."
+        )
+    return CachedDataset(folder, index.plan, transform)
+
+
+def _folder_of(directory: str | os.PathLike[str]) -> Path:
+    text = local_path(directory)
+    if "://" in text:
+        raise OptionError(
+            f"directory={os.fspath(directory)!r} is a URL, and a cache is read through memory "
+            "maps\n  Name a local folder, or one that all nodes mount."
+        )
+    return Path(os.path.abspath(text))
+
+
+def _length_of(dataset: Any) -> int:
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise OptionError(
+            f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
+            f"{type(dataset).__name__}"
+        )
+    samples = len(dataset)
+    if samples < 1:
+        raise InputError(f"the dataset has {samples} samples\n  There is nothing to cache.")
+    return samples
+
+
+def _is_same(index: Index, samples: int, version: str | None, work: Fingerprint | None) -> bool:
+    """Tell whether a finished cache is that of this dataset, by the user's word or by looking."""
+    if index.plan.samples != samples:
+        return False
+    if work is None:
+        return index.version == version
+    return not difference(Fingerprint.from_json(index.fingerprint), work)
+
+
+def _made(
+    session: Session,
+    dataset: Any,
+    samples: int,
+    shard_bytes: int,
+    work: Fingerprint,
+    classes: dict[Identity, type],
+) -> Index:
+    """Make what is missing, and write the index."""
+    ledger, private = session.ledger, session.folder.private
+    recorded = None if session.starts_over else ledger.get_meta(_PLAN)
+    if recorded is None:
+        plan = _plan(dataset, samples, shard_bytes, classes)
+    else:
+        plan = _continued(Plan.from_json(recorded), samples, session.options.version)
+        ledger.mark_todo(_lost(session))
+    Index.remove(private)  # until all is there again
+    marks = private / "marks"
+    shutil.rmtree(marks, ignore_errors=True)  # those of a run that was killed
+    session.enrol(_listing(plan))
+    # A dataset that is shorter now leaves no shard behind.
+    ledger.mark_todo([ordinal for _, _, ordinal in ledger.outputs() if ordinal < 0])
+    session.settle()
+    ledger.set_meta(_PLAN, plan.to_json())
+    counts = ledger.counts()
+    if counts.done < counts.total:
+        timeout = session.options.timeout
+        if timeout is not None:
+            session.options = replace(session.options, timeout=timeout * plan.per_shard)
+        session.hire("rows", doing=ShardWork(dataset, plan, marks, seed_everything))
+        report = session.work_off("rows")
+        if report.failed:
+            raise FailuresError(_all_told(report, plan, marks))
+        shutil.rmtree(marks, ignore_errors=True)
+    else:
+        session.remember_work()
+    sizes = {name: size for name, size, _ in ledger.outputs()}
+    version = ledger.get_meta("version")
+    index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
+    index.write(private)
+    return index
+
+
+def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> Plan:
+    """Look at the first sample, the middle one and the last, and decide how to cut.
+
+    Raises:
+        FailuresError: None of them can be cached.
+    """
+    # Files that a dataset opens with its first sample are opened in a copy: not in what the
+    # workers are sent.
+    with generators_kept():
+        try:
+            probed = copy.copy(dataset)
+        except Exception:  # noqa: BLE001 - whatever an odd object does
+            probed = dataset
+        failed: dict[int, Exception] = {}
+        plan, nbytes = None, []
+        for index in dict.fromkeys((0, samples // 2, samples - 1)):
+            seed_everything(str(index))
+            try:
+                sample = probed[index]
+                structure = structure_of(sample) if plan is None else plan.structure
+                names, leaves = names_of(structure), leaves_of(structure, sample)
+                specs = specs_of(names, leaves)
+                if plan is not None:
+                    specs = wider(names, plan.specs, specs)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                failed[index] = error  # a worker meets it again, and tells
+                continue
+            plan = Plan(samples, 1, structure, specs)
+            classes.update(classes_in(sample))
+            nbytes.append(sum(map(nbytes_of, leaves)))
+    if plan is None:
+        raise FailuresError(
+            f"the first samples that were looked at all failed\n{told(failed)}\n"
+            "  Nothing was started. Mend the dataset, and make the same call again."
+        ) from next(iter(failed.values()))
+    fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
+    return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
+
+
+def _continued(plan: Plan, samples: int, version: str | None) -> Plan:
+    """Return the plan of an earlier run, which this one goes on with.
+
+    Raises:
+        ChangedError: The dataset has another length.
+    """
+    if plan.samples != samples and version is None:
+        raise ChangedError(
+            f"the dataset has {samples:,} samples, and {plan.samples:,} when the cache was begun\n"
+            "  Nothing was started, and nothing is lost. Choose one:\n"
+            "  - make all anew: resume=False;\n"
+            "  - keep what is done, if the samples it has are still the same: version='2';\n"
+            "  - another directory."
+        )
+    return replace(plan, samples=samples)
+
+
+def _lost(session: Session) -> list[int]:
+    """Return which shards somebody removed."""
+    lost = []
+    for name, size, ordinal in session.ledger.outputs():
+        there = session.folder.size(name)
+        if there is None:
+            lost.append(ordinal)
+        else:
+            check_size(Path(session.folder.locate(name)), there, size)
+    return lost
+
+
+def _listing(plan: Plan) -> Listing:
+    def rows() -> Iterator[Input]:
+        for first in range(0, plan.samples, plan.per_shard):
+            count = min(plan.per_shard, plan.samples - first)
+            yield Input("", json.dumps({"first": first, "count": count}))
+
+    return Listing("rows", ("first", "count"), f"a Dataset of {plan.samples} samples", rows)
+
+
+def _all_told(report: Report, plan: Plan, marks: Path) -> str:
+    """Return the words for a run in which samples failed."""
+    indices, lines = [], []
+    for failure in report.failures:
+        found = re.findall(r"^sample (\d+): .*$", failure.message, re.MULTILINE)
+        if found:
+            lines += failure.message.splitlines()
+        else:  # the worker was killed, or died
+            mark = marks / str(json.loads(failure.source)["first"])
+            index = mark.read_text().strip() if mark.exists() else ""
+            found = [index] if index else []
+            name = f"sample {index}" if index else f"the samples of {failure.source}"
+            lines.append(f"{name}: {failure.error}: {failure.message.splitlines()[0]}")
+        indices += found
+    named = ", ".join(indices[:20]) + (", …" if len(indices) > 20 else "")
+    some = lines[:20] + [f"… and {len(lines) - 20:,} more"] * (len(lines) > 20)
+    return "\n".join(
+        [
+            f"{len(indices):,} of {plan.samples:,} samples could not be cached: {named}",
+            *(f"  {line}" for line in some),
+            f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
+            "are done and stay. Mend the samples, or leave them out of the dataset, and make the "
+            "same call again; if you change the dataset's code, version='2' keeps what is done.",
+            report.failures[0].traceback,
+        ]
+    )

@@ -1,0 +1,1 @@
+"""The room of `forebay.cache`: samples in Arrow files, and the Dataset that reads them."""

@@ -1,0 +1,301 @@
+"""What a leaf is, and the Arrow column that its values of many samples are.
+
+    leaf                                Arrow
+    tensor, array, all of one shape     fixed_shape_tensor<T, shape>; T where it is one number
+    tensor, array, of several shapes    struct<data: large_list<T>, shape: list<int64>>
+    int, float, bool, NumPy's numbers   int64, double, bool, T
+    str                                 large_string; large_binary if one of them is not UTF-8
+    bytes                               large_binary
+    None                                null, in any of these
+
+What Arrow has no number type for travels as its bytes: bool tensors as uint8, bfloat16 as uint16,
+complex numbers as pairs. A `Spec` says what they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+import sys
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from forebay.caching.layout import MisfitError
+from forebay.errors import InputError
+
+# What an Arrow column holds in place of a torch dtype, and how many of it one number takes.
+_TORCH: dict[str, tuple[str, int]] = {
+    **{
+        f"{sign}int{bits}": (f"{sign}int{bits}", 1)
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"float{bits}": (f"float{bits}", 1) for bits in (16, 32, 64)},
+    **{f"float8_{kind}": ("uint8", 1) for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")},
+    "float8_e8m0fnu": ("uint8", 1),
+    "bool": ("uint8", 1),
+    "bfloat16": ("uint16", 1),
+    "complex32": ("float16", 2),
+    "complex64": ("float32", 2),
+    "complex128": ("float64", 2),
+}
+_NAMES = {getattr(torch, name): name for name in _TORCH if hasattr(torch, name)}
+_SCALARS = {int: "int", float: "float", bool: "bool", bytes: "bytes", type(None): "none"}
+_KINDS = frozenset(["tensor", "array", "number", "str", *_SCALARS.values()])
+_ARRAYS = frozenset("biufcmMSU")  # kinds of dtypes whose bytes are all there is to them
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What the values of a leaf are.
+
+    Attributes:
+        kind: "tensor", "array", "number" (NumPy's), "int", "float", "bool", "str", "bytes" or
+            "none" (nothing else so far).
+        dtype: torch's name, such as "bfloat16", or NumPy's, such as "<f4"; for "str" "utf8" or
+            "binary".
+        shape: Of a tensor or array; None if it varies.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] | None = ()
+
+    @property
+    def stored(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """What Arrow holds for one number: a type, and the shape of what one takes of it."""
+        if self.kind == "int":
+            return np.dtype(np.int64), ()
+        if self.kind == "float":
+            return np.dtype(np.float64), ()
+        if self.kind == "tensor":
+            name, count = _TORCH[self.dtype]
+            return np.dtype(name), (count,) * (count > 1)
+        dtype = np.dtype(self.dtype)
+        if dtype.kind in "iuf" and dtype.isnative and dtype.itemsize <= 8:
+            return dtype, ()
+        if dtype.kind == "c" and dtype.isnative and dtype.itemsize <= 16:
+            return np.dtype(f"float{dtype.itemsize * 4}"), (2,)
+        if dtype.kind in "mM" and dtype.isnative:
+            return np.dtype(np.int64), ()
+        return np.dtype(np.uint8), (dtype.itemsize,) * (dtype.itemsize != 1)
+
+
+def spec_of(value: Any) -> Spec:
+    """Return what a leaf is.
+
+    Raises:
+        MisfitError: A cache cannot give it back.
+    """
+    kind = type(value)
+    if kind is torch.Tensor:
+        return _tensor_spec(value)
+    if kind is np.ndarray or kind is np.memmap or isinstance(value, np.generic):
+        what = "number" if isinstance(value, np.generic) else "array"
+        if value.dtype.kind not in _ARRAYS or value.dtype.itemsize == 0:
+            raise MisfitError(f"is a NumPy {what} of dtype {value.dtype}; make it one of numbers")
+        return Spec(what, value.dtype.str, value.shape)
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: a file's name that is no UTF-8
+            return Spec("str", "binary")
+        return Spec("str", "utf8")
+    if kind is int and not -(1 << 63) <= value < 1 << 63:
+        raise MisfitError(f"is {value}, beyond 64 bits; make it a text or a float")
+    if kind not in _SCALARS:
+        raise MisfitError(
+            f"is of type {kind.__module__}.{kind.__qualname__}, which a cache cannot give back; "
+            "make it a plain tensor, an array, a number or a text"
+        )
+    return Spec(_SCALARS[kind])
+
+
+def _tensor_spec(value: torch.Tensor) -> Spec:
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        raise MisfitError("is a sparse, nested or quantized tensor; make it a dense one")
+    if value.device.type != "cpu":
+        raise MisfitError(f"is on the device {value.device}; bring it back with .cpu()")
+    if value.requires_grad:
+        raise MisfitError("requires a gradient, which a cache cannot keep; return it .detach()ed")
+    name = _NAMES.get(value.dtype)
+    if name is None:
+        raise MisfitError(f"is a tensor of {value.dtype}, which a cache does not know")
+    return Spec("tensor", name, tuple(value.shape))
+
+
+def widened(old: Spec, new: Spec) -> Spec:
+    """Return the spec that holds both.
+
+    Raises:
+        MisfitError: There is none.
+    """
+    if old == new or new.kind == "none":
+        return old
+    if old.kind == "none":
+        return new
+    if old.kind == new.kind == "str":
+        return Spec("str", "binary")
+    if old.kind == new.kind and old.dtype == new.dtype:
+        return replace(old, shape=None)
+    raise MisfitError(
+        f"is {described(new)} here and {described(old)} in other samples; give all the same type"
+    )
+
+
+def described(spec: Spec) -> str:
+    """Return a spec in words."""
+    if spec.kind in ("tensor", "array", "number"):
+        library = "torch" if spec.kind == "tensor" else "NumPy"
+        return f"a {library} {spec.kind} of {spec.dtype}"
+    return f"of type {spec.kind}"
+
+
+def arrow_type(spec: Spec) -> pa.DataType:
+    """Return the type of a column."""
+    if spec.kind in ("bool", "bytes", "none", "str"):
+        is_text = spec == Spec("str", "utf8")
+        kinds = {"bool": pa.bool_(), "bytes": pa.large_binary(), "none": pa.null()}
+        return kinds.get(spec.kind) or (pa.large_string() if is_text else pa.large_binary())
+    dtype, each = spec.stored
+    value = pa.from_numpy_dtype(dtype)
+    if spec.shape is None:
+        return pa.struct([("data", pa.large_list(value)), ("shape", pa.list_(pa.int64()))])
+    shape = (*spec.shape, *each)
+    return pa.fixed_shape_tensor(value, shape) if shape else value
+
+
+def nbytes_of(value: Any) -> int:
+    """Return about how many bytes a leaf takes in a column."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return int(value.nbytes)
+    return len(value) + 8 if isinstance(value, str | bytes) else 8
+
+
+class Column:
+    """The values of one leaf that wait for the next record batch.
+
+    Values are copied as they come: a Dataset may use one tensor again and again. Arrow's arrays are
+    put together of bytes: where Arrow makes them of lists it imports pandas, for a second and more.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self._is_array = spec.kind in ("tensor", "array", "number")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gaps: list[bool] = []
+        self._data = bytearray()
+        self._flags: list[bool] = []
+        self._ends = array("q", [0])  # of texts, in bytes; of what varies in shape, in numbers
+        self._shapes: list[tuple[int, ...]] = []
+
+    def add(self, value: Any) -> None:
+        """Append a value that the spec holds."""
+        self._gaps.append(value is None)
+        kind = self.spec.kind
+        if self._is_array:
+            self._add_array(value)
+        elif kind == "int":
+            self._data += (value or 0).to_bytes(8, sys.byteorder, signed=True)
+        elif kind == "float":
+            self._data += struct.pack("d", 0 if value is None else value)
+        elif kind == "bool":
+            self._flags.append(bool(value))
+        elif kind != "none":
+            is_text = isinstance(value, str)
+            self._data += value.encode("utf-8", "surrogatepass") if is_text else value or b""
+            self._ends.append(len(self._data))
+
+    def _add_array(self, value: Any) -> None:
+        if value is not None:
+            self._data += _bytes_of(value)
+        elif self.spec.shape is not None:
+            dtype, each = self.spec.stored
+            self._data += bytes(math.prod((*self.spec.shape, *each)) * dtype.itemsize)
+        if self.spec.shape is None:
+            self._ends.append(len(self._data) // self.spec.stored[0].itemsize)
+            self._shapes.append(() if value is None else tuple(value.shape))
+
+    def taken(self) -> pa.Array:
+        """Return all that waits as an Arrow array, and begin anew."""
+        kind, rows = arrow_type(self.spec), len(self._gaps)
+        valid = _bits([not gap for gap in self._gaps]) if any(self._gaps) else None
+        data, ends = pa.py_buffer(self._data), pa.py_buffer(self._ends)
+        if self.spec.kind == "none":
+            found = pa.nulls(rows)
+        elif self.spec.kind == "bool":
+            found = pa.Array.from_buffers(kind, rows, [valid, _bits(self._flags)])
+        elif self.spec.kind in ("str", "bytes"):
+            found = pa.Array.from_buffers(kind, rows, [valid, ends, data])
+        elif self.spec.shape is None:
+            values = self._values(data)
+            lists = pa.Array.from_buffers(kind[0].type, rows, [None, ends], children=[values])
+            parts = [lists, _lists_of(self._shapes)]
+            found = pa.Array.from_buffers(kind, rows, [valid], children=parts)
+        elif isinstance(kind, pa.FixedShapeTensorType):
+            values = self._values(data)
+            flat = pa.Array.from_buffers(kind.storage_type, rows, [valid], children=[values])
+            found = pa.ExtensionArray.from_storage(kind, flat)
+        else:
+            found = pa.Array.from_buffers(kind, rows, [valid, data])
+        self._begin()
+        return found
+
+    def _values(self, data: pa.Buffer) -> pa.Array:
+        dtype, _ = self.spec.stored
+        kind = pa.from_numpy_dtype(dtype)
+        return pa.Array.from_buffers(kind, data.size // dtype.itemsize, [None, data])
+
+
+def _lists_of(shapes: list[tuple[int, ...]]) -> pa.Array:
+    ends = array("i", [0, *itertools.accumulate(map(len, shapes))])
+    sizes = array("q", itertools.chain.from_iterable(shapes))
+    values = pa.Array.from_buffers(pa.int64(), len(sizes), [None, pa.py_buffer(sizes)])
+    kind = pa.list_(pa.int64())
+    return pa.Array.from_buffers(kind, len(shapes), [None, pa.py_buffer(ends)], children=[values])
+
+
+def _bytes_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        # One number of every second is contiguous to torch, whatever its stride.
+        return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
+    return value.tobytes()
+
+
+def _bits(flags: list[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def to_json(spec: Spec) -> Any:
+    """Return a spec as JSON values."""
+    shape = None if spec.shape is None else list(spec.shape)
+    return {"kind": spec.kind, "dtype": spec.dtype, "shape": shape}
+
+
+def from_json(found: Any) -> Spec:
+    """Return what `to_json` described.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    try:
+        kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
+        known = kind in _KINDS
+        if kind == "tensor":
+            known = dtype in _NAMES.values()
+        elif kind in ("array", "number"):
+            known = np.dtype(dtype).kind in _ARRAYS
+        if not known:
+            raise ValueError(f"{kind} of {dtype}")
+        return Spec(kind, dtype, None if shape is None else tuple(map(int, shape)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a column of a cache is described wrongly: {error!r}") from error

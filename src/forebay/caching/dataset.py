@@ -1,0 +1,130 @@
+"""`CachedDataset`: the samples of a finished cache, over memory-mapped files.
+
+index ── // per_shard ──> shard, mapped when first read ──> leaves ──> sample ──> transform
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset
+
+from forebay.caching.index import Plan
+from forebay.caching.layout import (
+    Classes,
+    Identity,
+    loaded_class,
+    namedtuples_of,
+    rebuilder,
+)
+from forebay.caching.reader import Shards
+from forebay.caching.table import table_of
+
+
+class CachedDataset(Dataset[Any]):
+    """The samples of a cache, as the dataset gave them; made by `cache` and `open_cache`.
+
+    Tensors and arrays are contiguous and view the file's pages in memory, which all processes
+    share. They may be written to: the file does not change, and no other process sees it, but this
+    process does when it reads the sample again, so `clone()` what you change in place. A
+    `transform` need not: it is given copies.
+
+    It travels by pickle as the names of its files, so workers that are spawned are sent next to
+    nothing. It keeps no file open.
+
+    Attributes:
+        directory: Where the files are.
+        transform: Called with each sample, each time it is read; may be set at any time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: Plan,
+        transform: Callable[[Any], Any] | None = None,
+        classes: Classes | None = None,
+    ) -> None:
+        self.directory = directory
+        self.transform = transform
+        self._plan = plan
+        self._classes = {**_loaded(plan), **(classes or {})}
+        self._shards = Shards(directory, plan.names())
+        self._rebuild = rebuilder(plan.structure, self._classes)
+
+    def __len__(self) -> int:
+        return self._plan.samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample.
+
+        Args:
+            index: From 0; or from -1, backwards.
+
+        Raises:
+            IndexError: There is no such sample.
+            InputError: Its shard is missing or torn.
+        """
+        sample = self._read(self._place(index))
+        return sample if self.transform is None else self.transform(_own(sample))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples, in the order asked for."""
+        samples = [self._read(self._place(index)) for index in indices]
+        if self.transform is None:
+            return samples
+        return [self.transform(_own(sample)) for sample in samples]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def table(self) -> pa.Table:
+        """Return all samples as an Arrow table over the mapped files: one row each, in order."""
+        return table_of([self._shards[at] for at in range(len(self._shards))])
+
+    def __repr__(self) -> str:
+        shards = len(self._shards)
+        return (
+            f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards:,} "
+            f"shard{'s' * (shards != 1)}>"
+        )
+
+    def __reduce__(self) -> Any:
+        classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
+        return CachedDataset, (self.directory, self._plan, self.transform, classes)
+
+    def _place(self, index: int) -> int:
+        place = index if index >= 0 else index + self._plan.samples
+        if not 0 <= place < self._plan.samples:
+            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
+        return place
+
+    def _read(self, place: int) -> Any:
+        number, row = divmod(place, self._plan.per_shard)
+        return self._rebuild(iter(self._shards[number].leaves(row)))
+
+
+def _loaded(plan: Plan) -> dict[Identity, type]:
+    found = {each: loaded_class(each) for each in namedtuples_of(plan.structure)}
+    return {each: cls for each, cls in found.items() if cls is not None}
+
+
+def _own(sample: Any) -> Any:
+    """Return a sample with copies of its tensors and arrays."""
+    if isinstance(sample, torch.Tensor):
+        return sample.clone()
+    if isinstance(sample, np.ndarray):
+        return sample.copy()
+    if isinstance(sample, dict):
+        for key, value in sample.items():  # it was made for this one reader
+            sample[key] = _own(value)
+        return sample
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*map(_own, sample))
+    if isinstance(sample, list | tuple):
+        return type(sample)(map(_own, sample))
+    return sample

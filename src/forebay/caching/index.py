@@ -1,0 +1,185 @@
+"""What a finished cache is: a small JSON file, written last, that says which shards there are.
+
+While it is missing, the cache is not finished. It is all that a second call has to read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.caching import columns, layout
+from forebay.caching.columns import Spec
+from forebay.caching.layout import Node
+from forebay.errors import InputError
+
+NAME = "cache.json"
+FORMAT = 1
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{number:05}.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a dataset is cut into shards.
+
+    Attributes:
+        samples: How many there are.
+        per_shard: How many a shard has; the last one may have fewer.
+        structure: How each is built.
+        specs: What their leaves are, as far as it was known before all were made.
+    """
+
+    samples: int
+    per_shard: int
+    structure: Node
+    specs: list[Spec]
+
+    def names(self) -> list[str]:
+        """Return the names of the shards, in order."""
+        return [shard_name(at) for at in range(-(-self.samples // self.per_shard))]
+
+    def to_json(self) -> str:
+        """Return it as text."""
+        return json.dumps(self.told())
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "samples": self.samples,
+            "per_shard": self.per_shard,
+            "structure": layout.to_json(self.structure),
+            "columns": [columns.to_json(spec) for spec in self.specs],
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return what `to_json` wrote.
+
+        Raises:
+            InputError: It is damaged.
+        """
+        return _plan_of(json.loads(text))
+
+
+def _plan_of(told: Any) -> Plan:
+    try:
+        specs = [columns.from_json(spec) for spec in told["columns"]]
+        samples, per_shard = int(told["samples"]), int(told["per_shard"])
+        if samples < 1 or per_shard < 1:
+            raise ValueError(f"{samples} samples, {per_shard} a shard")
+        return Plan(samples, per_shard, layout.from_json(told["structure"]), specs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the plan of a cache is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A finished cache.
+
+    Attributes:
+        plan: How it is cut.
+        sizes: The bytes of each shard.
+        fingerprint: What the dataset was, as the ledger has it.
+        version: The user's own name for that, if there is one.
+    """
+
+    plan: Plan
+    sizes: tuple[int, ...]
+    fingerprint: str
+    version: str | None
+
+    def write(self, private: Path) -> None:
+        """Write it to forebay's own folder, whole or not at all."""
+        told = {
+            "format": FORMAT,
+            "plan": self.plan.told(),
+            "sizes": list(self.sizes),
+            "fingerprint": self.fingerprint,
+            "version": self.version,
+        }
+        staged = private / f"{NAME}.new"
+        with staged.open("w", encoding="utf-8") as file:
+            json.dump(told, file)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(private / NAME)
+
+    @classmethod
+    def read(cls, private: Path) -> Index | None:
+        """Return the index in forebay's own folder; None if the cache is not finished.
+
+        Raises:
+            InputError: It is damaged, or of another forebay.
+        """
+        path = private / NAME
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise InputError(
+                    f"{str(path)!r} is of format {told['format']}, and this forebay reads {FORMAT}"
+                    "\n  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
+                )
+            sizes = tuple(map(int, told["sizes"]))
+            index = cls(_plan_of(told["plan"]), sizes, str(told["fingerprint"]), told["version"])
+            if len(sizes) != len(index.plan.names()):
+                raise ValueError(f"{len(sizes)} sizes")
+        except FileNotFoundError:
+            return None
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{str(path)!r} is damaged: {error!r}\n"
+                "  Remove it and call forebay.cache again: what is done stays done."
+            ) from error
+        return index
+
+    @staticmethod
+    def remove(private: Path) -> None:
+        """Take the index away, if there is one."""
+        (private / NAME).unlink(missing_ok=True)
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the shards that the folder lacks.
+
+        Raises:
+            InputError: One is not of its size, or not of this cache.
+        """
+        names = self.plan.names()
+        with os.scandir(folder) as entries:
+            found = {
+                entry.name: entry.stat().st_size
+                for entry in entries
+                if entry.name.startswith("shard-") and entry.name.endswith(".arrow")
+            }
+        lost = []
+        for name, size in zip(names, self.sizes, strict=True):
+            there = found.pop(name, None)
+            if there is None:
+                lost.append(name)
+            else:
+                check_size(folder / name, there, size)
+        if found:
+            raise InputError(
+                f"{str(folder / min(found))!r} is not of this cache, which has {len(names)} "
+                "shards\n  Nothing can be added to a cache. Remove the file, or make a cache of "
+                "both datasets in another directory."
+            )
+        return lost
+
+
+def check_size(path: Path, there: int, written: int) -> None:
+    """Raise InputError if a shard is not of the size that was written."""
+    if there != written:
+        raise InputError(
+            f"{str(path)!r} has {there:,} bytes, and {written:,} were written\n"
+            "  It is torn, or somebody wrote to it. Remove it and call forebay.cache again, with "
+            "the same dataset and directory: it makes that shard anew."
+        )

@@ -1,0 +1,298 @@
+"""A sample as leaves and a structure: taken apart for the columns, put together again. PURE.
+
+    {"image": tensor, "box": (1, 2)}  ──>  leaves   image, box.0, box.1
+                                      └─>  structure, which JSON can hold
+
+Nothing is imported because a structure names it: a NamedTuple is made of the user's own class only
+where this process has that very class already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from forebay.errors import InputError
+
+_MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict}
+_SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
+_CONTAINERS = _MAPPINGS | _SEQUENCES
+_KEYS = (str, int, float, bool, type(None))
+
+# A NamedTuple's class by its module, its qualified name and its fields.
+Identity = tuple[str, str, tuple[str, ...]]
+Classes = Mapping[Identity, type]
+
+
+class MisfitError(ValueError):
+    """A sample cannot be cached, or is not built like the others; says which part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that is no container.
+
+    Attributes:
+        name: Its column's.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A container.
+
+    Attributes:
+        kind: "dict", "OrderedDict", "list", "tuple" or "namedtuple".
+        parts: What it holds, in order.
+        keys: The keys of a mapping, or the fields of a NamedTuple.
+        home: Module and qualified name of a NamedTuple's class.
+    """
+
+    kind: str
+    parts: tuple[Node, ...]
+    keys: tuple[Any, ...] = ()
+    home: tuple[str, str] = ("", "")
+
+    @property
+    def identity(self) -> Identity:
+        """Which NamedTuple it is."""
+        return (*self.home, self.keys)
+
+
+Node = Leaf | Branch
+
+
+def structure_of(sample: Any) -> Node:
+    """Return how a sample is built; every leaf has a name of its own.
+
+    Raises:
+        MisfitError: It holds nothing, or a container or a key that cannot be told in JSON.
+    """
+    node = _structure(sample, (), set())
+    if not names_of(node):
+        raise MisfitError(f"the sample is {sample!r}, which holds nothing to keep")
+    return node
+
+
+def _structure(value: Any, path: tuple[str, ...], taken: set[str]) -> Node:
+    kind = _kind_of(value, path)
+    if kind is None:
+        name = plain = ".".join(path) or "sample"
+        count = 1
+        while name in taken:  # the key "a.b" beside the key "b" of "a"
+            count += 1
+            name = f"{plain}~{count}"
+        taken.add(name)
+        return Leaf(name)
+    keys: tuple[Any, ...] = ()
+    home = ("", "")
+    if kind in _MAPPINGS:
+        keys = tuple(value)
+        _check_keys(keys, path)
+    elif kind == "namedtuple":
+        keys, home = type(value)._fields, (type(value).__module__, type(value).__qualname__)
+    values = value.values() if kind in _MAPPINGS else value
+    names = keys or range(len(value))
+    parts = [
+        _structure(part, (*path, str(name)), taken)
+        for name, part in zip(names, values, strict=True)
+    ]
+    return Branch(kind, tuple(parts), keys, home)
+
+
+def _kind_of(value: Any, path: tuple[str, ...] = ()) -> str | None:
+    """Return the kind of a container; None for a leaf."""
+    kind = type(value).__name__
+    if _CONTAINERS.get(kind) is type(value):
+        return kind
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return "namedtuple"
+    if isinstance(value, Mapping | list | tuple) or hasattr(value, "__dataclass_fields__"):
+        raise MisfitError(
+            f"{shown(path)} is of type {type(value).__qualname__}, which a cache cannot give back; "
+            "make it a dict, a list, a tuple or a NamedTuple"
+        )
+    return None
+
+
+def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
+    odd = [key for key in keys if type(key) not in _KEYS]
+    if odd:
+        raise MisfitError(
+            f"{shown(path)} has the key {odd[0]!r}, of type {type(odd[0]).__qualname__}; a cache "
+            "can give back keys that are texts or numbers"
+        )
+
+
+def shown(path: tuple[str, ...]) -> str:
+    """Return a part of a sample for messages."""
+    return repr(".".join(path)) if path else "the sample"
+
+
+def leaves_of(node: Node, sample: Any) -> list[Any]:
+    """Return the leaves of a sample, in the order of the structure.
+
+    Raises:
+        MisfitError: It is not built like that.
+    """
+    leaves: list[Any] = []
+    _collect(node, sample, (), leaves)
+    return leaves
+
+
+def _collect(node: Node, value: Any, path: tuple[str, ...], leaves: list[Any]) -> None:
+    kind = _kind_of(value, path)
+    if isinstance(node, Leaf):
+        if kind is not None:
+            raise MisfitError(f"{shown(path)} is a {kind} here and none in other samples")
+        leaves.append(value)
+        return
+    if kind != node.kind:
+        found = kind or type(value).__qualname__
+        raise MisfitError(f"{shown(path)} is a {found} here and a {node.kind} in other samples")
+    if kind == "namedtuple":
+        keys, home = type(value)._fields, (type(value).__module__, type(value).__qualname__)
+        if (keys, home) != (node.keys, node.home):
+            raise MisfitError(
+                f"{shown(path)} is a {home[1]} with the fields {list(keys)} here and a "
+                f"{node.home[1]} with {list(node.keys)} in other samples"
+            )
+    elif kind in _MAPPINGS:
+        keys = tuple(value)
+        # 1, 1.0 and True are one key to a dict.
+        if keys != node.keys or [*map(type, keys)] != [*map(type, node.keys)]:
+            raise MisfitError(
+                f"{shown(path)} has the keys {list(keys)} here and {list(node.keys)} in other "
+                "samples; give all the same ones, in the same order, with None for what is missing"
+            )
+        value = value.values()
+    elif len(value) != len(node.parts):
+        raise MisfitError(
+            f"{shown(path)} has {len(value)} items here and {len(node.parts)} in other samples; "
+            "make a tensor or an array of what varies in length"
+        )
+    names = node.keys or range(len(node.parts))
+    for name, part, item in zip(names, node.parts, value, strict=True):
+        _collect(part, item, (*path, str(name)), leaves)
+
+
+def names_of(node: Node) -> list[str]:
+    """Return the names of the leaves, in order."""
+    if isinstance(node, Leaf):
+        return [node.name]
+    return [name for part in node.parts for name in names_of(part)]
+
+
+def namedtuples_of(node: Node) -> Iterator[Identity]:
+    """Yield which NamedTuples a structure has."""
+    if isinstance(node, Branch):
+        if node.kind == "namedtuple":
+            yield node.identity
+        for part in node.parts:
+            yield from namedtuples_of(part)
+
+
+def classes_in(sample: Any) -> dict[Identity, type]:
+    """Return the NamedTuple classes that a sample is made of."""
+    kind = _kind_of(sample)
+    if kind is None:
+        return {}
+    found: dict[Identity, type] = {}
+    if kind == "namedtuple":
+        cls = type(sample)
+        found[cls.__module__, cls.__qualname__, cls._fields] = cls
+    for part in sample.values() if kind in _MAPPINGS else sample:
+        found |= classes_in(part)
+    return found
+
+
+def loaded_class(identity: Identity) -> type | None:
+    """Return the class of a NamedTuple if this process has loaded it, with equal fields."""
+    module, qualname, fields = identity
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    is_one = isinstance(found, type) and issubclass(found, tuple)
+    return found if is_one and getattr(found, "_fields", None) == fields else None
+
+
+@lru_cache
+def stand_in(name: str, fields: tuple[str, ...]) -> type:
+    """Return a NamedTuple class for one that this process does not have.
+
+    Raises:
+        InputError: A name is none; the structure is damaged.
+    """
+    try:
+        # It checks that these are plain names; no text of a file is ever run.
+        plain: type = namedtuple(name, fields)  # type: ignore[misc]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"the structure of a cache is damaged: {error}") from error
+
+    def reduce(self: Any) -> Any:
+        return _remade, (name, fields, tuple(self))
+
+    return type(name, (plain,), {"__slots__": (), "__reduce__": reduce})
+
+
+def _remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return stand_in(name, fields)(*values)
+
+
+def rebuilder(node: Node, classes: Classes) -> Callable[[Iterator[Any]], Any]:
+    """Return what makes a sample of its leaves.
+
+    Args:
+        node: How it is built.
+        classes: The NamedTuple classes to use; others are stood in for.
+    """
+    if isinstance(node, Leaf):
+        return next
+    parts = [rebuilder(part, classes) for part in node.parts]
+    if node.kind in _MAPPINGS:
+        make, keys = _MAPPINGS[node.kind], node.keys
+        return lambda leaves: make(zip(keys, [part(leaves) for part in parts], strict=True))
+    if node.kind == "namedtuple":
+        cls = classes.get(node.identity) or loaded_class(node.identity)
+        cls = cls or stand_in(node.home[1].rpartition(".")[2], node.keys)
+        return lambda leaves: cls(*[part(leaves) for part in parts])
+    if node.kind == "tuple":
+        return lambda leaves: tuple([part(leaves) for part in parts])
+    return lambda leaves: [part(leaves) for part in parts]
+
+
+def to_json(node: Node) -> Any:
+    """Return a structure as JSON values."""
+    if isinstance(node, Leaf):
+        return node.name
+    described = {"kind": node.kind, "parts": [to_json(part) for part in node.parts]}
+    if node.keys:
+        described["keys"] = list(node.keys)
+    if node.kind == "namedtuple":
+        described["home"] = list(node.home)
+    return described
+
+
+def from_json(found: Any) -> Node:
+    """Return what `to_json` described.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    if isinstance(found, str):
+        return Leaf(found)
+    try:
+        parts = tuple(from_json(part) for part in found["parts"])
+        keys, home = tuple(found.get("keys", ())), tuple(map(str, found.get("home", ("", ""))))
+        kind = found["kind"]
+        if kind not in (*_CONTAINERS, "namedtuple") or len(home) != 2:
+            raise ValueError(kind)
+        return Branch(kind, parts, keys, (home[0], home[1]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the structure of a cache is damaged: {error!r}") from error

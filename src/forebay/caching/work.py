@@ -1,0 +1,90 @@
+"""What a worker does for a cache: some samples in a row become one shard.
+
+A sample that fails does not end its shard at once: the others are tried too, so that one run names
+all that have to be mended. A worker that dies leaves the index of the sample that it was at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forebay.caching.index import Plan, shard_name
+from forebay.caching.layout import MisfitError
+from forebay.caching.writer import ShardWriter
+from forebay.errors import FailuresError
+
+# Failing samples of one shard whose words are kept.
+MOST_TOLD = 20
+
+
+class ShardWork:
+    """Makes one shard, for rows of "first" and "count".
+
+    Args:
+        dataset: What the samples come from.
+        plan: How they are cut, and what is in them.
+        marks: A folder for the index that each worker is at.
+        seed: Called with a text before each sample: the same numbers for it, whoever makes it.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, marks: Path, seed: Callable[[str], None]) -> None:
+        self._dataset, self._plan, self._marks, self._seed = dataset, plan, marks, seed
+
+    def __call__(self, row: dict[str, int], out: Any) -> None:
+        """Write the shard.
+
+        Raises:
+            FailuresError: Samples failed; one line for each.
+        """
+        first, plan = row["first"], self._plan
+        failed: dict[int, Exception] = {}
+        path = out.file(shard_name(first // plan.per_shard))
+        with (
+            _marked(self._marks / str(first)) as mark,
+            ShardWriter(path, plan.structure, list(plan.specs), first) as writer,
+        ):
+            for index in range(first, first + row["count"]):
+                mark(index)
+                self._seed(str(index))
+                try:
+                    sample = self._dataset[index]
+                except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                    failed[index] = error
+                    continue
+                try:
+                    writer.add(sample)
+                except MisfitError as error:
+                    failed[index] = error
+        if failed:
+            raise FailuresError(told(failed)) from next(iter(failed.values()))
+
+
+def told(failed: dict[int, Exception]) -> str:
+    """Return a line for each sample that failed; `cache` reads the indices from them."""
+    lines = []
+    for index, error in failed.items():
+        words = str(error).splitlines()[0] if str(error) else ""
+        kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
+        lines.append(f"sample {index}: {kind}{words}"[:1000])
+    left = [f"sample {index}: fails too" for index in [*failed][MOST_TOLD:]]
+    return "\n".join(lines[:MOST_TOLD] + left)
+
+
+@contextmanager
+def _marked(path: Path) -> Iterator[Callable[[int], None]]:
+    """Keep an index in a file for as long as this process lives and is at it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        yield lambda index: _put(file, index)
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+
+
+def _put(file: int, index: int) -> None:
+    os.pwrite(file, b"%20d" % index, 0)

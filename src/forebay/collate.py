@@ -1,0 +1,118 @@
+"""`forebay.collate`: collate_fn objects for what torch's default_collate cannot do.
+
+    samples ── by_field ──┬── image  ──> pad(...)    ──> one tensor as large as the largest
+                          ├── boxes  ──> as_list     ──> a list
+                          └── others ──> default     ──> as torch does it
+
+Each is called with the list of a batch's samples, can be pickled, and may be a rule for a field.
+In a loader's worker `pad` writes into the batch's slot of shared memory, as default_collate does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from forebay.collating.fields import ByField
+from forebay.collating.misfits import described
+from forebay.collating.padding import Pad, Padded
+from forebay.collating.rules import Rule, default
+from forebay.errors import OptionError
+
+__all__ = ["Padded", "as_list", "by_field", "default", "pad"]
+
+
+def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool = False) -> Pad:
+    """Collate tensors of different shapes into one, filled up to the largest of each dimension.
+
+    Samples, or fields of them, may be tensors, numpy arrays, or sequences of numbers, nested or
+    not, which become what `torch.tensor` makes of them. They must agree in their number of
+    dimensions and in dtype; an empty sequence agrees with any. Their order and their values stay;
+    padding comes at the end of each dimension.
+
+    Args:
+        value: What to fill with. It must be a value of the samples' dtype.
+        multiple_of: Round sizes up to a multiple of this: an int for the first dimension (the
+            length), or one int for each of the first dimensions, such as (1, 32, 32) for images
+            of [3, height, width].
+        lengths: Return `Padded` instead: the tensor, the lengths, and a mask.
+
+    Returns:
+        A collate_fn, or a rule for `by_field`. It gives a tensor [batch, max of dimension 0, ...]
+        of the samples' dtype, contiguous and its own, or a `Padded`. It raises `InputError`,
+        which names the first sample that does not agree with most, and `OptionError` if `value`
+        is none of the dtype.
+
+    Raises:
+        OptionError: `value` is no number, or `multiple_of` not positive.
+    """
+    if not _is_number(value):
+        raise OptionError(
+            f"pad(value=...) takes a number; got {described(value)}\n"
+            "  pad is not a collate_fn itself but makes one: write collate_fn=pad()."
+        )
+    multiples = (multiple_of,) if isinstance(multiple_of, int) else tuple(multiple_of)
+    if not all(map(_is_multiple, multiples)):
+        raise OptionError(
+            f"pad(multiple_of={multiple_of!r}) takes whole numbers from 1 on\n"
+            "  Give one int for the first dimension, or one for each of the first dimensions."
+        )
+    return Pad(value, multiples if max(multiples, default=1) > 1 else (), lengths)
+
+
+def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByField:
+    """Collate each field of the samples by its own rule, and all others as torch does.
+
+    Samples, all of one type, may be dicts, NamedTuples, dataclasses, tuples or lists. A batch is
+    of the same type: a tuple stays a tuple, and a dataclass is made anew with its fields' batches
+    (by `dataclasses.replace`, so its `__init__` and `__post_init__` see batches).
+
+    Args:
+        rules: For each dict key, field name, or place in a tuple: `pad(...)`, `as_list`,
+            `default`, another `by_field` where the field itself has fields, or any function of a
+            list.
+        **named: The same, for fields whose names can be written so.
+
+    Returns:
+        A collate_fn, or a rule for another `by_field`. It raises `InputError` for a sample that
+        has other fields than most, and `OptionError` if a rule's field is not there.
+
+    Raises:
+        OptionError: There is no rule, a field has two, or a rule cannot be called.
+    """
+    unnamed = dict(rules or {})
+    twice = sorted(unnamed.keys() & named.keys())
+    if twice:
+        raise OptionError(f"by_field got two rules for {', '.join(map(repr, twice))}")
+    every: dict[Any, Rule] = {**unnamed, **named}
+    if not every:
+        raise OptionError(
+            "by_field got no rules\n"
+            "  Name a field: by_field(image=pad()). Without any, leave collate_fn out."
+        )
+    for field, rule in every.items():
+        if not _is_rule(rule):
+            raise OptionError(
+                f"the rule for field {field!r} must be a collate_fn; got {rule!r}\n"
+                "  Write pad(), as_list, default, by_field(...), or a function of a list."
+            )
+    return ByField(every)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """Return the samples as the list that they are: nothing is stacked."""
+    return list(samples)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_multiple(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _is_rule(rule: object) -> bool:
+    """Whether it may be called with a list; the two that make rules are none."""
+    return callable(rule) and rule not in (pad, by_field)

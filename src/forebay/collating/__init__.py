@@ -1,0 +1,1 @@
+"""What `forebay.collate` is made of: rules for fields, padding, and naming what does not fit."""

@@ -1,0 +1,142 @@
+"""Finding the sample that does not fit its batch, and saying so.
+
+    samples ── find ──> the first place where one is not like most ── refusal ──> InputError
+
+Looked at only after something refused a batch, so it may take its time. Places count from 0 in the
+batch: they are places in the list of samples that the loader's note on the error shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from forebay.errors import InputError
+
+# How to come to a value within a sample: keys, names and places.
+Path = tuple[Hashable, ...]
+
+# What default_collate takes besides containers.
+_COLLATED = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes)
+_TEXTS = (str, bytes)
+
+
+class Misfit(NamedTuple):
+    """What is wrong with a batch.
+
+    Attributes:
+        path: Where in the samples.
+        place: Which sample; None if all are like that.
+        what: What it has there, in words.
+        others: What the other samples have there, in words; "" where that says nothing.
+    """
+
+    path: Path
+    place: int | None
+    what: str
+    others: str
+
+
+def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
+    """Return the first sample that is not described as most are; None if all are alike."""
+    counts = Counter(descriptions)
+    if len(counts) < 2:
+        return None
+    # Of equally many it is the first in the batch that the others are held against.
+    usual = counts.most_common(1)[0][0]
+    place, what = next((at, one) for at, one in enumerate(descriptions) if one != usual)
+    del counts[what]
+    others = ", ".join(
+        f"in {count} other{'s' * (count > 1)} it is {one}" for one, count in counts.most_common(3)
+    )
+    return Misfit(path, place, what, others + (", and more" if len(counts) > 3 else ""))
+
+
+def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
+    """Return the error that names a misfit; `advice` says what to do, in whole sentences."""
+    field = f"field {shown(misfit.path)}" if misfit.path else "it"
+    if misfit.place is None:
+        first = f"a batch cannot be made: {field} is {misfit.what} in all {batch_size} samples"
+        place = ""
+    else:
+        first = f"sample {misfit.place} of a batch of {batch_size} does not fit: {field} is "
+        first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
+        place = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
+    return InputError(f"{first}\n{place}  The batch was not made. {advice}")
+
+
+def shown(path: Path) -> str:
+    """Return a path as one would write it: `image`, `boxes.corners` or `[0]['left eye']`."""
+    parts = [
+        f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]"
+        for part in path
+    ]
+    return "".join(parts).removeprefix(".")
+
+
+def described(value: Any, exactly: bool = True) -> str:
+    """Return what decides whether a value can be collated with others: its shape, dtype or type.
+
+    Args:
+        value: Anything that a sample may hold.
+        exactly: Tell dtypes, and numbers of different types, apart.
+    """
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return "a nested tensor"  # which has no shape
+    if isinstance(value, torch.Tensor):
+        dtype = f", {str(value.dtype).removeprefix('torch.')}" if exactly else ""
+        device = "" if value.device.type == "cpu" else f", on {value.device}"
+        layout = "" if value.layout is torch.strided else f", {value.layout}"
+        return f"a tensor of shape {tuple(value.shape)}{dtype}{device}{layout}"
+    if isinstance(value, np.ndarray):
+        dtype = f", {value.dtype}" if exactly else ""
+        return f"an array of shape {value.shape}{dtype}"
+    if isinstance(value, Mapping):
+        keys = ", ".join(repr(key) for key in value)
+        return f"a {type(value).__name__} with {keys or 'no keys'}"
+    if isinstance(value, int | float | np.number) and not exactly:
+        return "a number"
+    if isinstance(value, Sequence) and not isinstance(value, _TEXTS):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def find(samples: Sequence[Any]) -> Misfit | None:
+    """Return what default_collate stumbles over in these samples, if that can be told."""
+    return _find((), samples, exactly=False) or _find((), samples, exactly=True)
+
+
+def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
+    first = values[0]
+    misfit = odd_one(path, [described(_unordered(value), exactly) for value in values])
+    if misfit is not None:
+        return misfit
+    if isinstance(first, Mapping):
+        keys, get = list(first), _get
+    elif isinstance(first, Sequence) and not isinstance(first, _TEXTS):
+        names = getattr(first, "_fields", None)
+        keys, get = list(names or range(len(first))), getattr if names else _get
+    elif isinstance(first, _COLLATED):
+        # Of arrays default_collate takes numbers alone.
+        odd = isinstance(first, np.ndarray) and first.dtype.kind not in "biufc"
+        return Misfit(path, None, described(first), "") if odd else None
+    else:
+        return Misfit(path, None, described(first), "")
+    for key in keys:
+        below = [get(value, key) for value in values]
+        misfit = _find((*path, key), below, exactly)
+        if misfit is not None:
+            return misfit
+    return None
+
+
+def _unordered(value: Any) -> Any:
+    """Return a dict with its keys in one order, as two dicts may differ in that alone."""
+    return dict.fromkeys(sorted(value, key=repr)) if isinstance(value, Mapping) else value
+
+
+_get: Callable[[Any, Any], Any] = lambda value, key: value[key]  # noqa: E731

@@ -1,0 +1,171 @@
+"""Padding: tensors of different shapes as one, made where the batch is to be.
+
+samples ──> dense tensors that agree ──> room for the batch ──> each written into its row
+
+Every byte of a large batch is written once: a sample's own, or padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from forebay.collating.misfits import Misfit, Path, described, odd_one, refusal, shown
+from forebay.collating.rules import Collation
+from forebay.engine.memory import room
+from forebay.errors import InputError, OptionError
+
+# Bytes. A smaller batch is filled sooner as a whole than margin by margin.
+SMALL = 1 << 16
+
+
+class Padded(NamedTuple):
+    """Padded values, and how long each was; what `pad(lengths=True)` gives.
+
+    Attributes:
+        values: [batch, longest, ...], as `pad` gives it.
+        lengths: int64 [batch]: the size of each sample's first dimension.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """Bool [batch, longest]: True at a sample's own values, False at padding."""
+        places = torch.arange(self.values.shape[1], device=self.lengths.device)
+        return places < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Pad(Collation):
+    """What `pad` makes.
+
+    Attributes:
+        value: See `pad`.
+        multiples: For each of the first dimensions, what its size is rounded up to.
+        lengths: See `pad`.
+    """
+
+    value: float
+    multiples: tuple[int, ...]
+    lengths: bool
+
+    def collate(self, samples: Sequence[Any], path: Path) -> torch.Tensor | Padded:
+        """See `pad`."""
+        tensors = _tensors(samples, path)
+        first = tensors[0]
+        needed = max(len(self.multiples), self.lengths)
+        if first.dim() < needed:
+            odd = Misfit(path, None, described(first), "")
+            advice = f"multiple_of and lengths, as given, ask for {needed} dimensions or more."
+            raise refusal(odd, len(tensors), advice)
+        self._check_value(first.dtype, path)
+        shapes = [tensor.shape for tensor in tensors]
+        multiples = chain(self.multiples, repeat(1))
+        shape = [len(tensors)]
+        for sizes, multiple in zip(zip(*shapes, strict=True), multiples, strict=False):
+            shape.append(-(-max(sizes) // multiple) * multiple)
+        values = room.new(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
+        self._fill(values, tensors)
+        if not self.lengths:
+            return values
+        return Padded(values, torch.tensor([shape[0] for shape in shapes], dtype=torch.int64))
+
+    def _fill(self, values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+        """Write each sample, and beyond its end the margin of each dimension."""
+        sizes = values.shape[1:]
+        filled = values.nbytes < SMALL
+        if filled:
+            values.fill_(self.value)
+        for row, tensor in zip(values.unbind(), tensors, strict=True):
+            for dimension, (size, whole) in enumerate(zip(tensor.shape, sizes, strict=True)):
+                if size < whole:
+                    if not filled:
+                        row.narrow(dimension, size, whole - size).fill_(self.value)
+                    row = row.narrow(dimension, 0, size)
+            row.copy_(tensor)
+
+    def _check_value(self, dtype: torch.dtype, path: Path) -> None:
+        low, high = _range_of(dtype)
+        if dtype.is_floating_point or dtype.is_complex:
+            fits = not math.isfinite(self.value) or low <= self.value <= high
+        else:
+            fits = low <= self.value <= high and self.value == int(self.value)
+        if not fits:
+            name = str(dtype).removeprefix("torch.")
+            raise OptionError(
+                f"pad(value={self.value}) is no value of {name}, the samples' dtype"
+                f"{f' in field {shown(path)}' if path else ''}\n"
+                f"  Its numbers go from {low} to {high}. The batch was not made. Choose "
+                "another value, or have the dataset return another dtype."
+            )
+
+
+def _range_of(dtype: torch.dtype) -> tuple[float, float]:
+    if dtype is torch.bool:
+        return 0, 1
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
+    return limits.min, limits.max
+
+
+def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
+    """Return samples as dense tensors that agree in dimensions, dtype and device.
+
+    Raises:
+        InputError: They do not.
+    """
+    tensors = [_tensor(sample, place, len(samples), path) for place, sample in enumerate(samples)]
+    silent = [
+        not isinstance(sample, torch.Tensor | np.ndarray) and tensor.shape == (0,)
+        for sample, tensor in zip(samples, tensors, strict=True)
+    ]
+    if any(silent) and not all(silent):
+        # Nothing was said of an empty sequence but that it is empty: it is like the others.
+        model = tensors[silent.index(False)]
+        empty = model.new_empty((0,) * max(model.dim(), 1))
+        tensors = [empty if silent[at] else tensor for at, tensor in enumerate(tensors)]
+    first = tensors[0]
+    kind = first.dim(), first.dtype, first.device
+    if all((one.dim(), one.dtype, one.device) == kind for one in tensors):
+        return tensors
+    # Shapes may differ, so they do not say who is odd, but they help to see what it is.
+    odd = odd_one(path, [_kind(tensor) for tensor in tensors])
+    assert odd is not None and odd.place is not None
+    odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.place].shape)}")
+    advice = "pad() fills up sizes: have the dataset return one dtype and number of dimensions."
+    raise refusal(odd, len(samples), advice)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    dimensions = f"{tensor.dim()} dimension{'s' * (tensor.dim() != 1)}"
+    device = "" if tensor.is_cpu else f" on {tensor.device}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} with {dimensions}{device}"
+
+
+def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
+    try:
+        if isinstance(sample, np.ndarray):
+            # torch warns of arrays that must not be written to, and takes no reversed ones.
+            whole = sample.flags.writeable and min(sample.strides, default=0) >= 0
+            return torch.from_numpy(sample if whole else sample.copy())
+        if not isinstance(sample, torch.Tensor):
+            return torch.tensor(sample)
+    except (TypeError, ValueError, RuntimeError) as error:
+        odd = Misfit(path, place, f"{described(sample)}, which is no tensor ({error})", "")
+        raise _no_tensor(odd, count) from error
+    if sample.layout is not torch.strided or sample.is_nested or sample.requires_grad:
+        grad = ", with a gradient: detach() it" if sample.requires_grad else ""
+        raise _no_tensor(Misfit(path, place, described(sample) + grad, ""), count)
+    return sample
+
+
+def _no_tensor(odd: Misfit, count: int) -> InputError:
+    return refusal(odd, count, "pad() takes dense tensors, arrays and sequences of numbers.")

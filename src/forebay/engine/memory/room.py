@@ -1,0 +1,42 @@
+"""Room for a tensor of the batch at hand: in its slot, in a worker that has one, or in the heap.
+
+    collate_into(packer) ── open_room(packer's) ──┐
+    collate.pad ─────────── new(shape, dtype) ────┴──> in the slot, or torch.empty
+
+Whoever collates need not know whether it runs in a worker. What was made in the slot is where it
+must be, and is not copied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+# Makes a tensor in the slot, or says None where it cannot.
+Source = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
+
+# The last counts. It is the process's, as torch's table of collate functions is: a worker makes one
+# batch at a time.
+_sources: list[Source] = []
+
+
+def new(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a contiguous tensor in this process's memory, its values unset, to be written to.
+
+    It is the caller's, to be returned in the batch; in a worker it may be memory that is used
+    again once the batch is gone.
+    """
+    made = _sources[-1](shape, dtype) if _sources else None
+    return torch.empty(tuple(shape), dtype=dtype, device="cpu") if made is None else made
+
+
+def open_room(source: Source) -> Callable[[], None]:
+    """Have `new` ask `source` first.
+
+    Returns:
+        A function that undoes it.
+    """
+    _sources.append(source)
+    return partial(_sources.remove, source)

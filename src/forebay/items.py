@@ -1,0 +1,290 @@
+"""Datasets that everybody writes: items by the million, and a function that loads one.
+
+    from_folder ── paths ──┐
+    from_table ─── rows ───┼──> ItemDataset(items, load):  dataset[i] is load(items[i])
+    from_ids ───── ids ────┘
+
+The items are packed (see `packed.py`): they are pickled once, as bytes, and workers share them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from operator import index as as_index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+from forebay.errors import InputError, OptionError
+from forebay.jobs.listing import list_inputs
+from forebay.jobs.manifest import SUFFIXES, open_manifest
+from forebay.jobs.table import GROUP_ROWS, read_table
+from forebay.packed import PackedSequence
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# What `preprocess` calls its table, and the column in it that names an output.
+_TABLE, _OUTPUT = "metadata", "destination"
+
+
+class ItemDataset(Dataset[Any]):
+    """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`.
+
+    Attributes:
+        items: What there is a sample of each, in the dataset's order, as they are stored: the paths
+            of a folder are relative to it, and the rows of a table are tuples.
+    """
+
+    def __init__(
+        self,
+        items: PackedSequence[Any],
+        load: Callable[[Any], Any],
+        labels: PackedSequence[Any] | Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.items = items
+        self._load = load
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample, loaded now.
+
+        Args:
+            index: From 0; or from -1, backwards.
+
+        Raises:
+            IndexError: There is no such sample.
+            TypeError: The index is no whole number.
+            Exception: What loading it raised, with a note that names the item.
+        """
+        place = _place(index)
+        item = self.items[place]
+        try:
+            sample = self._load(item)
+            if self._labels is None:
+                return sample
+            return sample, self._labels(item) if callable(self._labels) else self._labels[place]
+        except Exception as error:
+            error.add_note(f"forebay: it was raised for item {place}: {_shortened(item)}")
+            raise
+
+    def __repr__(self) -> str:
+        return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
+
+
+def from_folder(
+    folder: str | os.PathLike[str], load: Callable[[Path], Any], pattern: str = "**/*"
+) -> ItemDataset:
+    """Return a dataset of the files in a folder: one sample a file.
+
+    The folder is looked at once, now. Files come in the order of their paths as text, the same on
+    every machine. Hidden ones, and all in hidden folders, are left out; links are followed.
+
+    Args:
+        folder: Where the files are, in folders of their own or not.
+        load: Called with a file's absolute path when its sample is asked for; it returns the
+            sample. For worker processes that are not forked it must be picklable.
+        pattern: Which files: a path relative to `folder` in which `*`, `?` and `[...]` stand for
+            parts of a name, and `**` for any folders. "*.wav" are those in the folder itself.
+
+    Raises:
+        InputError: There is no such folder, it cannot be read, or no file in it matches.
+        OptionError: `load` cannot be called, or the pattern leads out of the folder.
+    """
+    _check_load(load)
+    wanted = pattern.split("/")
+    if not pattern or ".." in wanted or "" in wanted:
+        raise OptionError(
+            f"pattern={pattern!r} must be a relative path of names, such as '**/*.wav'\n"
+            "  Name a folder above as `folder`."
+        )
+    root = Path(folder).expanduser().absolute()
+    if not root.is_dir():
+        what = "is no folder" if root.exists() else "does not exist"
+        raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
+    start = len(os.path.join(root, ""))
+    names = (one.source[start:] for one in list_inputs(os.path.join(root, "")))
+    items = PackedSequence(name for name in names if _matches(name.split("/"), wanted))
+    if not items:
+        raise InputError(
+            f"from_folder: no file in {root} matches pattern={pattern!r}\n"
+            "  There are files, hidden ones left out. '**/*' matches all; '*' those in no folder."
+        )
+    return ItemDataset(items, partial(_load_file, str(root), load))
+
+
+def from_table(
+    table: str | os.PathLike[str] | pyarrow.Table,
+    load: Callable[[dict[str, Any]], Any] | None = None,
+) -> ItemDataset:
+    """Return a dataset of the rows of a table, such as a manifest or what `preprocess` wrote.
+
+    The table is read once, now. A row is a dict of its columns, in the table's order, with None
+    where there is nothing. `destination` is how `preprocess` names an output, relative to its
+    table; it comes as the file's absolute path. All other columns come as they are.
+
+    Args:
+        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a
+            `pyarrow.Table`, whose paths are left alone. Of a CSV file a column is bool, int or
+            float if all its cells are written like that.
+        load: Called with a row when its sample is asked for; it returns the sample. Without it the
+            row is the sample.
+
+    Raises:
+        InputError: There is no such table, it cannot be read, or it has no rows.
+        OptionError: `load` cannot be called.
+    """
+    _check_load(load, optional=True)
+    folder, name = None, "from_table: the table"
+    if isinstance(table, str | os.PathLike):
+        path = _table_path(Path(table).expanduser().absolute())
+        folder, name = str(path.parent), f"from_table: {path}"
+        table = _read(path)
+    columns = list(table.column_names)
+    if not table.num_rows or not columns:
+        raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{name} has two columns of one name: {columns}\n  Rename one of them.")
+    items = PackedSequence(_rows(table))
+    return ItemDataset(items, partial(_load_row, tuple(columns), folder, load))
+
+
+def from_ids(
+    ids: Iterable[Any],
+    load: Callable[[Any], Any],
+    labels: Mapping[Any, Any] | Callable[[Any], Any] | None = None,
+) -> ItemDataset:
+    """Return a dataset of IDs: one sample an ID.
+
+    Args:
+        ids: Any iterable of what names a sample: text, numbers, tuples. A set is sorted by text.
+        load: Called with an ID when its sample is asked for; it returns the sample, such as
+            that of `torch.load(f"data/{id}.pt")`.
+        labels: A mapping from ID to label, looked up and packed now; or a function of an ID, called
+            together with `load`. With either the sample is (what load returned, label).
+
+    Raises:
+        InputError: There are no IDs, or one of them has no label.
+        OptionError: `load` or `labels` cannot be used.
+    """
+    _check_load(load)
+    if isinstance(ids, str | bytes):
+        raise OptionError(
+            f"from_ids takes many IDs; got one text, {_shortened(ids)}\n  Put it into a list."
+        )
+    if isinstance(ids, set | frozenset):  # its order changes from run to run
+        ids = sorted(ids, key=str)
+    # Arrays, tensors and series give Python's own numbers, which are packed as such.
+    items = PackedSequence(ids.tolist() if hasattr(ids, "tolist") else ids)
+    if not items:
+        raise InputError("from_ids: there are no IDs\n  A dataset needs at least one.")
+    if labels is None or callable(labels):
+        return ItemDataset(items, load, labels)
+    if not isinstance(labels, Mapping):
+        raise OptionError(
+            "labels must be a mapping from ID to label, or a function; got "
+            f"{type(labels).__name__}\n  For a list in the IDs' order: dict(zip(ids, labels))."
+        )
+    missing = sum(item not in labels for item in items)
+    if missing:
+        first = next(item for item in items if item not in labels)
+        raise InputError(
+            f"from_ids: {missing:,} of {len(items):,} IDs have no label; the first is {first!r}\n"
+            f"  There are {len(labels):,} labels. Leave those IDs out, or give them labels."
+        )
+    return ItemDataset(items, load, PackedSequence(labels[item] for item in items))
+
+
+def _check_load(load: object, optional: bool = False) -> None:
+    if not (callable(load) or (optional and load is None)):
+        raise OptionError(
+            f"load must be a function that returns a sample; got {type(load).__name__}\n"
+            "  It is called with one item whenever its sample is asked for."
+        )
+
+
+def _place(index: object) -> int:
+    if isinstance(index, slice):
+        raise TypeError(
+            "a dataset gives one sample at a time: it takes no slice\n"
+            "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
+        )
+    return as_index(index)  # type: ignore[arg-type]  # it says what is wrong with others
+
+
+def _matches(names: list[str], wanted: list[str]) -> bool:
+    """Tell whether the names of a path are those of a pattern, `**` being any number of them."""
+    if not (names and wanted):
+        return not names and all(each == "**" for each in wanted)
+    if wanted[0] == "**":
+        return _matches(names, wanted[1:]) or _matches(names[1:], wanted)
+    return fnmatchcase(names[0], wanted[0]) and _matches(names[1:], wanted[1:])
+
+
+def _load_file(folder: str, load: Callable[[Path], Any], name: str) -> Any:
+    return load(Path(folder, name))
+
+
+def _load_row(
+    columns: tuple[str, ...],
+    folder: str | None,
+    load: Callable[[dict[str, Any]], Any] | None,
+    values: tuple[Any, ...],
+) -> Any:
+    row = dict(zip(columns, values, strict=True))
+    path = row.get(_OUTPUT)
+    if folder is not None and isinstance(path, str) and path and "://" not in path:
+        row[_OUTPUT] = os.path.join(folder, path)  # an absolute path stays as it is
+    return row if load is None else load(row)
+
+
+def _table_path(path: Path) -> Path:
+    """Return the file of a table that is named by itself or by the folder that it is in."""
+    if path.is_dir():
+        tables = [one for suffix in SUFFIXES if (one := path / f"{_TABLE}{suffix}").is_file()]
+        if len(tables) == 1:
+            return tables[0]
+        found = " and ".join(one.name for one in tables) or "no metadata table"
+        raise InputError(
+            f"from_table: the folder {path} has {found}\n"
+            f"  An output folder of preprocess has one of {_TABLE}{{{','.join(SUFFIXES)}}}. Name "
+            "the file itself."
+        )
+    if path.suffix not in SUFFIXES or not path.is_file():
+        what = "is no table" if path.exists() else "does not exist"
+        raise InputError(
+            f"from_table: {path} {what}\n  It takes a file ending in {', '.join(SUFFIXES)}, or an "
+            "output folder of preprocess. One that lies elsewhere may be given as pyarrow.Table."
+        )
+    return path
+
+
+def _read(path: Path) -> pyarrow.Table:
+    try:
+        return read_table(path)
+    except Exception as error:
+        if path.suffix != ".parquet":
+            # It is not as written by preprocess: reading it as a manifest says where it is wrong.
+            for _ in open_manifest(str(path), lambda: path.open("rb"), None):
+                pass
+        raise InputError(
+            f"from_table: {path} cannot be read: {error}\n"
+            "  If it is torn or of another format, write it anew."
+        ) from error
+
+
+def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
+    for batch in table.to_batches(max_chunksize=GROUP_ROWS):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _shortened(item: object) -> str:
+    text = repr(item)
+    return text if len(text) <= 200 else text[:200] + " ..."

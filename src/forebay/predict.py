@@ -1,0 +1,254 @@
+"""predict(): a prediction for every sample, exactly once, in order, and resumably.
+
+    a model, here:     loader's workers ── batches ──> model ──> part ──> session ──> committed
+    a factory:         session's workers, each: dataset ──> model ──> part ────────> committed
+
+A part is some samples in a row, one Parquet file, and one record in the ledger of `session.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import ChangedError, OptionError
+from forebay.jobs.fingerprint import Fingerprint, describe
+from forebay.jobs.ranges import ranges
+from forebay.options import PreprocessOptions, Ray, cluster_of
+from forebay.session import Session
+
+if TYPE_CHECKING:  # importing forebay's command line must not load torch
+    import torch
+
+    from forebay.predicting.choice import Table
+    from forebay.predicting.report import PredictionReport
+    from forebay.predicting.source import Source
+
+PART_SIZE = 8192
+# The ledger's name for how the samples are cut.
+_CUT = "predict"
+
+
+def predict(
+    model: Any,
+    data: Any,
+    output: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    num_workers: int | None = None,
+    device: str | torch.device | None = None,
+    backend: str | Ray = "process",
+    load: Callable[[dict[str, Any]], Any] | None = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    timeout: float | None = None,
+    resume: bool = True,
+    version: str | None = None,
+    part_size: int = PART_SIZE,
+    progress: bool = True,
+) -> PredictionReport:
+    """Run a model over every sample once, and keep what it returns as Parquet.
+
+    The parts `part-00000.parquet`, … in `output` are one dataset for pyarrow, pandas and others:
+    one row a sample, in order, with `index` (int64), the columns of the metadata table if `data`
+    is one, and what the model returned: `prediction` for a tensor, otherwise a column for each key
+    of a dict, field of a NamedTuple or place (`0`, `1`, …) in a tuple. Numbers are plain columns;
+    anything with a shape is of Arrow's fixed-shape tensors.
+
+    The same call again continues: parts that are done stay. A sample that cannot be loaded, or on
+    which the model fails, is found by halving its batch; it has no row and is in `failures`.
+
+    Args:
+        model: An nn.Module, set to `eval` for the run and called in `inference_mode`; or any
+            function of a batch. It runs in this process, and workers make the batches. Or what
+            makes one of these: a class, or a callable without required arguments. That is called
+            once in every worker, which then does whole parts by itself.
+        data: A map-style Dataset; a DataLoader, of which dataset, batch size, collate function,
+            workers and backend are used, and not the order; or a metadata table (.parquet, .csv,
+            .jsonl), or the folder that preprocess wrote one to.
+        output: A folder, made if missing, or the fsspec URL of one.
+        batch_size: Samples of a batch; None for the loader's, or 64. Where the device's memory
+            does not suffice it is halved.
+        num_workers: Workers; None for the loader's, or one a core; 0 to do all in this process.
+        device: Where the model and the batches are moved; None leaves the model where it is.
+        backend: "process", "thread", "ray" or a `forebay.Ray`; of a loader, if not given.
+        load: For a table: called with a row as a dict, as `forebay.from_table` does; returns the
+            sample.
+        collate_fn: As a DataLoader's; None for the loader's, or torch's default.
+        timeout: Seconds that a batch may take. A worker that takes longer is killed.
+        resume: False removes the earlier predictions first.
+        version: Your own name for the state of model and data. While it stays the same, changes
+            are accepted; a new one makes all anew.
+        part_size: Samples of a part, of which at most one is done again after a kill of this
+            process. It counts when a run is begun; one that is continued stays cut as it is.
+        progress: Show progress on stderr, in samples.
+
+    Returns:
+        The report: `done`, `failed`, `failures` (each with `index`, `error`, `message`,
+        `traceback`), `resumed`, `elapsed_s`, `output`.
+
+    Raises:
+        OptionError: A setting is impossible, or model or data cannot be used as they are.
+        InputError: There are no samples, or the table is torn.
+        OutputError: The model's outputs are no rows of one table, or the folder cannot be
+            written to, or is full.
+        ChangedError: Model or data are not what the earlier run worked with.
+        FailuresError: The first samples all failed alike.
+        BusyError: Another run is working on this output folder.
+        WorkerDiedError: A factory's worker died again and again on the same part.
+    """
+    from forebay.predicting.choice import Choice, source_of, table_of
+    from forebay.predicting.kept import Kept
+    from forebay.predicting.model import evaluating, is_factory
+    from forebay.predicting.report import PredictionReport
+
+    began = time.monotonic()
+    makes = is_factory(model)
+    wanted = Choice(batch_size, num_workers, backend, collate_fn, timeout, device, part_size)
+    table = table_of(data, load)
+    source = source_of(data, load, table, wanted)
+    _check_workers(source, makes)
+    options = PreprocessOptions(
+        num_workers=source.num_workers if makes else 0,
+        backend=source.backend if makes else "process",
+        timeout=source.timeout * source.batches_in_part or None if makes else None,
+        retries=1 if makes else 0,
+        on_error="raise",
+        max_failures=None,
+        limit=None,
+        resume=resume,
+        metadata="parquet",
+        version=version,
+        progress=progress,
+    )
+    with evaluating(model):
+        described = _described(model, source, load)
+        with Session(model, output, options, fingerprint=described, has_table=False) as session:
+            resumed = _work_off(session, model, source, table, device, makes=makes)
+            kept = Kept.of(session.ledger.results())
+            where = session.folder.locate("")
+    took = time.monotonic() - began
+    return PredictionReport(where, kept.rows, len(kept.lost), resumed, kept.lost, took)
+
+
+def _work_off(
+    session: Session,
+    model: Any,
+    source: Source,
+    table: Table | None,
+    device: str | torch.device | None,
+    *,
+    makes: bool,
+) -> int:
+    """Do what is not done; return how many samples were."""
+    from forebay.predicting.kept import Kept
+    from forebay.predicting.parts import PartWork
+    from forebay.predicting.progress import SampleProgress
+    from forebay.predicting.table import identities
+
+    ledger = session.ledger
+    source = _as_begun(session, source, may_grow=table is not None)
+    size = source.part_size
+    told = None if table is None else lambda: identities(table.path, size)
+    session.enrol(ranges(source.samples, size, told))
+    # Data that has become shorter leaves no part behind, and what somebody removed is made anew.
+    there = dict(session.folder.files())
+    ledger.mark_todo(
+        [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
+    )
+    session.settle()
+    ledger.set_meta(_CUT, json.dumps({"part_size": size, "samples": source.samples}))
+    before = Kept.of(ledger.results())
+    resumed = before.rows + len(before.lost)
+    todo = [json.loads(each.row or "")["first"] // size for each in ledger.todo(source.samples)]
+    if not todo:
+        session.remember_work()
+        return resumed
+    shown = SampleProgress(
+        source.samples, resumed, session.options.progress, size, by_batch=not makes
+    )
+    work = PartWork(
+        source,
+        model,
+        makes=makes,
+        device=device,
+        table=None if table is None else table.rows,
+        known=before.columns,
+        parts=None if makes else todo,
+        advance=None if makes else shown.advance,
+    )
+    try:
+        session.hire("rows", doing=work)
+        session.work_off("rows", at_once=True, progress=shown)
+    finally:
+        work.close()
+    return resumed
+
+
+def _as_begun(session: Session, source: Source, *, may_grow: bool) -> Source:
+    """Return the source, cut as the run was that this one continues.
+
+    Raises:
+        ChangedError: The dataset has another length.
+    """
+    recorded = None if session.starts_over else session.ledger.get_meta(_CUT)
+    if recorded is None:
+        return source
+    cut = json.loads(recorded)
+    was, now = int(cut["samples"]), source.samples
+    if was != now and not may_grow and session.options.version is None:
+        raise ChangedError(
+            f"data has {now:,} samples, and had {was:,} when the run was begun\n"
+            "  Nothing was started, and nothing is lost. Choose one:\n"
+            "  - start over, removing the earlier predictions: resume=False, or --restart;\n"
+            "  - keep what is done, if the samples that were there are still the same: "
+            "version='2', or --version 2;\n"
+            "  - another output folder."
+        )
+    size = int(cut["part_size"])
+    return replace(source, part_size=size, batch_size=min(source.batch_size, size))
+
+
+def _check_workers(source: Source, makes: bool) -> None:
+    """Refuse workers that cannot be.
+
+    Raises:
+        OptionError: They cannot.
+    """
+    if makes and source.backend == "thread":
+        raise OptionError(
+            "backend='thread' is not possible where every worker makes a model of its own\n"
+            "  Nothing was started. Use backend='process', or pass a model that is made already."
+        )
+    if source.timeout and source.num_workers == 0:
+        raise OptionError(
+            f"timeout={source.timeout:g} needs a worker that can be killed, and num_workers=0 has "
+            "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out."
+        )
+    if not makes and source.num_workers is None and cluster_of(source.backend) is not None:
+        raise OptionError(
+            "backend='ray' loads batches for the model here with as many workers as it is told to"
+            "\n  Nothing was started. Say num_workers=, or pass a factory: a model for each worker."
+        )
+
+
+def _described(model: Any, source: Source, load: Any) -> Fingerprint:
+    """Return what the predictions depend on, for the next run to compare.
+
+    A table's rows are not among it: each part knows its own.
+    """
+    parts = {"model": model}
+    parts |= {"data": source.dataset} if load is None else {"load": load}
+    parts |= {} if source.collate_fn is None else {"collate_fn": source.collate_fn}
+    code: dict[str, str] = {}
+    parameters: list[tuple[str, str]] = []
+    name = ""
+    for role, part in parts.items():
+        found = describe(part)
+        name = name or found.name
+        code.update(found.code)
+        parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
+    return Fingerprint(name, None, tuple(code.items()), tuple(parameters))

@@ -1,0 +1,1 @@
+"""predict's own rooms: where samples come from, the model, and the parts that come of them."""

@@ -1,0 +1,330 @@
+"""`forebay.cache`: made once, opened ever after; what changed or is damaged is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+import torch
+from cached import Asked, Deadly, Made, Pictures, Point
+from same import assert_same
+
+import forebay
+from forebay.jobs.lock import LOCK_NAME, FolderLock
+from forebay.testing.leaks import no_leaks
+
+
+def make(dataset, folder, **options):
+    """Make or open a cache in this process."""
+    return forebay.cache(dataset, folder, num_workers=0, progress=False, **options)
+
+
+def shards(folder):
+    return sorted(path.name for path in folder.glob("*.arrow"))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A finished cache of 40 pictures in 40 shards, and its folder."""
+    return make(Pictures(), tmp_path / "cache"), tmp_path / "cache"
+
+
+def test_a_finished_cache_is_opened_without_asking_for_a_sample(tmp_path):
+    """Not even the first; and no file of it is written to, nor locked."""
+    make(Asked(), tmp_path)
+    seen = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    Asked.asked.clear()
+    with contextlib.closing(FolderLock(tmp_path / ".forebay" / LOCK_NAME, "another")):
+        cached = make(Asked(), tmp_path)
+    now = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    now[tmp_path / ".forebay" / LOCK_NAME] = seen[tmp_path / ".forebay" / LOCK_NAME]
+    assert Asked.asked == [] and now == seen
+    assert_same(cached[39], Asked()[39])
+
+
+def test_every_sample_is_made_once(tmp_path):
+    """Besides three that are looked at before, to decide how to cut."""
+    Asked.asked.clear()
+    make(Asked(), tmp_path)
+    assert sorted(Asked.asked) == sorted([*range(40), 0, 20, 39])
+
+
+def test_indices_are_those_of_a_sequence(pictures):
+    """Negative ones count from the end; others raise, so that iterating ends."""
+    cached, _ = pictures
+    assert len(cached) == 40 and len(list(cached)) == 40
+    assert cached[-1]["label"] == 39 and cached[-40]["label"] == 0
+    for index in (40, -41):
+        with pytest.raises(IndexError, match=f"there is no sample {index}: there are 40"):
+            cached[index]
+    with pytest.raises(IndexError):
+        cached.__getitems__([0, 40])
+
+
+def test_one_sample_is_a_cache_and_none_is_not(tmp_path):
+    """An empty dataset is more often a wrong path than a wish."""
+    assert make(Pictures(1), tmp_path / "one")[0]["name"] == "picture 0"
+    with pytest.raises(forebay.InputError, match="the dataset has 0 samples"):
+        make(Pictures(0), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_sample_larger_than_a_shard_is_a_shard(tmp_path):
+    """And small ones are cut by their bytes, as they were looked at first."""
+    cached = make(Made(lambda i: torch.full((5000 if i == 1 else 10,), i), 300), tmp_path)
+    assert len(shards(tmp_path)) == 100
+    assert cached[1].shape == (5000,) and cached[299].tolist() == [299] * 10
+    small = make(Made(torch.tensor, 1000), tmp_path / "b", shard_bytes=32)
+    assert len(shards(tmp_path / "b")) == 250 and small[999] == 999
+
+
+def test_what_changed_is_noticed(pictures):
+    """A parameter: the message shows it, and says what to do. Nothing is lost."""
+    _, folder = pictures
+    with pytest.raises(forebay.ChangedError, match="parameter shift: 0 -> 1") as caught:
+        make(Pictures(shift=1), folder)
+    assert "version=" in str(caught.value) and "resume=False" in str(caught.value)
+    assert forebay.open_cache(folder)[5]["image"].max() == 5
+    assert make(Pictures(shift=1), folder, resume=False)[5]["image"].max() == 6
+
+
+def test_a_version_is_the_users_word_for_what_is_the_same(tmp_path):
+    """While it stays, nothing is compared; a new one makes all anew."""
+    make(Pictures(), tmp_path, version="1")
+    assert make(Pictures(shift=1), tmp_path, version="1")[5]["image"].max() == 5
+    assert make(Pictures(shift=1), tmp_path, version="2")[5]["image"].max() == 6
+    assert make(Pictures(shift=1), tmp_path)[5]["image"].max() == 6
+
+
+def test_an_accepted_change_is_remembered(tmp_path):
+    """What a version accepted needs no version later."""
+    make(Pictures(), tmp_path)
+    make(Pictures(shift=1), tmp_path, version="1")
+    (tmp_path / "shard-00003.arrow").unlink()
+    cached = make(Pictures(shift=1), tmp_path)
+    assert [cached[at]["image"].max() for at in (2, 3)] == [2, 4]
+
+
+class Growing(Pictures):
+    """Its length is no attribute: it looks at the disk, say."""
+
+    length = 300
+
+    def __len__(self):
+        return Growing.length
+
+
+def test_another_length_is_noticed(tmp_path, monkeypatch):
+    """Where nothing else shows it; with a version, what is new is added."""
+    make(Growing(), tmp_path)
+    monkeypatch.setattr(Growing, "length", 302)
+    with pytest.raises(forebay.ChangedError, match="302 samples, and 300 when"):
+        make(Growing(), tmp_path)
+    cached = make(Growing(), tmp_path, version="2")
+    assert [one["label"] for one in cached] == list(range(302))
+    monkeypatch.setattr(Growing, "length", 299)
+    cached = make(Growing(), tmp_path, version="2")
+    assert [one["label"] for one in cached] == list(range(299))
+    assert len(shards(tmp_path)) == 100
+
+
+def test_failing_samples_are_all_named(tmp_path):
+    """Nothing half is returned; what is done stays, and the rest is made when it is mended."""
+    bad = {3, 4, 250}
+
+    def fragile(index):
+        if index in bad:
+            raise ValueError(f"bad {index}")
+        return index
+
+    with pytest.raises(forebay.FailuresError) as caught:
+        make(Made(fragile, 300), tmp_path)
+    text = str(caught.value)
+    assert text.startswith("3 of 300 samples could not be cached: 3, 4, 250\n")
+    assert "sample 250: ValueError: bad 250" in text and "98 of 100 shards" in text
+    assert "in fragile" in text  # the user's own lines
+    with pytest.raises(forebay.InputError, match="no finished cache"):
+        forebay.open_cache(tmp_path)
+    kept = {name: (tmp_path / name).stat().st_ino for name in shards(tmp_path)}
+    assert len(kept) == 98
+    bad.clear()
+    cached = make(Made(fragile, 300), tmp_path, version="2")
+    assert list(cached) == list(range(300))
+    assert kept.items() <= {n: (tmp_path / n).stat().st_ino for n in shards(tmp_path)}.items()
+
+
+@pytest.mark.slow
+def test_samples_that_kill_or_hang_are_named(tmp_path):
+    """The worker left behind which sample it was at."""
+    with pytest.raises(forebay.FailuresError) as caught:
+        forebay.cache(Deadly(10), tmp_path, num_workers=2, timeout=3, retries=0, progress=False)
+    text = str(caught.value)
+    assert text.startswith("2 of 10 samples could not be cached: 3, 7\n"), text
+    assert "sample 3: WorkerDiedError: the worker was killed by SIGKILL" in text
+    assert "sample 7: SampleTimeoutError: ran past timeout=3 s" in text
+
+
+def test_a_missing_shard_is_an_error_that_cache_makes_good(pictures):
+    """It is named; and made anew, alone, where the dataset is at hand."""
+    _, folder = pictures
+    other = (folder / "shard-00004.arrow").stat().st_ino
+    (folder / "shard-00003.arrow").unlink()
+    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 40 shards"):
+        forebay.open_cache(folder)
+    assert_same(make(Pictures(), folder)[3], Pictures()[3])
+    assert (folder / "shard-00004.arrow").stat().st_ino == other
+
+
+def damage_torn(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_longer(path):
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize("damage", [damage_torn, damage_longer])
+def test_a_torn_shard_is_an_error_that_says_what_to_do(pictures, damage):
+    """Whatever opens it; and following the advice mends it."""
+    _, folder = pictures
+    damage(folder / "shard-00003.arrow")
+    for call in (lambda: forebay.open_cache(folder), lambda: make(Pictures(), folder)):
+        with pytest.raises(forebay.InputError, match=r"shard-00003\.arrow' has .* were written"):
+            call()
+    (folder / "shard-00003.arrow").unlink()
+    assert_same(make(Pictures(), folder)[3], Pictures()[3])
+
+
+def test_a_shard_of_somebody_else_is_an_error(pictures):
+    """A cache is appended to by nobody."""
+    _, folder = pictures
+    (folder / "shard-00040.arrow").write_bytes((folder / "shard-00000.arrow").read_bytes())
+    with pytest.raises(forebay.InputError, match=r"shard-00040\.arrow' is not of this cache"):
+        forebay.open_cache(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing of Arrow's", b"ARROW1\0\0" + b"\xff" * 500])
+def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
+    """With its name, at the first sample that is asked of it."""
+    cached, folder = pictures
+    (folder / "shard-00003.arrow").write_bytes(content)
+    assert cached[2]["label"] == 2
+    with pytest.raises(forebay.InputError, match=r"shard-00003\.arrow' cannot be read"):
+        cached[3]
+    (folder / "shard-00004.arrow").unlink()
+    with pytest.raises(forebay.InputError, match=r"shard-00004\.arrow' is gone since"):
+        cached[4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.pop("sizes"),
+        lambda told: told["plan"].update(per_shard=0),
+        lambda told: told["plan"]["columns"][0].update(kind="code"),
+        lambda told: told["plan"]["columns"][0].update(dtype="ones"),
+        lambda told: told["plan"]["structure"].update(kind="type"),
+        lambda told: told.update(format=99),
+    ],
+)
+def test_a_damaged_index_is_an_error(pictures, change):
+    """No name in it is looked up anywhere but among those that a cache knows."""
+    _, folder = pictures
+    path = folder / ".forebay" / "cache.json"
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    with pytest.raises(forebay.InputError):
+        forebay.open_cache(folder)
+    path.write_text("{")
+    with pytest.raises(forebay.InputError, match="is damaged"):
+        forebay.open_cache(folder)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (iter(()), {}, "needs a map-style Dataset"),
+        (Pictures(), {"directory": "s3://bucket/cache"}, "is a URL"),
+        (Pictures(), {"shard_bytes": 0}, "shard_bytes=0"),
+        (Pictures(), {"backend": "grid"}, "backend='grid'"),
+    ],
+)
+def test_impossible_calls_start_nothing(dataset, options, words, tmp_path):
+    """The message names the argument."""
+    arguments = {"directory": tmp_path / "cache"} | options
+    with pytest.raises(forebay.OptionError, match=words):
+        forebay.cache(dataset, **arguments)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_named_tuple_is_the_users_own(tmp_path):
+    """Where it is loaded, or where the first samples showed it; else it is one like it."""
+    local = namedtuple("local", "a b")
+    dataset = Made(lambda i: local(i, torch.tensor(i)), 3)
+    assert type(make(dataset, tmp_path)[1]) is local
+    later = forebay.open_cache(tmp_path)[1]
+    assert type(later) is not local and type(later).__name__ == "local"
+    assert later == (1, torch.tensor(1)) and later.b == 1
+    again = pickle.loads(pickle.dumps(later))
+    assert type(again) is type(later) and again._fields == ("a", "b")
+
+
+@pytest.mark.slow
+def test_a_class_is_not_imported_because_a_file_names_it(tmp_path):
+    """Another process gets a class of its own, and its workers that one."""
+    make(Pictures(3), tmp_path)
+    script = (
+        "import sys, pickle, forebay; cached = forebay.open_cache(sys.argv[1]);"
+        "at = cached[1]['at']; assert 'cached' not in sys.modules; print(type(at).__name__, at)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, env=os.environ
+    )
+    assert done.stdout == "Point Point(x=1, y=0.5)\n", done.stderr
+    assert type(forebay.open_cache(tmp_path)[1]["at"]) is Point
+
+
+def test_what_is_random_is_drawn_once_and_for_every_sample(tmp_path):
+    """The same numbers for a sample wherever it is made, and not those of its neighbours."""
+    one = make(Made(lambda i: torch.rand(3), 20), tmp_path / "one")
+    two = forebay.cache(
+        Made(lambda i: torch.rand(3), 20), tmp_path / "two", num_workers=0, shard_bytes=60
+    )
+    assert_same(list(one), list(two))
+    assert len({tuple(sample.tolist()) for sample in one}) == 20
+
+
+def test_the_generators_of_this_process_are_left_alone(tmp_path):
+    """Here too, where the work is done in it."""
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    make(Made(lambda i: torch.rand(3), 5), tmp_path)
+    assert torch.rand(1) == expected
+
+
+class Opening(Pictures):
+    """Opens a file with its first sample, and can be pickled only before."""
+
+    file = None
+
+    def __getitem__(self, index):
+        self.file = self.file or contextlib.ExitStack()
+        self.lock = self.lock if hasattr(self, "lock") else iter(())
+        return super().__getitem__(index)
+
+
+def test_the_first_samples_are_taken_from_a_copy(tmp_path):
+    """So what they open is neither sent to workers nor part of what the dataset is."""
+    dataset = Opening(3)
+    with no_leaks():
+        forebay.cache(dataset, tmp_path, backend="thread", num_workers=1, progress=False)
+    assert vars(Opening(3)).keys() == {"count", "shift"}
+    make(Opening(3), tmp_path)

@@ -1,0 +1,194 @@
+"""Whatever a sample is made of comes back as it was, type for type and bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from cached import Made, Point
+from same import assert_same
+from torch.utils.data import default_collate
+
+import forebay
+from forebay.caching import writer
+from forebay.caching.layout import MisfitError
+from forebay.caching.work import told
+
+# `forebay.cache` is the function.
+CACHE = importlib.import_module("forebay.cache")
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32),
+    *(torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+]
+ARRAYS = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", "M8[ns]", "U5"]
+
+
+def bits(index, *shape):
+    """Return float32 numbers of all bit patterns, NaNs of every kind among them."""
+    generator = torch.Generator().manual_seed(index)
+    whole = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
+    return whole.to(torch.int32).view(torch.float32)
+
+
+def tensor_of(dtype):
+    return lambda i: (torch.arange(6).reshape(2, 3) + i).to(dtype)
+
+
+def array_of(dtype):
+    return lambda i: (np.arange(6).reshape(2, 3) + i).astype(dtype)
+
+
+SAMPLES = {
+    **{f"tensor {str(dtype)[6:]}": tensor_of(dtype) for dtype in DTYPES},
+    **{f"array {dtype}": array_of(dtype) for dtype in ARRAYS},
+    "all bits": lambda i: bits(i, 50),
+    "0-dim tensor": torch.tensor,
+    "0-dim bfloat16": lambda i: torch.tensor(i + 0.5, dtype=torch.bfloat16),
+    "0-dim complex": lambda i: torch.tensor(i + 0.5j),
+    "0-dim array": np.array,
+    "zero-size tensor": lambda i: torch.empty(0, 3),
+    "zero-size array": lambda i: np.empty((2, 0), np.int16),
+    "various shapes": lambda i: bits(i, i, 2),
+    "various dimensions": lambda i: bits(i, *(2,) * (i % 3)),
+    "various bool": lambda i: torch.ones(i, dtype=torch.bool),
+    "various complex": lambda i: torch.full((i,), 1 + 2j),
+    "various arrays": lambda i: np.full((3, i), i, "f8"),
+    "NumPy's numbers": lambda i: (np.float32(i), np.int8(i), np.bool_(i % 2), np.complex64(1j * i)),
+    "NumPy's dates": lambda i: np.datetime64("2020-01-01") + i,
+    "int": lambda i: (i, -i, (1 << 63) - 1 - i, -(1 << 63) + i),
+    "float": lambda i: (i / 3, -0.0, float("inf"), struct.unpack("d", struct.pack("q", -1 - i))[0]),
+    "bool": lambda i: (i % 2 == 0, True),
+    "text": lambda i: ("", "grüße\0\n\t", "🙂" * i, "\ufeff\u202e'\"\\"),
+    "half a surrogate": lambda i: "plain" if i < 4 else "\udc80 and \ud800",
+    "bytes": lambda i: (b"", bytes(range(256)) * i),
+    "None": lambda i: None,
+    "sometimes None": lambda i: [
+        None if i % 2 else one
+        for one in (i, 0.5, True, "text", b"bytes", torch.ones(2), np.float32(1), torch.tensor(1))
+    ],
+    "None at first": lambda i: [
+        None if i < 4 else one for one in (i, 0.5, True, "text", b"b", torch.ones(i), np.ones(2))
+    ],
+    "nested": lambda i: {
+        "a": [i, (torch.ones(2), {"b": np.ones(1)})],
+        "c": OrderedDict(d="x", a=1),
+    },
+    "keys": lambda i: {1: i, "1": i, None: 2, 2.5: 3, "a.b": 1, "a": {"b": 2}, "": 4, "é\0": 5},
+    "empty containers": lambda i: {"a": [], "b": (), "c": {}, "d": i},
+    "NamedTuple": lambda i: Point(Point(i, "x"), [torch.ones(i)]),
+    "a list": lambda i: [i, i + 0.5, "x"],
+}
+
+
+@pytest.mark.parametrize("batch_bytes", [1, writer.BATCH_BYTES], ids=["one by one", "together"])
+@pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
+def test_a_sample_comes_back_as_it_was(make, batch_bytes, tmp_path, monkeypatch):
+    """One by one, several at once, and in batches of default_collate where that can."""
+    monkeypatch.setattr(writer, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(CACHE, "LEAST_SHARDS", 2)
+    dataset = Made(make, 9)
+    cached = forebay.cache(dataset, tmp_path, num_workers=0, progress=False)
+    assert len(cached) == 9
+    for index in range(9):
+        assert_same(dataset[index], cached[index])
+    picked = cached.__getitems__([8, 0, 4, 4, -1])
+    assert_same([dataset[index] for index in (8, 0, 4, 4, 8)], picked)
+    try:
+        batch = default_collate([dataset[index] for index in range(8)])
+    except (TypeError, ValueError, RuntimeError):
+        return
+    assert_same(batch, default_collate([cached[index] for index in range(8)]))
+    assert cached.table().num_rows == 9
+
+
+def test_views_come_back_with_their_values(tmp_path):
+    """Strided, transposed, conjugated and negated tensors are contiguous then; so are arrays."""
+
+    def make(index):
+        whole = torch.arange(24.0).reshape(2, 3, 4) + index
+        conj = torch.tensor([1 + 2j]).conj()
+        return whole.permute(2, 0, 1), whole[:, ::2], conj, conj.imag, whole.numpy()[:, :, ::-1]
+
+    cached = forebay.cache(Made(make, 3), tmp_path, num_workers=0, progress=False)
+    for given, got in zip(make(2), cached[2], strict=True):
+        assert type(given) is type(got) and given.dtype == got.dtype
+        assert given.tolist() == got.tolist()
+        assert got.is_contiguous() if isinstance(got, torch.Tensor) else got.flags.c_contiguous
+
+
+def test_a_memory_map_comes_back_as_an_array(tmp_path):
+    """What a slice of one is to default_collate."""
+    np.save(tmp_path / "all.npy", np.arange(12).reshape(4, 3))
+    rows = np.load(tmp_path / "all.npy", mmap_mode="r")
+    cached = forebay.cache(
+        Made(lambda i: rows[i], 4), tmp_path / "cache", num_workers=0, progress=False
+    )
+    assert_same(cached[2], np.array([6, 7, 8]))
+
+
+def test_one_tensor_used_again_and_again_is_copied_in_time(tmp_path):
+    """A dataset may fill one buffer for all its samples."""
+    buffer = torch.zeros(3)
+    cached = forebay.cache(Made(buffer.fill_, 5), tmp_path, num_workers=0, progress=False)
+    assert [cached[index].tolist() for index in range(5)] == [[i] * 3 for i in range(5)]
+
+
+REFUSED = {
+    "a large int": (lambda: {"a": 1 << 63}, "'a' is 9223372036854775808, beyond 64 bits"),
+    "an object": (lambda: [object()], "'0' is of type builtins.object"),
+    "a set": (lambda: {1}, "'sample' is of type builtins.set"),
+    "an object array": (lambda: np.array([None]), "dtype object"),
+    "a gradient": (lambda: torch.ones(1, requires_grad=True), "requires a gradient"),
+    "a sparse tensor": (lambda: torch.eye(2).to_sparse(), "sparse"),
+    "a meta tensor": (lambda: torch.ones(1, device="meta"), "on the device meta"),
+    "a parameter": (lambda: torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
+    "a tuple as key": (lambda: {(1, 2): 3}, "the key (1, 2), of type tuple"),
+    "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which holds nothing to keep"),
+    "an own dict": (lambda: type("Mine", (dict,), {})(a=1), "of type Mine"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_given_back_is_refused(make, words, tmp_path):
+    """The message names the sample, the part of it, and what is wrong."""
+    with pytest.raises(forebay.FailuresError) as caught:
+        forebay.cache(Made(lambda i: make(), 1), tmp_path, num_workers=0, progress=False)
+    assert "sample 0: " in str(caught.value) and words in str(caught.value)
+
+
+UNLIKE = {
+    "type": (lambda i: i if i else 0.5, "is of type int here and of type float in other samples"),
+    "dtype": (
+        lambda i: torch.ones(1, dtype=torch.float64 if i else torch.float32),
+        "a torch tensor of float64 here and a torch tensor of float32",
+    ),
+    "keys": (lambda i: {"a": 1, "b": 2} if i else {"a": 1}, "has the keys ['a', 'b'] here"),
+    "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),
+    "depth": (lambda i: [0] if i else 0, "the sample is a list here and none in other samples"),
+    "kind": (lambda i: (0,) if i else [0], "a tuple here and a list in other samples"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), UNLIKE.values(), ids=UNLIKE)
+def test_samples_that_are_unlike_are_refused(make, words, tmp_path):
+    """The message says how they differ, and names all that do."""
+    with pytest.raises(forebay.FailuresError) as caught:
+        forebay.cache(Made(make, 3), tmp_path, num_workers=0, progress=False)
+    assert str(caught.value).startswith("2 of 3 samples could not be cached: 1, 2\n")
+    assert words in str(caught.value)
+
+
+def test_the_words_of_a_shard_name_every_sample():
+    """However many fail; the first of them in detail."""
+    lines = told(
+        {index: ValueError("bad\nindeed") for index in range(22)} | {22: MisfitError("odd")}
+    )
+    assert lines.splitlines()[0] == "sample 0: ValueError: bad"
+    assert lines.splitlines()[-1] == "sample 22: fails too"
+    assert told({5: MisfitError("is odd")}) == "sample 5: is odd"

@@ -1,0 +1,318 @@
+"""predict: every sample once, in order, whatever the model returns and whoever loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from models import Both, Factory, Half, Noise, Numbers, sample_of, total
+from torch.utils.data import IterableDataset, TensorDataset
+
+import forebay
+
+
+def predicted(model, data, output, **options):
+    """Predict quietly, and return the report and the table."""
+    options = {"num_workers": 0, "batch_size": 8, "part_size": 30, "progress": False} | options
+    report = forebay.predict(model, data, output, **options)
+    return report, pq.read_table(output)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_sample_is_there_once_and_in_order(tmp_path, num_workers):
+    """One row a sample, over the ends of batches and parts."""
+    report, table = predicted(Half(), Numbers(100), tmp_path, num_workers=num_workers)
+    assert table.column_names == ["index", "prediction"]
+    assert table.schema.field("index").type == pa.int64()
+    assert table["index"].to_pylist() == list(range(100))
+    assert table["prediction"].to_pylist() == [2.0 * k for k in range(100)]
+    assert (report.done, report.failed, report.resumed) == (100, 0, 0)
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
+        f"part-{part:05d}.parquet" for part in range(4)
+    ]
+    assert pq.read_metadata(tmp_path / "part-00003.parquet").num_rows == 10
+
+
+def test_pandas_reads_the_folder(tmp_path):
+    """The folder is one dataset for others too."""
+    import pandas as pd
+
+    predicted(total, Numbers(100), tmp_path)
+    assert pd.read_parquet(tmp_path)["prediction"].sum() == sum(4.0 * k for k in range(100))
+
+
+OUTPUTS = {
+    "tensor": (lambda batch: batch * 2, {"prediction": [4]}),
+    "array": (lambda batch: batch.numpy().sum(1), {"prediction": []}),
+    "dict": (lambda batch: {"a": batch, "b": batch.sum(1)}, {"a": [4], "b": []}),
+    "tuple": (lambda batch: (batch.reshape(-1, 2, 2), batch[:, 0].int()), {"0": [2, 2], "1": []}),
+    "NamedTuple": (lambda batch: Both(batch.sum(1), batch), {"total": [], "rows": [4]}),
+}
+
+
+@pytest.mark.parametrize(("model", "shapes"), OUTPUTS.values(), ids=OUTPUTS)
+def test_what_a_model_may_return(tmp_path, model, shapes):
+    """Each output is a column of its own, with its shape."""
+    _, table = predicted(model, Numbers(20), tmp_path)
+    assert table.column_names == ["index", *shapes]
+    for name, shape in shapes.items():
+        kind = table.schema.field(name).type
+        assert (kind.shape if isinstance(kind, pa.FixedShapeTensorType) else []) == shape
+    column = table["prediction"] if "prediction" in shapes else table[next(iter(shapes))]
+    assert column.combine_chunks()[3].as_py() is not None
+
+
+TYPES = {
+    torch.float32: pa.float32(),
+    torch.float16: pa.float16(),
+    torch.bfloat16: pa.float32(),
+    torch.int64: pa.int64(),
+    torch.uint8: pa.uint8(),
+    torch.bool: pa.bool_(),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_numbers_keep_their_type(tmp_path, dtype):
+    """A number a sample is a plain column of the same type; bfloat16 becomes float32."""
+    _, table = predicted(lambda batch: batch[:, 0].to(dtype), Numbers(5), tmp_path)
+    assert table.schema.field("prediction").type == TYPES[dtype]
+    assert table["prediction"].to_pylist() == torch.arange(5.0).to(dtype).tolist()
+
+
+def test_texts_are_a_column(tmp_path):
+    """An array of texts, as a classifier's labels are."""
+    _, table = predicted(lambda batch: np.array(["cat"] * len(batch)), Numbers(5), tmp_path)
+    assert table["prediction"].to_pylist() == ["cat"] * 5
+
+
+def test_a_prediction_may_view_its_batch(tmp_path):
+    """What the model returns may lie in memory that the loader uses again."""
+    _, table = predicted(
+        lambda batch: batch[:, 0],
+        TensorDataset(torch.arange(90.0)[:, None]),
+        tmp_path,
+        collate_fn=lambda rows: torch.stack([row[0] for row in rows]),
+    )
+    assert table["prediction"].to_pylist() == list(range(90))
+
+
+def test_the_module_is_left_as_it_was(tmp_path):
+    """A module in training is one again afterwards."""
+    model = Half().train()
+    predicted(model, Numbers(10), tmp_path)
+    assert model.training and model.dropout.training
+
+
+def test_a_loader_gives_its_settings_and_not_its_order(tmp_path):
+    """Dataset, batch size and collate function are the loader's; samples come in order."""
+    sizes = []
+
+    def model(batch):
+        sizes.append(len(batch["x"]))
+        return batch["x"].sum(1)
+
+    loader = forebay.DataLoader(
+        Numbers(20),
+        batch_size=6,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=lambda rows: {"x": torch.stack(rows)},
+    )
+    report, table = predicted(
+        model, loader, tmp_path, batch_size=None, num_workers=None, part_size=10
+    )
+    assert table["index"].to_pylist() == list(range(20))
+    assert sizes == [6, 4, 6, 4]
+    assert report.done == 20
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_a_table_and_what_loads_its_rows(tmp_path, form):
+    """The columns of preprocess's table stand beside the predictions."""
+    source = tmp_path / "in.txt"
+    source.write_text("x")
+
+    def split(_, out):
+        for k in range(25):
+            path = out.file(f"{k}.txt")
+            path.write_text(str(k))
+            yield {"destination": path, "start_s": k}
+
+    forebay.preprocess(
+        split, [source], tmp_path / "pieces", num_workers=0, metadata=form, progress=False
+    )
+
+    def load(row):
+        assert Path(row["destination"]).read_text() == str(row["start_s"])
+        return sample_of(row)
+
+    for number, data in enumerate([tmp_path / "pieces", tmp_path / f"pieces/metadata.{form}"]):
+        _, table = predicted(total, data, tmp_path / f"out{number}", load=load, part_size=10)
+        assert table.column_names == ["index", "source", "destination", "start_s", "prediction"]
+        assert table["start_s"].to_pylist() == list(range(25))
+        assert table["destination"].to_pylist() == [f"{k}.txt" for k in range(25)]
+        assert table["prediction"].to_pylist() == [4.0 * k for k in range(25)]
+
+
+def test_only_the_parts_of_changed_rows_are_done_again(tmp_path):
+    """A table whose rows change costs what has changed."""
+    seen = []
+
+    def load(row):
+        return torch.tensor([float(row["x"])])
+
+    def model(batch):
+        seen.extend(batch[:, 0].tolist())
+        return batch[:, 0]
+
+    table = tmp_path / "rows.csv"
+
+    def written(rows):
+        table.write_text("\n".join(["x", *map(str, rows)]) + "\n")
+        seen.clear()
+        return predicted(model, table, tmp_path / "out", load=load, part_size=10, version="1")[1]
+
+    written(range(30))
+    assert len(seen) == 30
+    found = written([*range(15), 99, *range(16, 30)])
+    assert seen == [*range(10, 15), 99, *range(16, 20)]
+    assert found["prediction"].to_pylist() == [*range(15), 99, *range(16, 30)]
+    found = written([*range(15), 99, *range(16, 25)])
+    assert seen == list(range(20, 25))
+    assert found["index"].to_pylist() == list(range(25))
+    found = written([*range(15)])
+    assert found["prediction"].to_pylist() == list(range(15))
+
+
+@pytest.mark.slow
+def test_a_factory_is_called_once_in_every_worker(tmp_path, monkeypatch):
+    """Each worker makes its own model and does whole parts; the parts are the same."""
+    made = tmp_path / "made"
+    made.mkdir()
+    monkeypatch.setenv("FACTORY_FOLDER", str(made))
+    data = Noise(100)
+    report, table = predicted(Factory, data, tmp_path / "out", num_workers=2, part_size=10)
+    assert 1 <= len(list(made.iterdir())) <= 2
+    assert str(os.getpid()) not in [path.name for path in made.iterdir()]
+    assert table["index"].to_pylist() == list(range(100))
+    assert report.done == 100
+    _, here = predicted(total, data, tmp_path / "here", part_size=10)
+    assert here["prediction"].equals(table["prediction"])
+
+
+def test_a_factory_in_this_process(tmp_path):
+    """With no workers it is called here; a partial is one too."""
+    import functools
+
+    _, table = predicted(functools.partial(Half, 0.25), Numbers(50), tmp_path)
+    assert table["prediction"].to_pylist() == [float(k) for k in range(50)]
+
+
+def test_what_is_random_is_the_same_for_all_workers_and_after_a_resume(tmp_path):
+    """Random datasets give one result, however many parts were done before."""
+    _, whole = predicted(total, Noise(100), tmp_path / "whole")
+    predicted(total, Noise(100), tmp_path / "torn")
+    for part in (1, 3):
+        (tmp_path / "torn" / f"part-{part:05d}.parquet").unlink()
+    report, again = predicted(total, Noise(100), tmp_path / "torn")
+    assert report.resumed == 60
+    assert again.equals(whole)
+
+
+def test_nothing_is_done_twice(tmp_path):
+    """The same call again asks for no sample."""
+    predicted(total, Numbers(60), tmp_path)
+    data = Numbers(60)
+    calls = []
+
+    def model(batch):
+        calls.append(len(batch))
+        return batch.sum(1)
+
+    report, table = predicted(model, data, tmp_path, version="1")
+    assert (report.resumed, calls, table.num_rows) == (60, [], 60)
+
+
+def test_a_changed_model_is_noticed(tmp_path):
+    """Other weights, other code or another dataset are an error that shows the difference."""
+    predicted(Half(), Numbers(20), tmp_path)
+    predicted(Half(), Numbers(20), tmp_path)
+    with pytest.raises(forebay.ChangedError, match="model"):
+        predicted(Half(0.25), Numbers(20), tmp_path)
+    with pytest.raises(forebay.ChangedError, match=r"data\.count"):
+        predicted(Half(), Numbers(21), tmp_path)
+    _, table = predicted(Half(0.25), Numbers(20), tmp_path, resume=False)
+    assert table["prediction"].to_pylist() == [float(k) for k in range(20)]
+
+
+class Endless(IterableDataset):
+    """Has no indices."""
+
+    def __iter__(self):
+        return iter(())
+
+
+ERRORS = {
+    "iterable": (total, Endless(), {}, "iterable dataset"),
+    "no dataset": (total, 5, {}, "map-style"),
+    "no model": (5, Numbers(), {}, "nn.Module"),
+    "empty": (total, Numbers(0), {}, "0 samples"),
+    "load without table": (total, Numbers(), {"load": sample_of}, "for the rows of a table"),
+    "no such table": (total, "nowhere.parquet", {"load": sample_of}, "does not exist"),
+    "batch size": (total, Numbers(), {"batch_size": 0}, "batch_size=0"),
+    "part size": (total, Numbers(), {"part_size": 0}, "part_size=0"),
+    "threads": (Half, Numbers(), {"backend": "thread"}, "a model of its own"),
+    "timeout": (total, Numbers(), {"timeout": 5}, "num_workers=0 has none"),
+    "ray": (total, Numbers(), {"backend": "ray", "num_workers": None}, "num_workers="),
+}
+
+
+@pytest.mark.parametrize(("model", "data", "options", "words"), ERRORS.values(), ids=ERRORS)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, model, data, options, words):
+    """The message says what is wrong; nothing is made."""
+    with pytest.raises((forebay.OptionError, forebay.InputError), match=words):
+        predicted(model, data, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_needs_a_function(tmp_path):
+    """Its rows are no samples."""
+    (tmp_path / "rows.csv").write_text("x\n1\n")
+    with pytest.raises(forebay.OptionError, match="load=None"):
+        predicted(total, tmp_path / "rows.csv", tmp_path / "out")
+
+
+MISFITS = {
+    "fewer rows": (lambda batch: batch[:3], "returned 3 rows.* for 8 samples"),
+    "no rows": (lambda batch: batch.sum(), "returned 0 rows"),
+    "a list": (lambda batch: {"a": ["x"]}, "a list as 'a'"),
+    "complex": (lambda batch: batch.to(torch.complex64)[:, 0], "view_as_real"),
+    "index": (lambda batch: {"index": batch}, "called 'index'"),
+}
+
+
+@pytest.mark.parametrize(("model", "words"), MISFITS.values(), ids=MISFITS)
+def test_outputs_that_are_no_rows_are_an_error(tmp_path, model, words):
+    """The message names what was returned; no part is kept."""
+    with pytest.raises(forebay.OutputError, match=words):
+        predicted(model, Numbers(20), tmp_path)
+    assert not list(tmp_path.glob("part-*"))
+
+
+def test_shapes_that_differ_are_an_error(tmp_path):
+    """It names the sample and both shapes; what was done before stays."""
+
+    def model(batch):
+        return batch[:, : 2 if (batch == 40).any() else 4]
+
+    with pytest.raises(forebay.OutputError) as caught:
+        predicted(model, Numbers(100), tmp_path)
+    assert "sample 38" in str(caught.value)
+    assert "(2,)" in str(caught.value) and "(4,)" in str(caught.value)
+    assert [path.name for path in tmp_path.glob("part-*")] == ["part-00000.parquet"]

@@ -1,0 +1,147 @@
+"""A sample that fails costs its own row and no other; memory that runs out costs none."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from models import Numbers, total
+
+import forebay
+
+
+def predicted(model, data, output, **options):
+    """Predict quietly, and return the report and the samples that have a row."""
+    options = {"num_workers": 0, "batch_size": 8, "part_size": 30, "progress": False} | options
+    report = forebay.predict(model, data, output, **options)
+    return report, pq.read_table(output)["index"].to_pylist()
+
+
+def without(count, *bad):
+    return [index for index in range(count) if index not in bad]
+
+
+def picky(batch):
+    """Fail on 17 and on 40."""
+    if ((batch[:, 0] == 17) | (batch[:, 0] == 40)).any():
+        raise ValueError("I do not like it")
+    return batch.sum(1)
+
+
+def test_a_failing_batch_costs_one_sample(tmp_path):
+    """The sample is found by halving, left out and recorded, also for the next run."""
+    report, rows = predicted(picky, Numbers(60), tmp_path)
+    assert rows == without(60, 17, 40)
+    assert (report.done, report.failed) == (58, 2)
+    assert [(one.index, one.error, one.message) for one in report.failures] == [
+        (17, "ValueError", "I do not like it"),
+        (40, "ValueError", "I do not like it"),
+    ]
+    assert "in picky" in report.failures[0].traceback
+    again, rows = predicted(picky, Numbers(60), tmp_path)
+    assert again.failures == report.failures
+    assert (again.resumed, rows) == (60, without(60, 17, 40))
+    assert "sample 17: ValueError: I do not like it" in repr(again)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sample_that_cannot_be_loaded_is_recorded(tmp_path, num_workers):
+    """Whole batches may be bad, also the first and the last."""
+    bad = [0, 1, 2, 3, 9, *range(24, 30), 30, 47, 48, 49]
+    data = Numbers(50, bad)
+    report, rows = predicted(total, data, tmp_path, batch_size=4, num_workers=num_workers)
+    assert rows == without(50, *bad)
+    assert [one.index for one in report.failures] == bad
+    assert {one.message for one in report.failures} == {f"no sample {k}" for k in bad}
+
+
+def test_a_part_without_a_row_has_no_file(tmp_path):
+    """The folder is still one dataset."""
+    report, rows = predicted(total, Numbers(15, range(5, 10)), tmp_path, part_size=5)
+    assert rows == without(15, *range(5, 10))
+    assert len(list(tmp_path.glob("part-*"))) == 2
+    assert predicted(total, Numbers(15, range(5, 10)), tmp_path, part_size=5)[0].resumed == 15
+    assert report.failed == 5
+
+
+def test_a_batch_that_cannot_be_cut_is_loaded_again(tmp_path):
+    """A collate function may make anything; the sample is found all the same."""
+
+    class Anything:
+        def __init__(self, rows):
+            self.rows = torch.stack(rows)
+
+    _, rows = predicted(lambda batch: picky(batch.rows), Numbers(60), tmp_path, collate_fn=Anything)
+    assert rows == without(60, 17, 40)
+
+
+def test_samples_that_do_not_fit_one_batch_are_predicted_apart(tmp_path):
+    """A collate function that fails is tried on halves, and nobody is lost."""
+
+    class Ragged(Numbers):
+        def __getitem__(self, index):
+            return torch.ones(2 if index == 5 else 3)
+
+    report, rows = predicted(lambda batch: batch[:, 0], Ragged(20), tmp_path)
+    assert (report.failed, rows) == (0, list(range(20)))
+
+
+def test_memory_that_runs_out_halves_the_batch_for_the_rest(tmp_path):
+    """The size that fits is found once; no sample is lost."""
+    sizes = []
+
+    def model(batch):
+        sizes.append(len(batch))
+        if len(batch) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return batch.sum(1)
+
+    report, rows = predicted(model, Numbers(40), tmp_path, part_size=40)
+    assert (report.failed, rows) == (0, list(range(40)))
+    assert sizes[:4] == [8, 4, 2, 2]
+    assert set(sizes[2:]) == {2}
+
+
+def test_a_sample_too_large_for_the_memory_is_its_own_failure(tmp_path):
+    """At one sample there is nothing left to halve."""
+
+    def model(batch):
+        if (batch == 5).any():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch.sum(1)
+
+    report, rows = predicted(model, Numbers(20), tmp_path)
+    assert rows == without(20, 5)
+    assert [(one.index, one.error) for one in report.failures] == [(5, "OutOfMemoryError")]
+
+
+def test_a_model_that_always_fails_ends_the_run_early(tmp_path):
+    """It is not the samples: the error is shown, and nothing is kept."""
+
+    def model(_):
+        raise TypeError("missing 1 required positional argument")
+
+    with pytest.raises(
+        forebay.FailuresError, match=r"first 2\d samples all failed alike"
+    ) as caught:
+        predicted(model, Numbers(100), tmp_path)
+    assert "missing 1 required positional argument" in str(caught.value)
+    assert not list(tmp_path.glob("part-*"))
+
+
+@pytest.mark.slow
+def test_a_sample_that_kills_its_worker_is_found(tmp_path):
+    """The others of its batch are loaded again, in a worker."""
+
+    class Deadly(Numbers):
+        def __getitem__(self, index):
+            if index == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    report, rows = predicted(total, Deadly(12), tmp_path, num_workers=1, batch_size=4)
+    assert rows == without(12, 5)
+    assert [(one.index, one.error) for one in report.failures] == [(5, "WorkerDiedError")]

@@ -1,0 +1,72 @@
+"""SIGKILL half way, and the same command again: the same parts, less than one done twice."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from driving import await_no_processes, call
+from models import Tired, numbers
+
+import forebay
+
+MODELS = Path(__file__).with_name("models.py")
+# Of 50 samples in parts of 10, in batches of 3.
+PART = 10
+
+
+def published(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*"))}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The parts of a run that nobody killed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIRED_SEEN", "/dev/null")
+        forebay.predict(
+            Tired(), numbers, folder, batch_size=3, num_workers=0, part_size=PART, progress=False
+        )
+    return published(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "model"), [(0, "tired"), (2, "tired"), (2, "Tired")])
+def test_a_killed_run_is_finished(tmp_path, undisturbed, workers, model):
+    """The parts are those of a run that nobody killed, byte for byte; less than one is redone."""
+    output, seen = tmp_path / "out", tmp_path / "seen"
+
+    def run():
+        return call(
+            "-c",
+            f"import forebay, sys; sys.path.insert(0, {str(MODELS.parent)!r}); import models\n"
+            f"report = forebay.predict(models.{model}, models.numbers, {str(output)!r}, "
+            f"batch_size=3, num_workers={workers}, part_size={PART}, progress=False)\n"
+            "print(report.done, report.resumed)",
+            program=(),
+            TIRED_SEEN=str(seen),
+            TIRED_MARK=str(tmp_path / "mark"),
+            TIRED_AT="34",
+        )
+
+    code, out, err = run()
+    resumed = 0
+    if (
+        model == "tired"
+    ):  # the model is in the driver; a factory's is in a worker, which is replaced
+        assert code == -signal.SIGKILL
+        await_no_processes()
+        resumed = 3 * PART
+        assert len(published(output)) <= 3
+        code, out, err = run()
+    assert code == 0, err
+    assert out.split() == ["50", str(resumed)]
+    asked = [int(line) for line in seen.read_text().split()]
+    assert set(asked) == set(range(50))
+    assert len(asked) - len(set(asked)) < PART
+    assert published(output) == undisturbed
+    assert pq.read_table(output)["index"].to_pylist() == list(range(50))
+    await_no_processes()

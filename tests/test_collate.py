@@ -1,0 +1,381 @@
+"""forebay.collate: padding, rules by field, and the sample that does not fit its batch."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+import forebay
+from forebay.collate import Padded, as_list, by_field, default, pad
+from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, unpack
+from forebay.engine.memory.slab import Slab
+from test_docs import program
+
+HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
+
+
+class Named(NamedTuple):
+    image: Any
+    label: Any
+
+
+@dataclass
+class Record:
+    image: Any
+    label: Any
+
+
+def broken(values):
+    raise KeyError("nothing here")
+
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+# ---- pad ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(3,), (1,), (0,)],
+        [(2, 5), (3, 4)],
+        [(3, 180, 200), (3, 220, 190), (1, 1, 1)],
+        [(2, 0), (0, 2)],
+        [(), ()],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+def test_samples_are_where_they_were_and_all_else_is_padding(shapes, dtype):
+    """Small batches and large ones, any dimension different."""
+    samples = [torch.randint(1, 9, shape).to(dtype) for shape in shapes]
+    batch = pad(7)(samples)
+    expected = torch.full((len(shapes), *map(max, zip(*shapes, strict=True))), 7, dtype=dtype)
+    for row, sample in enumerate(samples):
+        expected[(row, *map(slice, sample.shape))] = sample
+    assert batch.dtype is dtype
+    assert batch.is_contiguous()
+    assert torch.equal(batch, expected)
+
+
+def test_arrays_and_sequences_are_padded_as_tensors_are():
+    """Also arrays that are read-only or reversed, of which torch would warn or complain."""
+    read_only = np.array([4, 5])
+    read_only.flags.writeable = False
+    samples = [np.array([1, 2, 3])[::-1], read_only, [6], (7, 8), torch.tensor([9]), []]
+    expected = [[3, 2, 1], [4, 5, 0], [6, 0, 0], [7, 8, 0], [9, 0, 0], [0, 0, 0]]
+    assert pad()(samples).tolist() == expected
+
+
+def test_an_empty_sequence_is_like_the_others():
+    """An image without boxes has a list of none, whatever a box is."""
+    assert pad()([[[1, 2]], []]).tolist() == [[[1, 2]], [[0, 0]]]
+    assert pad()([[], []]).shape == (2, 0)
+
+
+def test_sizes_are_rounded_up():
+    """An int is for the length alone; several are for a dimension each."""
+    samples = [ones(3, 5, 7), ones(3, 6, 2)]
+    assert pad(multiple_of=4)(samples).shape == (2, 4, 6, 7)
+    assert pad(multiple_of=(1, 4, 8))(samples).shape == (2, 3, 8, 8)
+
+
+def test_lengths_and_a_mask_come_along():
+    """The mask is True where a sample's own values are."""
+    batch = pad(-1, multiple_of=4, lengths=True)([ones(2, 3), ones(5, 1), ones(0, 1)])
+    assert type(batch) is Padded
+    assert batch.values.shape == (3, 8, 3)
+    assert batch.lengths.dtype is torch.int64
+    assert batch.lengths.tolist() == [2, 5, 0]
+    assert batch.mask.tolist() == [[k < n for k in range(8)] for n in (2, 5, 0)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (
+            [ones(2), ones(3), ones(2, 2), ones(4)],
+            "sample 2 of a batch of 4 does not fit: it is float32 with 2 dimensions, of shape "
+            "(2, 2); in 3 others it is float32 with 1 dimension",
+        ),
+        ([[1], [2, 3], [0.5]], "sample 2 of a batch of 3 does not fit: it is float32 with"),
+        ([[1], ["a"]], "sample 1 of a batch of 2 does not fit: it is a list of 1, which is no"),
+        ([[1], None], "sample 1 of a batch of 2 does not fit: it is None"),
+        ([ones(2), torch.eye(2).to_sparse()], "sample 1 of a batch of 2 does not fit: it is a"),
+        ([ones(2), ones(2).requires_grad_()], "with a gradient: detach()"),
+        (
+            [ones(2), torch.nested.nested_tensor([ones(1)], layout=torch.jagged)],
+            "it is a nested tensor",
+        ),
+    ],
+)
+def test_what_cannot_be_padded_is_named(samples, words):
+    """Its place, what it is, and what the others are, in the first line."""
+    with pytest.raises(forebay.InputError) as caught:
+        pad()(samples)
+    assert words in str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("asked", [{"lengths": True}, {"multiple_of": 8}], ids=str)
+def test_too_few_dimensions_are_said(asked):
+    """A number has no length."""
+    with pytest.raises(forebay.InputError, match="a batch cannot be made: it is a tensor of shape"):
+        pad(**asked)([ones(), ones()])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (-100, torch.uint8),
+        (0.5, torch.int64),
+        (float("nan"), torch.int32),
+        (2, torch.bool),
+        (1e9, torch.float16),
+    ],
+)
+def test_a_value_must_be_one_of_the_dtype(value, dtype):
+    """torch would wrap or cut it, and say nothing."""
+    with pytest.raises(forebay.OptionError, match=r"is no value of .* in field x"):
+        by_field(x=pad(value))([{"x": ones(2, dtype=dtype)}])
+
+
+def test_minus_infinity_is_a_value_of_floats():
+    """Attention is masked with it."""
+    assert pad(float("-inf"))([ones(1), ones(2)])[0, 1] == float("-inf")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pad([ones(2)]),
+        lambda: pad(multiple_of=0),
+        lambda: pad(multiple_of=(1, 1.5)),
+        by_field,
+        lambda: by_field(image=pad),
+        lambda: by_field(image="pad"),
+        lambda: by_field({"image": pad()}, image=as_list),
+    ],
+)
+def test_what_is_impossible_is_said_before_the_first_batch(make):
+    """`collate_fn=pad` without its brackets among them."""
+    with pytest.raises(forebay.OptionError):
+        make()
+
+
+# ---- by_field -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda image, label: {"image": image, "label": label},
+        lambda image, label: OrderedDict(label=label, image=image),
+        Named,
+        Record,
+    ],
+    ids=["dict", "OrderedDict", "NamedTuple", "dataclass"],
+)
+def test_each_field_goes_by_its_rule(make):
+    """The container is of the samples' type, and what has no rule is as torch makes it."""
+    samples = [make([1, 2], 3), make([4], 5)]
+    batch = by_field(image=pad())(samples)
+    assert type(batch) is type(samples[0])
+    get = batch.__getitem__ if isinstance(batch, dict) else lambda name: getattr(batch, name)
+    assert get("image").tolist() == [[1, 2], [4, 0]]
+    assert torch.equal(get("label"), default_collate([3, 5]))
+    assert make([1, 2], 3) == samples[0], "samples are left alone"
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_tuple_has_its_fields_by_place(kind):
+    """And stays what it is, where torch would make a list of it."""
+    batch = by_field({0: as_list, 2: sum})([kind((ones(1), 1, 2)), kind((ones(2), 3, 4))])
+    assert type(batch) is kind
+    assert [each.shape for each in batch[0]] == [(1,), (2,)]
+    assert batch[1].tolist() == [1, 3]
+    assert batch[2] == 6
+
+
+def test_rules_are_nested_as_fields_are():
+    """A field that has fields goes by a by_field of its own."""
+    rule = by_field({"left eye": by_field({1: pad(lengths=True)})}, name=as_list)
+    batch = rule([{"left eye": (1, [1]), "name": "a"}, {"left eye": (2, [2, 3]), "name": None}])
+    assert batch["name"] == ["a", None]
+    assert batch["left eye"][1].values.tolist() == [[1, 0], [2, 3]]
+
+
+@pytest.mark.parametrize("sample", [{"image": 1, "label": 2}, Named(1, 2), Record(1, 2)], ids=str)
+def test_a_rule_for_no_field_is_an_error_that_names_those_there_are(sample):
+    """A misspelt name must not collate by default in silence."""
+    with pytest.raises(forebay.OptionError, match=r"'imgae', but .* fields 'image', 'label'"):
+        by_field(imgae=pad())([sample])
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], "sample 2 .* a dict with 'a', 'b'; in 2 others"),
+        ([{"a": 1}, None], "sample 1 of a batch of 2 does not fit: it is None"),
+        ([(1, 2), (1, 2), (1,)], "sample 2 .* a tuple of 1; in 2 others it is a tuple of 2"),
+        ([3, 4], "it is a int in all 2 samples"),
+    ],
+)
+def test_samples_with_other_fields_are_named(samples, words):
+    """A field that only some samples have would be lost."""
+    with pytest.raises(forebay.InputError, match=words):
+        by_field({"a": as_list, 0: as_list})(samples)
+
+
+def test_what_a_users_rule_raises_names_the_field():
+    """Its type and words are the user's."""
+    with pytest.raises(KeyError) as caught:
+        by_field(a=by_field(b=broken))([{"a": {"b": 1}}])
+    assert caught.value.__notes__ == ["forebay.collate: it was raised by the rule for field a.b"]
+
+
+# ---- the sample that does not fit ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "usual", "words", "advice"),
+    [
+        (
+            {"x": (1, ones(2, 3))},
+            {"x": (1, ones(2, 2))},
+            "field x[1] is a tensor of shape (2, 3); in 3 others it is a tensor of shape (2, 2)",
+            "collate_fn=by_field(x=by_field({1: pad()})) to fill up",
+        ),
+        (Named(ones(1), None), Named(ones(1), 2), "field label is None; in 3 others", "as_list"),
+        ({"a": 1, "n": [1]}, {"a": 0.5, "n": [1, 2]}, "field n is a list of 1; in 3", "n=pad()"),
+        (None, ones(2), "it is None; in 3 others it is a tensor of shape (2,)", "=as_list"),
+    ],
+)
+def test_default_names_what_torch_does_not(odd, usual, words, advice):
+    """Whatever torch says, the place, the field and both shapes or types are told."""
+    with pytest.raises(forebay.InputError) as caught:
+        default([usual, usual, odd, usual])
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("sample 2 of a batch of 4 does not fit: " + words)
+    assert advice in "\n".join(rest)
+    assert isinstance(caught.value.__cause__, Exception), "torch's own words are kept"
+
+
+def test_default_says_what_nothing_stacks():
+    """All samples alike, and none of a type that torch knows."""
+    with pytest.raises(forebay.InputError, match=r"field \[1\] is None in all 2 samples"):
+        default([(1, None), (2, None)])
+
+
+class Sizes(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"name": index, "data": ones(3 if index == 3 else 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"seed": 0}], ids=str)
+def test_a_loader_names_it_in_a_note_and_says_what_torch_says(options):
+    """PyTorch's issue 116558: the error stays torch's, drop-in, and the note tells the rest."""
+    loader = forebay.DataLoader(Sizes(), batch_size=8, **options)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+        next(iter(loader))
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert "sample 3 of a batch of 8 does not fit: field data is a tensor of shape (3,)" in told
+    assert "the samples [0, 1, 2, 3, 4, 5, 6, 7]" in told
+
+
+# ---- travelling ---------------------------------------------------------------------------------
+
+RULES = [pad(), pad(-1, multiple_of=(1, 8), lengths=True), as_list, default, by_field(x=pad())]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_rules_can_be_pickled(rule):
+    """And are equal to what comes out."""
+    assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+class Pieces(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        size = 1 + index * 5 % 12
+        return Named(torch.full((size, 40 * size), float(index)), [index] * size)
+
+
+RULE = by_field(image=pad(0.5, lengths=True), label=as_list)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"multiprocessing_context": "spawn"}, {"backend": "thread"}],
+    ids=str,
+)
+def test_batches_are_those_of_one_process(options):
+    """In forked, spawned and threaded workers; NamedTuples come back as such."""
+    expected = [RULE([Pieces()[k] for k in range(at, at + 4)]) for at in (0, 4, 8)]
+    got = list(forebay.DataLoader(Pieces(), 4, num_workers=2, collate_fn=RULE, **options))
+    for one, other in zip(got, expected, strict=True):
+        assert type(one) is Named
+        assert type(one.image) is Padded
+        assert all(map(torch.equal, one.image, other.image))
+        assert one.label == other.label
+
+
+def test_a_padded_batch_is_made_in_the_slot_and_not_copied():
+    """The packer finds its bytes where they must be."""
+    slab = Slab()
+    packer = Packer(slab)
+    undo = collate_into(packer)
+    slot = slab.take()
+    start = np.frombuffer(slab.view(slot), np.uint8).ctypes.data
+    samples = [ones(3, WORTH_PLACING // 8), 2 * ones(2, WORTH_PLACING // 4)]
+    packer.begin(slot)
+    batch = pad(9)(samples)
+    inside = batch.data_ptr() - start, batch.nbytes
+    parcel = packer.pack(batch)
+    del batch
+    parcel = packer.seal(parcel)
+    undo()
+    assert parcel.spans == (inside,)
+    assert parcel.nbytes == inside[1] + len(parcel.skeleton)
+    assert torch.equal(unpack(parcel, slab, slot), pad(9)(samples))
+    packer.begin(None)
+    slab.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["", ".collate"])
+def test_the_module_and_its_name_are_one(way):
+    """`import forebay.collate` and `forebay.collate` give the same, in either order."""
+    code = f"import forebay{way}; from forebay import collate; assert collate is forebay.collate"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["collate.md", "datasets.md"])
+def test_the_code_of_the_how_to_runs(name, tmp_path):
+    """Every Python block, in order, as a script of its own in an empty folder."""
+    script = tmp_path / "how_to.py"
+    script.write_text(program((HOW_TO / name).read_text(encoding="utf-8")), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

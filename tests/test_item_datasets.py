@@ -1,0 +1,205 @@
+"""from_folder, from_table, from_ids: many items, and a function that loads one."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+import forebay
+
+
+def text_of(path):
+    return path.read_text()
+
+
+def tenfold(number):
+    return torch.tensor(number * 10)
+
+
+def name_and_number(row):
+    return Path(row["destination"]).name, row["n"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b.txt", "b/x.wav", "a/c/d.wav", "a/.hidden", ".git/x.wav", "b/y.txt"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path / "in"
+
+
+# ---- from_folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("**/*", ["a/c/d.wav", "b.txt", "b/x.wav", "b/y.txt"]),
+        ("**/*.wav", ["a/c/d.wav", "b/x.wav"]),
+        ("*", ["b.txt"]),
+        ("b/*", ["b/x.wav", "b/y.txt"]),
+        ("**/c/**", ["a/c/d.wav"]),
+    ],
+)
+def test_files_come_by_path_and_pattern(folder, pattern, names):
+    """Hidden ones are left out, and `load` gets the file's absolute path."""
+    assert list(forebay.from_folder(folder, text_of, pattern)) == names
+    assert forebay.from_folder(folder, str, pattern)[0] == str(folder / names[0])
+
+
+def test_the_folder_may_be_left_later(folder, monkeypatch):
+    """Paths are absolute from the start."""
+    monkeypatch.chdir(folder.parent)
+    dataset = forebay.from_folder("in", text_of)
+    monkeypatch.chdir("/")
+    assert dataset[-1] == "b/y.txt"
+
+
+def test_folders_without_files_are_errors_at_once(folder):
+    """Missing, a file, empty, and nothing that matches."""
+    (folder / "empty").mkdir()
+    for bad in ("missing", "b.txt", "empty"):
+        with pytest.raises(forebay.InputError, match=bad):
+            forebay.from_folder(folder / bad, text_of)
+    with pytest.raises(forebay.InputError, match=r"no file in .* matches"):
+        forebay.from_folder(folder, text_of, "*.flac")
+    for pattern in ("../*", "/etc/*", ""):
+        with pytest.raises(forebay.OptionError, match="relative path"):
+            forebay.from_folder(folder, text_of, pattern)
+
+
+# ---- from_table
+
+ROWS = [{"destination": "p/1.pt", "n": 1}, {"destination": "/abs/2.pt", "n": 2}]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_rows_are_typed_and_know_where_outputs_are(tmp_path, suffix, by_folder):
+    """The same rows from each format, named itself or by its folder."""
+    path = tmp_path / f"metadata{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    elif suffix == ".csv":
+        path.write_text("destination,n\np/1.pt,1\n/abs/2.pt,2\n")
+    else:
+        path.write_text('{"destination":"p/1.pt","n":1}\n{"destination":"/abs/2.pt","n":2}\n')
+    source = tmp_path if by_folder else path
+    assert list(forebay.from_table(source)) == [
+        {"destination": str(tmp_path / "p/1.pt"), "n": 1},
+        {"destination": "/abs/2.pt", "n": 2},
+    ]
+    assert forebay.from_table(source, name_and_number)[1] == ("2.pt", 2)
+
+
+def test_a_table_in_memory_is_left_as_it_is():
+    """There is no folder that its paths could be relative to."""
+    assert list(forebay.from_table(pa.Table.from_pylist(ROWS))) == ROWS
+
+
+def test_tables_that_cannot_be_used_are_errors_at_once(tmp_path):
+    """Missing, empty, torn, of two formats, or no table at all."""
+    (tmp_path / "torn.csv").write_text("a,b\n1\n")
+    (tmp_path / "torn.jsonl").write_text('{"a": 1}\n{"a"')
+    (tmp_path / "torn.parquet").write_text("PAR1")
+    (tmp_path / "empty.csv").write_text("a,b\n")
+    (tmp_path / "nothing.csv").write_text("")
+    (tmp_path / "text.txt").write_text("a")
+    for bad in (
+        *("torn.csv", "torn.jsonl", "torn.parquet", "empty.csv", "nothing.csv", "text.txt"),
+        *("missing.csv", "."),
+    ):
+        with pytest.raises(forebay.InputError):
+            forebay.from_table(tmp_path / bad)
+    for name in ("metadata.csv", "metadata.jsonl"):
+        (tmp_path / name).write_text("a\n1\n")
+    with pytest.raises(forebay.InputError, match=r"metadata\.csv and metadata\.jsonl"):
+        forebay.from_table(tmp_path)
+
+
+# ---- from_ids
+
+
+def test_ids_are_loaded_with_their_labels():
+    """From a mapping, a function, or none; IDs of any kind, arrays among them."""
+    assert forebay.from_ids(["a", "b"], str.upper)[1] == "B"
+    assert forebay.from_ids(["a", "b"], str.upper, {"b": 2, "a": 1})[-2] == ("A", 1)
+    assert forebay.from_ids(iter("ab"), str.upper, ord)[0] == ("A", 97)
+    numbers = forebay.from_ids(np.arange(3), tenfold)
+    assert type(numbers.items[1]) is int
+    assert list(map(int, numbers)) == [0, 10, 20]
+
+
+def test_ids_without_labels_are_counted_at_once():
+    """Not in the middle of an epoch."""
+    with pytest.raises(forebay.InputError, match="2 of 3 IDs have no label; the first is 'b'"):
+        forebay.from_ids(["a", "b", "c"], str.upper, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("ids", "load", "labels", "error"),
+    [
+        ([], tenfold, None, forebay.InputError),
+        ("abc", tenfold, None, forebay.OptionError),
+        ([1], "load", None, forebay.OptionError),
+        ([1], tenfold, [1], forebay.OptionError),
+    ],
+)
+def test_what_cannot_be_used_is_said_at_once(ids, load, labels, error):
+    """No IDs, a text, no function, a list of labels."""
+    with pytest.raises(error):
+        forebay.from_ids(ids, load, labels)
+
+
+# ---- all of them
+
+
+def test_an_index_is_one_whole_number():
+    """A slice is refused in words, and what is beyond the end is an IndexError."""
+    dataset = forebay.from_ids([1, 2, 3], tenfold)
+    assert dataset[np.int64(2)] == dataset[-1] == 30
+    with pytest.raises(TypeError, match="Subset"):
+        dataset[:2]
+    with pytest.raises(IndexError, match="there are 3"):
+        dataset[3]
+
+
+def test_what_load_raises_names_the_item(folder):
+    """Its type stays."""
+    dataset = forebay.from_folder(folder, text_of)
+    (folder / "b" / "x.wav").unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        dataset[2]
+    assert caught.value.__notes__ == ["forebay: it was raised for item 2: 'b/x.wav'"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_load_what_this_process_would(folder, context):
+    """It travels by pickle, too."""
+    dataset = forebay.from_folder(folder, text_of)
+    loader = forebay.DataLoader(
+        dataset, batch_size=3, num_workers=2, multiprocessing_context=context
+    )
+    assert [name for batch in loader for name in batch] == list(dataset)
+
+
+@pytest.mark.slow
+def test_a_million_ids_are_some_bytes_each():
+    """In memory and in the one pickle; ten million are ten times that."""
+    count = 1_000_000
+    ids = (f"sample-{k:08d}" for k in range(count))
+    dataset = forebay.from_ids(ids, str.upper, labels=len)
+    assert dataset.items.nbytes <= 20 * count  # 15 letters and 4 bytes for where they start
+    buffers = []
+    rest = pickle.dumps(dataset, protocol=5, buffer_callback=buffers.append)
+    assert len(rest) < 2000
+    assert sum(len(each.raw()) for each in buffers) == dataset.items.nbytes
+    assert dataset[-1] == ("SAMPLE-00999999", 15)
