@@ -13,7 +13,7 @@ WINDOW_S = 2.0
 OVERLAP_S = 0.5
 
 
-def split_audio(source, out):
+def split_audio(source, out, window_s=WINDOW_S, overlap_s=OVERLAP_S):
     """Write one recording's pieces, and say where each lies in it.
 
     The last piece is as long as what is left. It always holds something new: what an overlap
@@ -24,7 +24,7 @@ def split_audio(source, out):
     path = Path(row["path"])
     with soundfile.SoundFile(path) as recording:
         rate = recording.samplerate
-        window, overlap = round(WINDOW_S * rate), round(OVERLAP_S * rate)
+        window, overlap = round(window_s * rate), round(overlap_s * rate)
         # 16-bit recordings are read as they are, so their pieces are exact copies.
         dtype = "int16" if recording.subtype == "PCM_16" else "float32"
         for k, piece in enumerate(recording.blocks(window, overlap, dtype=dtype)):
