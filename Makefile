@@ -9,7 +9,7 @@ BIN := .venv/bin
 DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
 
-.PHONY: help demo demo-ray test check bench bench-ray clean
+.PHONY: help demo demo-ray test test-ray check bench bench-ray clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -40,6 +40,9 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 
 test: $(DEV) ## Run all tests.
 	$(BIN)/python -m pytest -q
+
+test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
+	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 
 check: $(DEV) ## Lint, formatting, types, and the architecture's rules.
 	$(BIN)/ruff check .

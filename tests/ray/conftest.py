@@ -33,3 +33,28 @@ def cluster() -> Iterator[Cluster]:
     cluster = start_cluster()
     yield cluster
     stop_cluster(cluster)
+
+
+# One test of each promise; each of the others takes a cluster for seconds, and there are a hundred.
+CORE = {
+    "test_files_and_table_are_those_of_a_local_run",
+    "test_each_death_of_a_worker_is_laid_to_its_input",
+    "test_options_of_a_cluster_need_the_backend",
+    "test_no_workers_are_refused",
+    "test_a_batch_whose_worker_is_killed_is_made_again",
+    "test_the_object_store_does_not_overfill",
+    "test_an_iterable_dataset_is_refused",
+    "test_losing_a_node_costs_no_input_a_try",
+    "test_losing_a_node_changes_no_batch[1MB]",
+    "test_an_output_folder_of_a_nodes_own_is_refused",
+}
+QUICK = ("test_ray_nodes.py", "test_ray_pool.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what takes long to `make test-ray`."""
+    for item in items:
+        is_ours = item.path.parent == Path(__file__).parent and item.path.name not in QUICK
+        if is_ours and CORE.isdisjoint((item.name, getattr(item, "originalname", ""))):
+            item.add_marker(pytest.mark.thorough)
