@@ -1,6 +1,8 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`.
 
-Without a table's name, all but those on a Ray cluster; those by `ray`.
+Without a table's name, all but those on a Ray cluster; those by `ray`. `tiny`, `cpu`, `crash` and
+`million` are of preprocess, `loading` is the DataLoader's, and `cached` and `predicted` are what
+they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -15,15 +17,21 @@ import time
 from itertools import chain
 from pathlib import Path
 
+from benchmarks.cached import cached
 from benchmarks.crash import crash
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.machine import describe
 from benchmarks.measure import Ground
 from benchmarks.million import million
+from benchmarks.predicted import predicted
 from benchmarks.preprocess import five_ms, tiny
 from benchmarks.ray import TABLES as RAY
 
-USUAL = {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million} | LOADING
+USUAL = (
+    {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million}
+    | LOADING
+    | {"cached": cached, "predicted": predicted}
+)
 # Ray's are measured only when they are named.
 TABLES = USUAL | RAY
 # The largest table's inputs.

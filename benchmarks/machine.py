@@ -7,7 +7,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("forebay", "joblib", "torch", "datasets", "litdata", "pyarrow", "ray")
+LIBRARIES = (
+    *("forebay", "torch", "pyarrow", "joblib", "datasets", "litdata", "webdataset", "torchdata"),
+    *("spdl-core", "grain", "ray"),
+)
 
 
 def describe(folder: Path) -> str:
