@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ from forebay.testing.leaks import no_leaks
 def _what_libraries_keep() -> None:
     """Have pyarrow open the pipe for signals that it keeps from its first CSV file on."""
     csv.read_csv(io.BytesIO(b"a\n1\n"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _heed_ctrl_c() -> None:
+    """Heed Ctrl-C where a shell ran the suite in its background: children inherit to ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

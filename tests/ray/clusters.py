@@ -26,6 +26,8 @@ QUICK_DEATHS = {
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # It would replace builtins.print for all tests that follow.
+    "RAY_TQDM_PATCH_PRINT": "0",
     # Other programs of this machine must not have Ray kill workers.
     "RAY_memory_monitor_refresh_ms": "0",
 }
