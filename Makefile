@@ -38,8 +38,10 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-test: $(DEV) ## Run all tests.
-	$(BIN)/python -m pytest -q
+# Ray's are run by themselves: it leaves threads, handlers and a connection in its process.
+test: $(DEV) ## Run all tests but the long ones on Ray clusters.
+	$(BIN)/python -m pytest -q --ignore tests/ray
+	$(BIN)/python -m pytest -q tests/ray
 
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray

@@ -42,11 +42,8 @@ CORE = {
     "test_options_of_a_cluster_need_the_backend",
     "test_no_workers_are_refused",
     "test_a_batch_whose_worker_is_killed_is_made_again",
-    "test_the_object_store_does_not_overfill",
     "test_an_iterable_dataset_is_refused",
     "test_losing_a_node_costs_no_input_a_try",
-    "test_losing_a_node_changes_no_batch[1MB]",
-    "test_an_output_folder_of_a_nodes_own_is_refused",
 }
 QUICK = ("test_ray_nodes.py", "test_ray_pool.py")
 
