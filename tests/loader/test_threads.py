@@ -55,6 +55,25 @@ def test_a_thread_that_hangs_keeps_nobody_from_the_generators():
         assert len(list(loader)) == 3
 
 
+@pytest.mark.slow
+def test_threads_that_wait_for_the_one_that_hangs_are_not_blamed():
+    """Their time went by without a turn: what they were at work on is made by others."""
+    over = threading.Event()
+
+    class Hanging(Squares):
+        def __getitem__(self, index):
+            if index == 0:
+                over.wait()
+            return index
+
+    with DataLoader(Hanging(8), num_workers=4, backend="thread", seed=0, timeout=0.3) as loader:
+        iterator = iter(loader)
+        with pytest.raises(WorkerDiedError, match=r"batch 0: samples \[0\]"):
+            next(iterator)
+        assert [each.item() for each in iterator] == list(range(1, 8))
+        over.set()
+
+
 def test_worker_init_fn_is_called_in_each_thread():
     """With its lane; what it raises is raised in the loop."""
     called = []

@@ -234,7 +234,9 @@ class Flow:
         if worker is None:
             return
         suspect, cause = (worker.tasks[0] if worker.tasks else None), event.cause
-        if worker.condemned is not None:
+        if event.blameless:
+            suspect = None
+        elif worker.condemned is not None:
             suspect = worker.condemned if worker.condemned == suspect else None
             cause = Cause(
                 "timeout",
@@ -242,8 +244,6 @@ class Flow:
                 f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed",
                 event.cause.traceback,
             )
-        elif event.blameless:
-            suspect = None
         # A death that is laid to a task uses up one of its tries, so those come to an end.
         if suspect is not None:
             self._fruitless_deaths = 0

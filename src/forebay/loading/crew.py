@@ -15,7 +15,7 @@ from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
 from forebay.loading.job import BatchJob, InlineBatchJob, ProcessBatchJob
 from forebay.loading.recipe import Recipe
-from forebay.loading.seeding import generators_kept, renew_turn
+from forebay.loading.seeding import abandoned, generators_kept
 from forebay.options import Ray
 
 
@@ -53,7 +53,7 @@ def pool_for(
         return InlinePool(InlineBatchJob(recipe, keeps_tasks=keeps_tasks))
     if workers.backend == "thread":
         job = BatchJob(recipe, keeps_tasks=keeps_tasks, guard=generators_kept)
-        return ThreadPool(job, abandoned=renew_turn)
+        return ThreadPool(job, abandoned=abandoned)
     assert slab is not None
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster

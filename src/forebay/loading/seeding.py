@@ -47,15 +47,27 @@ def _set_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 # Whose turn it is to have the process's generators. There is one set of them for all threads, so
 # those that seed them, and those that draw beside them, have to take turns.
 _turn = threading.RLock()
+_waiting: set[int] = set()  # the threads that want it
 
 
-def renew_turn() -> None:
-    """Free the turn of a thread that will not: it was left behind by a fork, or abandoned."""
+def _renew_turn() -> None:
     global _turn  # noqa: PLW0603 - one for all loaders of the process
     _turn = threading.RLock()
 
 
-os.register_at_fork(after_in_child=renew_turn)
+os.register_at_fork(after_in_child=_renew_turn)
+os.register_at_fork(after_in_child=_waiting.clear)
+
+
+def abandoned(thread: threading.Thread) -> bool:
+    """Free the turn that an abandoned thread may have; return whether it was waiting for its own.
+
+    One that waits cannot have it, and whoever has it is the one that hangs.
+    """
+    if thread.ident in _waiting:
+        return True
+    _renew_turn()
+    return False
 
 
 @contextmanager
@@ -68,8 +80,10 @@ def generators_taken() -> Iterator[None]:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Have the generators for the block, and leave them as they were found."""
-    turn = _turn
+    turn, thread = _turn, threading.get_ident()
+    _waiting.add(thread)
     with turn:
+        _waiting.discard(thread)
         outer = _states()
         try:
             yield

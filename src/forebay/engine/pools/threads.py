@@ -51,10 +51,13 @@ class ThreadPool(Pool):
 
     Args:
         job: What the workers do; each thread has a shallow copy of it.
-        abandoned: Called when a thread is abandoned, to free what it may hold for others.
+        abandoned: Called with a thread that is abandoned, to free what it may hold for others;
+            returns whether all that it did was to wait for another thread.
     """
 
-    def __init__(self, job: Job, abandoned: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, job: Job, abandoned: Callable[[threading.Thread], bool] | None = None
+    ) -> None:
         """See the class."""
         self._job = job
         self._abandoned = abandoned
@@ -74,12 +77,11 @@ class ThreadPool(Pool):
         """Abandon a thread, noting where it hangs."""
         abandoned = self._workers.pop(worker)
         abandoned.tasks.put(None)
-        if self._abandoned is not None:
-            self._abandoned()
+        waited = self._abandoned is not None and self._abandoned(abandoned.thread)
         frame = sys._current_frames().get(abandoned.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         cause = Cause("crash", "WorkerDiedError", "the thread was abandoned", stack)
-        self._events.put(WorkerDied(worker, cause))
+        self._events.put(WorkerDied(worker, cause, blameless=waited))
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return everything that the threads have said."""

@@ -51,6 +51,7 @@ class _Member:
     host: Any
     ear: threading.Thread
     kill_at: float | None = None
+    hangs: bool = False
 
 
 @final
@@ -132,8 +133,9 @@ class RayPool(Pool):
 
     def kill(self, worker: int) -> None:
         """Order the host to kill its worker, and remember to kill a host that does not."""
-        if worker in self._members:
-            self._members[worker].kill_at = time.monotonic() + KILL_S
+        member = self._members.get(worker)
+        if member is not None:
+            member.kill_at, member.hangs = time.monotonic() + KILL_S, True
         self._order(worker, "kill")
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -287,10 +289,11 @@ class RayPool(Pool):
         if member is None:
             return event
         self._kill(member)
-        return self._located(event, member.node)
+        return self._located(event, member)
 
-    def _located(self, death: WorkerDied, node: str) -> WorkerDied:
+    def _located(self, death: WorkerDied, member: _Member) -> WorkerDied:
         """Add to a death where it was; a node that lost a host has to be looked at again first."""
+        node = member.node
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
         if death.blameless:
             self._nodes = [each for each in self._nodes if each.id != node]
@@ -302,7 +305,8 @@ class RayPool(Pool):
             cause.traceback,
             cause.exception,
         )
-        return WorkerDied(death.worker, where, death.blameless)
+        # A host that had to be killed because of its worker's hang was not lost.
+        return WorkerDied(death.worker, where, death.blameless and not member.hangs)
 
     def _look(self, look: Look) -> list[Event]:
         for error in look.refused.values():
