@@ -54,6 +54,7 @@ class FlowMachine(RuleBasedStateMachine):
         group=st.sampled_from([0.0, 0.05]),
         lookahead=st.integers(1, 12),
         bound=st.booleans(),
+        lanes_end=st.booleans(),
     )
     def begin(
         self,
@@ -68,6 +69,7 @@ class FlowMachine(RuleBasedStateMachine):
         group: float,
         lookahead: int,
         bound: bool,
+        lanes_end: bool,
     ) -> None:
         limits = Limits(
             num_workers=workers,
@@ -82,6 +84,7 @@ class FlowMachine(RuleBasedStateMachine):
             lookahead=lookahead,
             max_suspects=2,
             all_workers=bound,
+            lanes_end=lanes_end,
         )
         self.flow = Flow(limits)
         self.limits = limits

@@ -16,7 +16,13 @@ import numpy
 import torch
 from datasets import PATIENCE_S, Squares
 from same import assert_same
-from torch.utils.data import Sampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from forebay import DataLoader
 
@@ -134,6 +140,49 @@ def noisy_convert(sample: Any) -> Any:
     return sample, torch.rand(1)
 
 
+# How many samples the loaders have whose state is taken, and how many batches of 3 they make.
+COUNT, BATCHES = 20, 7
+
+
+def with_generator(replacement: bool) -> Callable[..., DataLoader]:
+    """A loader whose sampler has a generator of its own."""
+
+    def make(**way: Any) -> DataLoader:
+        generator = torch.Generator().manual_seed(77)
+        sampler = RandomSampler(range(COUNT), replacement=replacement, generator=generator)
+        return DataLoader(Noisy(COUNT), batch_size=3, sampler=sampler, **way)
+
+    return make
+
+
+def with_position(**way: Any) -> DataLoader:
+    """A loader whose sampler holds its own position."""
+    return DataLoader(Noisy(COUNT), batch_size=3, sampler=PositionSampler(COUNT), **way)
+
+
+def with_batches_of_positions(**way: Any) -> DataLoader:
+    """A loader whose batch sampler is a plain one over such a sampler."""
+    inner = BatchSampler(PositionSampler(COUNT), 3, drop_last=False)
+    return DataLoader(Noisy(COUNT), batch_sampler=inner, **way)
+
+
+def weighted(**way: Any) -> DataLoader:
+    """A loader with a weighted sampler and its generator."""
+    weights = torch.arange(COUNT) + 1.0
+    sampler = WeightedRandomSampler(weights, COUNT, generator=torch.Generator().manual_seed(7))
+    return DataLoader(Noisy(COUNT), batch_size=3, sampler=sampler, **way)
+
+
+# Loaders that have something to carry from epoch to epoch, by what it is.
+CARRYING: dict[str, Callable[..., DataLoader]] = {
+    "generator": with_generator(False),
+    "generator, drawn from step by step": with_generator(True),
+    "weights": weighted,
+    "position": with_position,
+    "batch sampler": with_batches_of_positions,
+}
+
+
 # How the same batches may be made.
 WAYS: dict[str, dict[str, Any]] = {
     "here": {},
@@ -155,6 +204,14 @@ def epochs_of(loader: DataLoader, count: int) -> list[list[Any]]:
     """Return the batches of some epochs; close the loader."""
     with loader:
         return [list(loader) for _ in range(count)]
+
+
+def taken(loader: DataLoader, epochs: int, batches: int) -> tuple[Any, list[Any]]:
+    """Iterate for so many epochs, and then so many batches; return the last iterator, too."""
+    for _ in range(epochs):
+        list(loader)
+    iterator = iter(loader)
+    return iterator, [next(iterator) for _ in range(batches)]
 
 
 def resumed(state: dict[str, Any], make: Callable[[], DataLoader]) -> DataLoader:

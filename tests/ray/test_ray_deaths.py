@@ -7,12 +7,12 @@ import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from clusters import STORE_BYTES, ray, start_cluster, start_driver, stop_cluster, until, zygotes
 from driving import calls, finish, make_inputs, published, staged
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from runs import run
 from same import assert_same
 from streams import Noisy
 from works import copy
@@ -31,10 +31,6 @@ def cluster_of(nodes):
         yield cluster
     finally:
         stop_cluster(cluster)
-
-
-def run(work, inputs, output, **options):
-    return forebay.preprocess(work, inputs, output, progress=False, **{"backend": "ray"} | options)
 
 
 def add_node(cluster, **arguments):
@@ -201,19 +197,22 @@ def take_room(node):
 
 # ---- the cluster itself is gone -----------------------------------------------------------------
 
-LEAVES = """
+# What both scripts do; and a local run after them.
+WORK = """
+def work(source, out):
+    import time
+    time.sleep(0.05)
+    out.file(source.name).write_bytes(source.read_bytes())
+"""
+
+LEAVES = f"""
 import sys, threading, time
 from pathlib import Path
 import ray, forebay
 
 here = Path(__file__).parent
 ray.init(log_to_driver=False)
-
-def work(source, out):
-    import time
-    time.sleep(0.05)
-    out.file(source.name).write_bytes(source.read_bytes())
-
+{WORK}
 def leave():
     while len(list((here / "out").glob("*.txt"))) < 5:
         time.sleep(0.01)
@@ -239,31 +238,23 @@ def test_leaving_the_cluster_ends_the_run(tmp_path):
         until(lambda: not zygotes())
     finished = len(published(tmp_path / "out"))
     assert 0 < finished < 300
-    again = SimpleNamespace(**vars_of_source(LEAVES))
-    report = run(again.work, inputs, tmp_path / "out", backend="process", version="1")
+    report = run(work_of_the_scripts(), inputs, tmp_path / "out", backend="process", version="1")
     assert (report.done, report.resumed) == (300, finished)
 
 
-def vars_of_source(source):
-    """Return what a script's `def work` makes, without running the rest."""
-    start = source.index("def work")
-    end = source.index("def leave")
+def work_of_the_scripts():
+    """Return their function, without running the rest."""
     found = {}
-    exec(source[start:end], found)
-    return found
+    exec(WORK, found)
+    return found["work"]
 
 
-KILLED = """
+KILLED = f"""
 from pathlib import Path
 import ray, forebay
 here = Path(__file__).parent
 ray.init(log_to_driver=False)
-
-def work(source, out):
-    import time
-    time.sleep(0.05)
-    out.file(source.name).write_bytes(source.read_bytes())
-
+{WORK}
 forebay.preprocess(work, here / "in", here / "out", backend="ray")
 """
 
@@ -284,8 +275,7 @@ def test_a_cluster_that_dies_ends_the_run(tmp_path):
         assert "300 done" not in err
     finished = len(published(tmp_path / "out"))
     assert 0 < finished < 300
-    again = SimpleNamespace(**vars_of_source(KILLED.replace("forebay.pre", "def leave")))
-    report = run(again.work, inputs, tmp_path / "out", backend="process", version="1")
+    report = run(work_of_the_scripts(), inputs, tmp_path / "out", backend="process", version="1")
     assert report.done == 300
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,21 +14,19 @@ import torch
 from clusters import STORE_BYTES, start_driver, until
 from datasets import Squares, Stream
 from driving import finish
+from loaders import COUNT, batches_of, loader_of
 from same import assert_same
-from streams import Epochal, Lethal, Noisy
+from streams import Epochal, Noisy
 from torch.utils.data import DistributedSampler
 
 import forebay
-from forebay import OptionError, WorkerDiedError
-from forebay.testing.faults import hang
+from forebay import OptionError
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-
-COUNT = 40
 
 
 class Pair(NamedTuple):
@@ -46,10 +42,6 @@ class Labelled:
 
     numbers: torch.Tensor
     words: list[str]
-
-
-class OwnError(Exception):
-    """What only the user's code knows."""
 
 
 class Pairs(Squares):
@@ -70,19 +62,6 @@ class Mixed(Squares):
         }
 
 
-class Broken(Squares):
-    """One sample raises what it was told to."""
-
-    def __init__(self, count, error):
-        super().__init__(count)
-        self.error = error
-
-    def __getitem__(self, index):
-        if index == 5:
-            raise self.error
-        return super().__getitem__(index)
-
-
 class Wide(Squares):
     """Large samples, each full of its own number."""
 
@@ -94,13 +73,6 @@ class Wide(Squares):
         return torch.full((self.floats,), float(index))
 
 
-class Hanging(Squares):
-    def __getitem__(self, index):
-        if index == 5:
-            hang()
-        return super().__getitem__(index)
-
-
 class Nodes(Squares):
     """Which node made it."""
 
@@ -110,23 +82,6 @@ class Nodes(Squares):
 
 def label(samples):
     return Labelled(torch.stack([x for _, x in samples]), [str(int(n)) for n, _ in samples])
-
-
-def as_list(samples):
-    return samples
-
-
-def loader_of(dataset, **options):
-    defaults = {"batch_size": 4, "num_workers": 1, "backend": "ray", "seed": 3}
-    settings = defaults | options
-    # Coming up takes seconds on a cluster.
-    settings["persistent_workers"] = settings["num_workers"] > 0
-    return forebay.DataLoader(dataset, **settings)
-
-
-def batches_of(dataset, epochs=1, **options):
-    with loader_of(dataset, **options) as loader:
-        return [batch for _ in range(epochs) for batch in loader]
 
 
 # ---- the same batches ---------------------------------------------------------------------------
@@ -180,79 +135,6 @@ def test_workers_are_on_all_nodes_but_the_trainers(cluster):
     on = {node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes}
     assert raylets <= on
     assert len(on) == 2
-
-
-# ---- exceptions, deaths, hangs ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "buffer"), [(KeyError("five"), None), (OwnError("no"), "1MB")], ids=["key", "own"]
-)
-def test_an_exception_keeps_its_type(error, buffer):
-    """With the words of the worker and the notes that a local one has."""
-    said = []
-    for backend in ("process", "ray"):
-        with loader_of(Broken(COUNT, error), backend=backend, buffer=buffer) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            with pytest.raises(type(error)) as caught:
-                next(iterator)
-            said.append((caught.value.__notes__, [type(arg) for arg in caught.value.args]))
-            assert len(list(iterator)) == COUNT // 4 - 2  # it goes on after that
-    local, remote = (
-        [re.sub(r"worker process \d", "worker", each) for each in notes] for notes, _ in said
-    )
-    assert remote == local
-    assert said[0][1] == said[1][1]
-
-
-def test_samples_that_raise_are_left_out():
-    """The same ones, and listed the same."""
-    found = []
-    for backend in ("process", "ray"):
-        dataset = Broken(COUNT, OwnError("no such"))
-        with loader_of(dataset, backend=backend, on_error="skip") as loader:
-            batches = list(loader)
-            found.append((batches, [each._replace(traceback="") for each in loader.failures]))
-            assert "OwnError" in loader.failures[0].traceback
-    assert_same(found[1], found[0])
-
-
-def test_a_batch_whose_worker_is_killed_is_made_again(tmp_path):
-    """And nobody can tell."""
-    expected = batches_of(Noisy(COUNT), backend="process")
-    with loader_of(Lethal(COUNT, 13, tmp_path), buffer="1MB") as loader:
-        assert_same(list(loader), expected)
-        assert loader.statistics().restarts == 1
-    assert (tmp_path / "died").exists()
-
-
-class AlwaysLethal(Squares):
-    def __getitem__(self, index):
-        if index == 5:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return super().__getitem__(index)
-
-
-def test_a_batch_that_always_kills_is_an_error_that_says_where():
-    """The samples, the signal, the node."""
-    with loader_of(AlwaysLethal(COUNT)) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(WorkerDiedError, match="killed by SIGSEGV") as caught:
-            next(iterator)
-    assert "epoch 0, batch 1" in str(caught.value)
-    assert "(on node " in str(caught.value)
-
-
-def test_a_hang_is_killed():
-    """Tried again once, then an error with the stack."""
-    with loader_of(Hanging(COUNT), timeout=0.5) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds") as caught:
-            next(iterator)
-    assert "in hang" in str(caught.value)
 
 
 # ---- state --------------------------------------------------------------------------------------

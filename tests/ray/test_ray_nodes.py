@@ -132,11 +132,7 @@ def test_a_worker_needs_what_was_asked_for_and_nothing_that_is_zero():
 
 
 def options(**settings):
-    unset = dict.fromkeys(
-        ("num_workers", "timeout", "retries", "on_error", "max_failures", "limit", "version")
-    )
-    rest = {"resume": True, "metadata": "parquet", "progress": False, "backend": "ray"}
-    return PreprocessOptions(**unset | rest | settings)
+    return PreprocessOptions(**{"backend": "ray"} | settings)
 
 
 def test_the_shorthand_is_the_plain_cluster():

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from clusters import STORE_BYTES, ray, until
 from driving import make_inputs, published
+from runs import run
 from works import copy
 
 import forebay
@@ -91,10 +92,6 @@ def odd(cluster, folders):
     node = OddNode(cluster, hidden, [folders / "read_only"])
     yield node
     node.end()
-
-
-def run(work, inputs, output, **options):
-    return forebay.preprocess(work, inputs, output, progress=False, **{"backend": "ray"} | options)
 
 
 def refusal(kind, work, inputs, output):

@@ -126,12 +126,18 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_function_of_a_script_runs_on_the_nodes(cluster, tmp_path):
     """With what it uses of the script; and nothing is said but what forebay says."""
-    inputs = make_inputs(tmp_path / "in", 4)
-    code, out, err = finish(start_driver(cluster, SCRIPT, tmp_path))
+    err = check_driver(SCRIPT, cluster, tmp_path)
+    assert not [line for line in err.splitlines() if not line.startswith("forebay: ")], err
+
+
+def check_driver(source, cluster, folder):
+    """Run a driver, whose inputs must come out loud, three times over; return its stderr."""
+    inputs = make_inputs(folder / "in", 4)
+    code, out, err = finish(start_driver(cluster, source, folder))
     assert (code, out) == (0, "4\n"), err
     expected = {p.name: (p.read_text().upper() * 3).encode() for p in inputs.iterdir()}
-    assert published(tmp_path / "out") == expected
-    assert not [line for line in err.splitlines() if not line.startswith("forebay: ")], err
+    assert published(folder / "out") == expected
+    return err
 
 
 NOTEBOOK = """
@@ -157,11 +163,7 @@ print(forebay.preprocess(work, here / "in", here / "out", backend="ray").done)
 @pytest.mark.slow
 def test_a_function_of_a_notebook_runs_on_the_nodes(cluster, tmp_path):
     """Its source is in no file."""
-    inputs = make_inputs(tmp_path / "in", 4)
-    code, out, err = finish(start_driver(cluster, NOTEBOOK, tmp_path))
-    assert (code, out) == (0, "4\n"), err
-    expected = {p.name: (p.read_text().upper() * 3).encode() for p in inputs.iterdir()}
-    assert published(tmp_path / "out") == expected
+    check_driver(NOTEBOOK, cluster, tmp_path)
 
 
 @pytest.mark.slow

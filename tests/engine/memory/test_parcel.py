@@ -35,13 +35,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 
 
 @pytest.fixture
-def slab():
-    slab = Slab()
-    yield slab
-    slab.close()
-
-
-@pytest.fixture
 def packer(slab):
     packer = Packer(slab)
     yield packer

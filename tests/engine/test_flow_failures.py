@@ -1,0 +1,227 @@
+"""The flow when tasks and workers fail: who is blamed, what is tried again, and when it ends."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import BOOM, CRASH, Script, started
+
+from forebay.engine.events import (
+    AlarmRang,
+    Cause,
+    DeliverResult,
+    Finish,
+    GiveUp,
+    KillWorker,
+    ReportFailure,
+    ReportRetry,
+    SendTasks,
+    SetAlarm,
+    StartWorker,
+    TaskFailed,
+    TaskFinished,
+    TasksForgotten,
+    TasksQueued,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.engine.flow import MAX_FRUITLESS_DEATHS
+
+
+def test_a_dead_worker_blames_its_first_unanswered_task_alone() -> None:
+    """Tasks queued behind the one that ran are innocent and go to others."""
+    script = started(200, group_s=0.05, max_group=100, retries=0)
+    script.finish(0, 0, seconds=0.01)
+    held = script.held_by(0)
+    assert len(held) > 1
+    script.say(WorkerDied(0, CRASH))
+    assert [failure.task for failure in script.of(ReportFailure)] == [held[0]]
+    script.say(WorkerStarted(2))
+    assert script.held_by(2)[0] == held[1]
+
+
+def test_a_dead_worker_is_replaced() -> None:
+    """As many workers as before, under new numbers."""
+    script = started(10)
+    script.say(WorkerDied(0, CRASH))
+    assert [command.worker for command in script.of(StartWorker)] == [0, 1, 2]
+
+
+def test_an_idle_worker_that_dies_blames_nobody() -> None:
+    """Without an unanswered task there is no suspect."""
+    script = started(1)
+    script.say(WorkerDied(1, CRASH))
+    assert script.of(ReportFailure) == script.of(ReportRetry) == []
+
+
+def test_a_blameless_death_costs_no_attempt() -> None:
+    """A lost host is nobody's fault: the task goes out again as the same attempt."""
+    script = started(2, retries=0)
+    script.say(WorkerDied(0, CRASH, blameless=True))
+    script.say(WorkerStarted(2))
+    assert script.of(SendTasks)[-1] == SendTasks(2, ((0, 1),))
+
+
+def test_an_exception_is_tried_again_as_often_as_allowed() -> None:
+    """`retries` more tries, then the failure is final."""
+    script = started(1, retries=1, num_workers=1)
+    script.say(TaskFailed(0, 0, 1, BOOM, 0.1))
+    assert script.of(ReportRetry) == [ReportRetry(0, 1, BOOM)]
+    script.say(TaskFailed(0, 0, 2, BOOM, 0.1))
+    assert script.of(ReportFailure) == [ReportFailure(0, 2, 0.1, BOOM)]
+    assert script.of(Finish) == [Finish()]
+
+
+def test_a_final_failure_is_not_tried_again() -> None:
+    """A missing file will be missing next time."""
+    script = started(1, retries=5, num_workers=1)
+    script.say(TaskFailed(0, 0, 1, BOOM, 0.1, final=True))
+    assert script.of(ReportFailure) == [ReportFailure(0, 1, 0.1, BOOM)]
+
+
+def test_a_suspect_is_tried_again_alone_after_everything_else() -> None:
+    """While a suspect runs nothing else does, so a second death is its own."""
+    script = started(3, retries=1)
+    script.say(WorkerDied(0, CRASH))
+    script.say(WorkerStarted(2))
+    assert script.of(SendTasks)[-1] == SendTasks(2, ((2, 1),))
+    script.finish(2, 2)
+    assert len(script.of(SendTasks)) == 3, "worker 1 still runs: not alone yet"
+    script.finish(1, 1)
+    assert script.of(SendTasks)[-1].tasks == ((0, 2),)
+    alone = script.of(SendTasks)[-1].worker
+    script.say(WorkerDied(alone, CRASH))
+    assert script.of(ReportFailure) == [ReportFailure(0, 2, 0.0, CRASH)]
+    assert script.of(Finish) == [Finish()]
+
+
+def test_many_suspects_are_tried_before_the_rest() -> None:
+    """Once `max_suspects` wait, fresh work pauses for them."""
+    script = started(10, retries=1, max_suspects=1)
+    script.say(WorkerDied(0, CRASH))
+    script.say(WorkerStarted(2))
+    assert len(script.of(SendTasks)) == 2, "a suspect waits, so nothing new begins"
+    script.finish(1, 1)
+    assert script.of(SendTasks)[-1].tasks == ((0, 2),)
+
+
+def test_a_hang_is_killed_and_blamed_as_a_timeout() -> None:
+    """The alarm condemns the worker; its death names the task and carries the stack."""
+    script = started(2, timeout_s=5.0)
+    assert script.of(SetAlarm) == [SetAlarm(5.0)]
+    script.finish(1, 1)
+    assert KillWorker(0) in script.say(AlarmRang(), at=5.0)
+    script.say(WorkerDied(0, Cause("crash", "WorkerDiedError", "SIGKILL", "the stack")))
+    (failure,) = script.of(ReportFailure)
+    assert failure.task == 0
+    assert (failure.cause.kind, failure.cause.traceback) == ("timeout", "the stack")
+    assert "timeout=5 s" in failure.cause.message
+
+
+def test_who_only_waited_for_the_one_that_hangs_is_not_blamed() -> None:
+    """A pool that knows so says it of the death that it was ordered to cause."""
+    script = started(2, timeout_s=5.0, retries=0)
+    script.say(AlarmRang(), at=6.0)
+    assert script.of(KillWorker) == [KillWorker(0), KillWorker(1)]
+    script.say(WorkerDied(0, CRASH))
+    script.say(WorkerDied(1, CRASH, blameless=True))
+    assert [failure.task for failure in script.of(ReportFailure)] == [0]
+    script.say(WorkerStarted(2))
+    assert script.held_by(2) == [1]
+
+
+def test_time_in_the_queue_is_not_time_in_the_task() -> None:
+    """A task's clock starts when the one before it was answered."""
+    script = started(300, timeout_s=5.0, group_s=0.05, max_group=100)
+    script.say(TaskFinished(0, 0, 1, "r", 1, 0.001), at=4.0)
+    assert script.say(AlarmRang(), at=5.0) == [KillWorker(1), SetAlarm(9.0)]
+
+
+def test_an_answer_that_overtakes_the_kill_counts() -> None:
+    """A task answered after its worker was condemned is done, and nobody is blamed."""
+    script = started(2, timeout_s=5.0)
+    script.say(AlarmRang(), at=5.0)
+    script.finish(0, 0)
+    script.say(WorkerDied(0, CRASH))
+    assert [result.task for result in script.of(DeliverResult)] == [0]
+    assert script.of(ReportFailure) == []
+
+
+def test_late_answers_are_dropped() -> None:
+    """An answer from a worker that is gone, or for an attempt that is over, changes nothing."""
+    script = started(2, retries=1)
+    script.say(WorkerDied(0, CRASH))
+    assert script.finish(0, 0) == []
+    assert script.finish(1, 1, attempt=7) == []
+    assert script.finish(99, 1) == []
+    assert script.of(DeliverResult) == []
+
+
+def test_a_job_that_cannot_be_set_up_ends_the_run() -> None:
+    """An exception before the first task will not go away by starting again."""
+    script = Script(3)
+    assert GiveUp(BOOM) in script.say(WorkerDied(0, BOOM))
+
+
+def test_workers_that_keep_dying_without_an_answer_end_the_run() -> None:
+    """Starting workers for ever would be a hang."""
+    script = Script(3, num_workers=1)
+    for number in range(MAX_FRUITLESS_DEATHS):
+        script.say(WorkerDied(number, CRASH))
+    assert script.of(GiveUp) == [GiveUp(CRASH)]
+
+
+def test_workers_that_die_together_are_one_misfortune() -> None:
+    """A host of many workers may be lost, and their replacements do the work."""
+    many = 3 * MAX_FRUITLESS_DEATHS
+    script = Script(many, num_workers=many)
+    for number in range(many):
+        script.say(WorkerStarted(number))
+    for number in range(many):
+        script.say(WorkerDied(number, CRASH, blameless=True))
+    for number in range(many, 2 * many):
+        script.say(WorkerStarted(number))
+    for number in range(many, 2 * many):
+        (task,) = script.held_by(number)
+        script.finish(number, task)
+    assert script.of(GiveUp) == []
+    assert len(script.of(DeliverResult)) == many
+
+
+def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:
+    """Each death is laid to a task and used up, however many come in a row."""
+    script = Script(3 * MAX_FRUITLESS_DEATHS, num_workers=1, retries=0)
+    for number in range(3 * MAX_FRUITLESS_DEATHS):
+        script.say(WorkerStarted(number))
+        script.say(WorkerDied(number, CRASH))
+    assert script.of(GiveUp) == []
+    assert len(script.of(ReportFailure)) == 3 * MAX_FRUITLESS_DEATHS
+    assert script.of(Finish) == [Finish()]
+
+
+@pytest.mark.parametrize("lanes_end", [True, False])
+def test_what_ends_a_lane_ends_what_waits_there(lanes_end: bool) -> None:
+    """An iterator that raised is over: its other batches fail at once, those of others do not."""
+    script = started(
+        6, (0, 1, 0, 1, 0, 1), in_order=True, all_workers=True, retries=0, lanes_end=lanes_end
+    )
+    script.say(TaskFailed(0, 0, 1, BOOM, 1.0))
+    assert script.of(ReportFailure)[0].task == 0
+    for task in (1, 3, 5):
+        script.finish(1, task)
+    if lanes_end:
+        script.say(TaskFailed(0, 2, 1, BOOM, 1.0))  # it had this one already
+    else:
+        script.finish(0, 2)
+        script.finish(0, 4)
+    failed = [command.task for command in script.of(ReportFailure)]
+    assert failed == ([0, 2, 4] if lanes_end else [0])
+    assert script.of(Finish) == [Finish()]
+
+
+def test_a_lane_that_ended_is_open_again_once_its_tasks_are_forgotten() -> None:
+    """The next epoch has an iterator of its own."""
+    script = started(4, (0, 1, 0, 1), in_order=True, all_workers=True, retries=0, lanes_end=True)
+    script.say(TaskFailed(0, 0, 1, BOOM, 1.0))
+    script.say(TasksForgotten(4))
+    script.say(TasksQueued((4, 5), ended=True, lanes=(0, 1)))
+    assert script.of(SendTasks)[-2:-1] == [SendTasks(0, ((4, 1),))]
