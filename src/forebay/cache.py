@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from forebay.caching.work import ShardWork, told
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import ChangedError, FailuresError, InputError, OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.listing import Listing
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.places import local_path
-from forebay.jobs.records import Input
+from forebay.jobs.ranges import ranges
 from forebay.jobs.report import Report
 from forebay.jobs.seeds import generators_kept, seed_everything
 from forebay.options import PreprocessOptions, Ray
@@ -106,10 +105,7 @@ def cache(
         timeout=timeout,
         retries=retries,
         on_error="skip",
-        max_failures=None,
-        limit=None,
         resume=resume,
-        metadata="parquet",
         version=version,
         progress=progress,
     )
@@ -212,7 +208,7 @@ def _made(
     Index.remove(private)  # until all is there again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # those of a run that was killed
-    session.enrol(_listing(plan))
+    session.enrol(ranges(plan.samples, plan.per_shard))
     # A dataset that is shorter now leaves no shard behind.
     ledger.mark_todo([ordinal for _, _, ordinal in ledger.outputs() if ordinal < 0])
     session.settle()
@@ -302,15 +298,6 @@ def _lost(session: Session) -> list[int]:
         else:
             check_size(Path(session.folder.locate(name)), there, size)
     return lost
-
-
-def _listing(plan: Plan) -> Listing:
-    def rows() -> Iterator[Input]:
-        for first in range(0, plan.samples, plan.per_shard):
-            count = min(plan.per_shard, plan.samples - first)
-            yield Input("", json.dumps({"first": first, "count": count}))
-
-    return Listing("rows", ("first", "count"), f"a Dataset of {plan.samples} samples", rows)
 
 
 def _all_told(report: Report, plan: Plan, marks: Path) -> str:

@@ -56,3 +56,9 @@ class SampleTimeoutError(ForebayError, TimeoutError):
 
 class WorkerDiedError(ForebayError, RuntimeError):
     """A worker died; the message names its signal or exit code and what it was doing."""
+
+
+def shortened(value: object) -> str:
+    """Return a value as text, not too long for a message."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + " ..."

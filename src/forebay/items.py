@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, shortened
 from forebay.jobs.listing import list_inputs
-from forebay.jobs.manifest import SUFFIXES, open_manifest
-from forebay.jobs.table import GROUP_ROWS, read_table
+from forebay.jobs.manifest import open_manifest
+from forebay.jobs.table import GROUP_ROWS, find_table, read_table
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
     import pyarrow
 
 # What `preprocess` calls its table, and the column in it that names an output.
-_TABLE, _OUTPUT = "metadata", "destination"
+_OUTPUT = "destination"
 
 
 class ItemDataset(Dataset[Any]):
@@ -72,7 +72,7 @@ class ItemDataset(Dataset[Any]):
                 return sample
             return sample, self._labels(item) if callable(self._labels) else self._labels[place]
         except Exception as error:
-            error.add_note(f"forebay: it was raised for item {place}: {_shortened(item)}")
+            error.add_note(f"forebay: it was raised for item {place}: {shortened(item)}")
             raise
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ def from_table(
     _check_load(load, optional=True)
     folder, name = None, "from_table: the table"
     if isinstance(table, str | os.PathLike):
-        path = _table_path(Path(table).expanduser().absolute())
+        path = find_table(table).absolute()
         folder, name = str(path.parent), f"from_table: {path}"
         table = _read(path)
     columns = list(table.column_names)
@@ -177,7 +177,7 @@ def from_ids(
     _check_load(load)
     if isinstance(ids, str | bytes):
         raise OptionError(
-            f"from_ids takes many IDs; got one text, {_shortened(ids)}\n  Put it into a list."
+            f"from_ids takes many IDs; got one text, {shortened(ids)}\n  Put it into a list."
         )
     if isinstance(ids, set | frozenset):  # its order changes from run to run
         ids = sorted(ids, key=str)
@@ -245,27 +245,6 @@ def _load_row(
     return row if load is None else load(row)
 
 
-def _table_path(path: Path) -> Path:
-    """Return the file of a table that is named by itself or by the folder that it is in."""
-    if path.is_dir():
-        tables = [one for suffix in SUFFIXES if (one := path / f"{_TABLE}{suffix}").is_file()]
-        if len(tables) == 1:
-            return tables[0]
-        found = " and ".join(one.name for one in tables) or "no metadata table"
-        raise InputError(
-            f"from_table: the folder {path} has {found}\n"
-            f"  An output folder of preprocess has one of {_TABLE}{{{','.join(SUFFIXES)}}}. Name "
-            "the file itself."
-        )
-    if path.suffix not in SUFFIXES or not path.is_file():
-        what = "is no table" if path.exists() else "does not exist"
-        raise InputError(
-            f"from_table: {path} {what}\n  It takes a file ending in {', '.join(SUFFIXES)}, or an "
-            "output folder of preprocess. One that lies elsewhere may be given as pyarrow.Table."
-        )
-    return path
-
-
 def _read(path: Path) -> pyarrow.Table:
     try:
         return read_table(path)
@@ -283,8 +262,3 @@ def _read(path: Path) -> pyarrow.Table:
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=GROUP_ROWS):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _shortened(item: object) -> str:
-    text = repr(item)
-    return text if len(text) <= 200 else text[:200] + " ..."

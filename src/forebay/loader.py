@@ -5,7 +5,8 @@ DataLoader ── iter ──> ArrayIterator    tensors in memory
 │                  torch's own      torch's arguments alone, without workers
 └──────────────>   StreamIterator   buffer, seed, on_error or backend were named
 
-Long because it repeats every argument of torch's class, for the signature and the documentation.
+Long because all that a user may call on a loader stands here, and because it repeats every argument
+of torch's class, for the signature and the documentation.
 """
 
 from __future__ import annotations

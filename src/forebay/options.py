@@ -65,21 +65,24 @@ class Ray:
 class PreprocessOptions:
     """How `forebay.preprocess` runs; its docstring says what each setting means.
 
+    The defaults are those of `forebay.preprocess`: a verb that is built on it names only what it
+    does otherwise.
+
     Raises:
         OptionError: A setting is impossible, or two contradict each other.
     """
 
-    num_workers: int | None
-    backend: str | Ray
-    timeout: float | None
-    retries: int | None
-    on_error: str | None
-    max_failures: int | float | None
-    limit: int | None
-    resume: bool
-    metadata: str
-    version: str | None
-    progress: bool
+    num_workers: int | None = None
+    backend: str | Ray = "process"
+    timeout: float | None = None
+    retries: int | None = None
+    on_error: str | None = None
+    max_failures: int | float | None = None
+    limit: int | None = None
+    resume: bool = True
+    metadata: str = "parquet"
+    version: str | None = None
+    progress: bool = True
 
     def __post_init__(self) -> None:
         """Check each setting by itself, then those that bear on each other."""

@@ -117,10 +117,7 @@ def predict(
         timeout=source.timeout * source.batches_in_part or None if makes else None,
         retries=1 if makes else 0,
         on_error="raise",
-        max_failures=None,
-        limit=None,
         resume=resume,
-        metadata="parquet",
         version=version,
         progress=progress,
     )

@@ -145,10 +145,6 @@ def retry(
         timeout=timeout,
         retries=retries,
         on_error="skip",
-        max_failures=None,
-        limit=None,
-        resume=True,
-        metadata="parquet",
         version=version,
         progress=progress,
     )

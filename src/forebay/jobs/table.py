@@ -1,9 +1,10 @@
-"""The metadata table in Arrow's terms, and reading it back from each of its formats."""
+"""The metadata table in Arrow's terms: finding it, and reading it back from each of its formats."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,12 +13,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError
+from forebay.jobs.manifest import SUFFIXES
 from forebay.jobs.schema import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
 
 if TYPE_CHECKING:
     import pyarrow
 
 GROUP_ROWS = 65_536
+
+
+def find_table(table: str | os.PathLike[str]) -> Path:
+    """Return the path of a metadata table, given itself or the folder that it lies in.
+
+    Raises:
+        InputError: There is none.
+    """
+    path = Path(table).expanduser()
+    if path.is_dir():
+        names = [f"metadata{suffix}" for suffix in SUFFIXES]
+        tables = [name for name in names if (path / name).is_file()]
+        if len(tables) != 1:
+            raise InputError(
+                f"the folder {str(path)!r} holds {' and '.join(tables) or 'no metadata table'}\n"
+                f"  An output folder of preprocess holds one of {', '.join(names)}. Name the table "
+                "itself."
+            )
+        path /= tables[0]
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        what = "is no table" if path.exists() else "does not exist"
+        raise InputError(
+            f"{str(path)!r} {what}\n"
+            f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
+            "wrote one to."
+        )
+    return path
 
 
 def read_table(path: Path) -> pyarrow.Table:
@@ -28,7 +57,7 @@ def read_table(path: Path) -> pyarrow.Table:
     written like that, and an empty cell is null.
     """
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
-    reader = readers.get(path.suffix)
+    reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
         what = "is no metadata table" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: looked for a file ending in {sorted(readers)}")

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data._utils import pin_memory
 
 from forebay.engine.events import Cause
-from forebay.errors import WorkerDiedError
+from forebay.errors import WorkerDiedError, shortened
 from forebay.loading.feed import Feed, Taken
 from forebay.loading.handles import WorkerHandle
 from forebay.loading.local import QuickNext
@@ -143,8 +143,7 @@ def _raise(raised: Raised) -> None:
 
 def _died(cause: Cause, order: Order, timeout: float) -> Exception:
     """Say why a batch could not be made however often it was tried."""
-    text = repr(order.index)
-    samples = f"samples {text if len(text) <= 200 else text[:200] + ' ...'}"
+    samples = f"samples {shortened(order.index)}"
     after = "with the next one"
     here = f"num_workers=0 or, with a seed, loader.replay(epoch={order.epoch}, batch={order.batch})"
     if order.index is None or (isinstance(order.index, list) and None in order.index):

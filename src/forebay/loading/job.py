@@ -22,6 +22,7 @@ from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
+from forebay.errors import shortened
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
 from forebay.loading.recipe import (
     ENDED,
@@ -298,12 +299,6 @@ def notes_for(order: Order, index: Any, where: str, seed: int | None) -> tuple[s
         return (note,)
     again = f"loader.replay(epoch={order.epoch}, batch={order.batch})"
     return (note, f"forebay: {again} makes the same batch in this process, for a debugger")
-
-
-def shortened(index: Any) -> str:
-    """Return indices as text, not too long for a message."""
-    text = repr(index)
-    return text if len(text) <= 200 else text[:200] + " ..."
 
 
 def holder_of_epoch(dataset: Any) -> Any:

@@ -23,9 +23,9 @@ from torch.utils.data.dataloader import (
 )
 
 from forebay.collating.rules import collated
+from forebay.errors import shortened
 from forebay.loading.fetch import slicing
 from forebay.loading.handles import WorkerHandle
-from forebay.loading.job import shortened
 from forebay.loading.recipe import Lane
 from forebay.loading.state import Place, begun
 

@@ -15,9 +15,10 @@ from torch.utils.data import IterableDataset, default_collate
 
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
+from forebay.jobs.table import find_table
 from forebay.options import Ray, check_backend, cluster_of, usable_cores
 from forebay.predicting.source import Source
-from forebay.predicting.table import find_table, open_table
+from forebay.predicting.table import open_table
 
 BATCH_SIZE = 64
 # Arguments of a loader that say how its workers work.
