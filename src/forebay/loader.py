@@ -2,6 +2,7 @@
 
 DataLoader ── iter ──> ArrayIterator    tensors in memory
 │                  LaneIterator     torch's arguments alone, with workers
+│                  AheadIterator    an iterable dataset and a buffer
 │                  torch's own      torch's arguments alone, without workers
 └──────────────>   StreamIterator   buffer, seed, on_error or backend were named
 
@@ -43,6 +44,7 @@ from torch.utils.data.dataloader import (
 
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
+from forebay.loading.ahead import AheadIterator
 from forebay.loading.buffer import MOST_BATCHES, Buffer
 from forebay.loading.crew import Workers
 from forebay.loading.epochs import Watches
@@ -116,7 +118,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             the samples depend on who came first.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after the death of a worker
-            and after a resume. `random`, numpy and torch are seeded for each sample.
+            and after a resume. `random`, numpy and torch are seeded for each sample; for an
+            iterable dataset for each worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`.
 
     Raises:
@@ -178,6 +181,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         is_map = not isinstance(dataset, IterableDataset)
         named = seed is not None or self.buffer is not None or self._skips or backend != "process"
         self._streams = is_map and named
+        if not is_map and cluster_of(backend) is not None:
+            raise OptionError(
+                "an iterable dataset cannot have backend='ray': only samples that can be asked for "
+                "one by one can be shared out among nodes\n"
+                "  Nothing was started. Use a map-style dataset (__getitem__ and __len__), or "
+                "backend='process', whose workers are on this machine."
+            )
         if not is_map and (self._skips or backend != "process"):
             raise OptionError(
                 f"an iterable dataset cannot have backend={backend!r} with on_error={on_error!r}: "
@@ -217,7 +227,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        watched = holder_of_epoch(dataset) if self._streams else None
+        watched = holder_of_epoch(dataset) if self._streams or self.buffer is not None else None
         self._watches = Watches(self._whole_sampler if self._streams else None, watched)
 
     # ---- iterating -----------------------------------------------------------------------------
@@ -234,13 +244,23 @@ class DataLoader(TorchDataLoader[_T_co]):
         if place is not None and place.generator is not None:
             set_generator(generator, place.generator)
         carried = carried_by(self._whole_sampler)
-        keeps_workers = self.persistent_workers and self._iterator is not None
+        keeps_workers = self._keeps_workers and self._iterator is not None
         state = state_of_generator(generator)
         self._place = Place(self._epoch, state, carried, keeps_workers=keeps_workers)
         self._epoch += 1
         if self._dataset_kind == _DatasetKind.Iterable and has_state(self.dataset):
             self._place.lanes = [Lane() for _ in range(max(self.num_workers, 1))]
-        return super().__iter__()
+        return self._begin_pass()
+
+    def _begin_pass(self) -> Any:
+        """Begin a pass by torch's rules; those of workers that persist have one iterator."""
+        if not (self._keeps_workers and self.num_workers):
+            return self._get_iterator()
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
 
     def _go_on(self, place: Place) -> Any:
         """Begin a pass again, as it was begun, without what was handed out."""
@@ -250,7 +270,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             set_generator(self._drawn_from, place.generator)
             if place.lanes and not self.num_workers and place.lanes[0].dataset is not None:
                 self.dataset.load_state_dict(place.lanes[0].dataset)  # type: ignore[attr-defined]
-            iterator: Any = super().__iter__()
+            iterator: Any = self._begin_pass()
             iterator.draw_order()
             if self._dataset_kind == _DatasetKind.Iterable and not place.lanes:
                 count, place.batch = place.batch, 0
@@ -291,9 +311,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self.num_workers == 0:
             return PlainIterator(self)
         self.check_worker_number_rationality()
-        one_pass = LaneIterator(self)
+        one_pass = LaneIterator(self) if self.buffer is None else AheadIterator(self)
         self._passes.add(one_pass)
         return one_pass
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn, as torch does, of more workers than this machine has cores, if they are on it."""
+        if cluster_of(self.backend) is None:
+            super().check_worker_number_rationality()
 
     def _may_prefetch_more(self) -> bool:
         """Tell whether nobody can notice that more batches are under way than torch would have."""
@@ -472,6 +497,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._stream is not None:
             orders = list(self._stream.orders)[:count]
             return [(order.epoch, order.batch) for _, order in orders]
+        if isinstance(self._iterator, AheadIterator):
+            return self._iterator.ready()
         epoch, batch = self._position()
         return [(epoch, batch + each) for each in range(count)] if self.in_order else []
 

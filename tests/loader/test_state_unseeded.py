@@ -21,7 +21,7 @@ from streams import (
 )
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
-from forebay import DataLoader, OptionError
+from forebay import Buffer, DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -185,31 +185,33 @@ def firsts(batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(
-    ("sizes", "persistent"),
-    [((9,), False), ((9, 8), False), ((9, 2, 6), True), ((0, 5, 5), False)],
+    ("sizes", "arguments"),
+    [
+        ((9,), {}),
+        ((9,), {"drop_last": True}),
+        ((9, 8), {}),
+        ((9, 2, 6), {"persistent_workers": True, "drop_last": True}),
+        ((0, 5, 5), {}),
+        ((9, 2, 6), {"buffer": "1MB"}),
+        ((0, 5, 5), {"buffer": Buffer(max_batches=3), "drop_last": True}),
+    ],
+    ids=str,
 )
-def test_iterable_datasets_with_a_state_go_on_in_each_worker(sizes, drop_last, persistent):
-    """At every batch, without walking again what was walked; and the next epoch is whole."""
+def test_iterable_datasets_with_a_state_go_on_in_each_worker(sizes, arguments):
+    """At any batch, without walking again what was walked; and the next epoch is whole."""
     workers = len(sizes) if len(sizes) > 1 else 0
 
     def make():
-        return DataLoader(
-            Walk(*sizes),
-            batch_size=2,
-            num_workers=workers,
-            drop_last=drop_last,
-            persistent_workers=persistent and workers > 0,
-        )
+        return DataLoader(Walk(*sizes), batch_size=2, num_workers=workers, **arguments)
 
     expected = [firsts(epoch) for epoch in epochs_of(make(), 2)]
     states = []
     with make() as loader:
         for _ in loader:
             states.append(loader.state_dict())
-    for batches, state in enumerate(states, 1):
-        with resumed(state, make) as again:
+    for batches in {1, len(states) // 2, len(states) - 1, len(states)}:
+        with resumed(states[batches - 1], make) as again:
             rest = list(again)
             assert firsts(rest) == expected[0][batches:]
             assert all(batch[0, 1] <= sum(sizes) - 2 for batch in rest)

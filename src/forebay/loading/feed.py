@@ -32,7 +32,7 @@ from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
 from forebay.loading.buffer import warn_of_full_disk
 from forebay.loading.crew import Workers, pool_for
-from forebay.loading.recipe import Made, Placed, Recipe
+from forebay.loading.recipe import LaneEnded, Made, Placed, Recipe
 from forebay.loading.statistics import Tally
 
 RELEASED_TOGETHER = 16
@@ -81,6 +81,7 @@ class Feed:
         self._ready: deque[DeliverResult | ReportFailure] = deque()
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
+        self.ended: dict[int, int] = {}  # by lane: the last task that found it at its end
         self._directory = workers.directory
         occupy_standard_descriptors()
         shares = workers.backend in ("process", "ray")
@@ -134,6 +135,14 @@ class Feed:
     def ready(self) -> int:
         """Return how many results wait to be taken."""
         return len(self._ready)
+
+    def ready_batches(self) -> list[int]:
+        """Return the tasks of the results that wait, in order, without those that say the end."""
+        return [
+            each.task
+            for each in self._ready
+            if not (isinstance(each, DeliverResult) and isinstance(each.result, LaneEnded))
+        ]
 
     @property
     def in_flight(self) -> int:
@@ -237,6 +246,8 @@ class Feed:
                     self._settle(outcome)
                     self._tally.came(outcome)
                     self._ready.append(outcome)
+                    if isinstance(outcome.result, LaneEnded):
+                        self.ended[outcome.result.lane] = outcome.task
                 case ReportFailure():
                     self._free(outcome.task)
                     self._tally.came(outcome)

@@ -61,7 +61,7 @@ class BatchJob:
         self._recipe = recipe
         self._guard = guard
         self._lane = 0
-        self._epoch = 0
+        self._begun: tuple[int, int | None] | None = None
         self._dataset_epoch: int | None = None
         self._maps: MapFetcher | None = None
         self._iterates: IterableFetcher | None = None
@@ -149,9 +149,13 @@ class BatchJob:
             state = recipe.lanes[self._lane].dataset
             if state is not None:
                 recipe.dataset.load_state_dict(state)
-        if self._iterates is None or order.epoch != self._epoch:
-            self._epoch = order.epoch
+        # An epoch that was begun ahead is begun anew where `set_epoch` was called otherwise.
+        if self._iterates is None or (order.epoch, order.dataset_epoch) != self._begun:
+            self._begun = order.epoch, order.dataset_epoch
             self._tell_epoch(order)
+            # worker_init_fn has the last word on how the first one begins.
+            if order.lane_seed is not None and order.epoch != recipe.first_epoch:
+                seed_worker(order.lane_seed, self._lane)
             self._seed_pipe(order)
             self._iterates = IterableFetcher(self._recipe)
             self._read_again(order)

@@ -1,12 +1,7 @@
-"""One pass by torch's rules: batch k is made by worker k mod num_workers, from its own seeds.
-
-Iterable datasets are read this way even with a buffer: each worker has a part of its own, so there
-is nothing to hand out but turns.
-"""
+"""One pass by torch's rules: batch k is made by worker k mod num_workers, from its own seeds."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -14,13 +9,11 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from forebay.engine.engine import NewTask
 from forebay.engine.limits import Limits
-from forebay.loading.buffer import MOST_BATCHES, Buffer
 from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.handles import WorkerHandle
 from forebay.loading.iterators import RETRIES, BatchIterator
 from forebay.loading.recipe import LaneEnded, Made, Order
 from forebay.loading.state import Place
-from forebay.loading.stream import LOOKAHEAD
 from forebay.plan.seeds import WORKER, seed_of
 
 # Where batches are tiny, so many orders a worker, and how long making such a batch takes.
@@ -44,10 +37,8 @@ class LaneIterator(BatchIterator):
         self._most_depth = self._depth
         if loader._may_prefetch_more():
             self._most_depth = max(self._depth, TINY_DEPTH * self._num_workers)
-        self._buffer: Buffer | None = loader.buffer
-        if self._buffer is not None:
-            depth = self._buffer.max_batches or LOOKAHEAD
-            self._usual_depth = self._depth = self._most_depth = depth
+        self._seed: int | None = loader.seed
+        self._persistent_workers = loader._keeps_workers
         self._place: Place = loader._place
         self._open(loader)
         self._begin()
@@ -55,14 +46,17 @@ class LaneIterator(BatchIterator):
     def _open(self, loader: Any) -> None:
         """Start workers that have no orders yet."""
         self._key = 0
-        buffer = self._buffer
-        is_counted = buffer is None or buffer.max_batches is not None
-        limits = Limits(
+        seed = self._epoch_seed(self._place.epoch)
+        base_seed = int(self._base_seed) if seed is None else seed
+        recipe = loader._recipe(base_seed, self._shared_seed)
+        self._feed = loader._open_feed(recipe, self._limits(), keeps_tasks=True)
+        self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
+
+    def _limits(self) -> Limits:
+        return Limits(
             num_workers=self._num_workers,
             # What is out is bounded by its number here, so that no lane waits for another's slot.
-            slots=self._most_depth * 2 + RELEASED_TOGETHER if is_counted else MOST_BATCHES,
-            max_bytes=None if buffer is None or buffer.max_bytes is None else int(buffer.max_bytes),
-            refill_below=None if buffer is None or is_counted else buffer.low_mark(),
+            slots=self._most_depth * 2 + RELEASED_TOGETHER,
             in_order=self._in_order,
             retries=RETRIES,
             timeout_s=self._timeout or None,
@@ -71,20 +65,15 @@ class LaneIterator(BatchIterator):
             all_workers=True,
             lanes_end=self._dataset_kind == _DatasetKind.Iterable,
         )
-        base_seed = int(self._base_seed)
-        if loader.seed is not None:  # an iterable dataset: no place of a sample to seed it by
-            base_seed = seed_of(loader.seed, WORKER, loader._place.epoch) >> 2
-        self._feed = loader._open_feed(
-            loader._recipe(base_seed, self._shared_seed), limits, keeps_tasks=True
-        )
-        self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
+
+    def _epoch_seed(self, epoch: int) -> int | None:
+        """Return what the workers begin an epoch with: a sample has no place to seed it by."""
+        return None if self._seed is None else seed_of(self._seed, WORKER, epoch) >> 2
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._place, self._index_sampler = loader._place, loader._index_sampler
         super()._reset(loader, first_iter)
-        if self._feed.is_open:
-            self._feed.forget(self._key)
-        else:
+        if not self._feed.is_open:
             self._open(loader)
         self._begin()
 
@@ -92,14 +81,32 @@ class LaneIterator(BatchIterator):
         """Nothing: the first orders are out already."""
 
     def _begin(self) -> None:
-        self._batch = self._place.batch
-        self._next_lane = self._place.next_lane
+        """Put the first orders of the pass."""
+        if self._key:
+            self._feed.forget(self._key)
         ended = {number for number, lane in enumerate(self._place.lanes) if lane.ended}
         self._active = [lane not in ended for lane in range(self._num_workers)]
-        self._turns = [0] * self._num_workers
         self._orders: dict[int, tuple[int, Order]] = {}
-        self._ended = False
+        self._plan(self._place.epoch, self._place.batch, self._place.next_lane)
         self._put(self._depth)
+
+    def _plan(self, epoch: int, batch: int = 0, next_lane: int = 0) -> None:
+        """Let orders be of an epoch, from a batch on that a lane is to make."""
+        self._planned, self._batch, self._next_lane = epoch, batch, next_lane
+        self._turns = [0] * self._num_workers
+        self._ended = False
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing more of the pass is to come."""
+        return not self._orders
+
+    def _has_more(self, lane: int) -> bool:
+        """Tell whether there is something to order from a lane."""
+        return self._active[lane]
+
+    def _dataset_epoch(self) -> int | None:
+        """Return what to give to the `set_epoch` of the workers' datasets."""
+        return None
 
     def _new_task(self) -> NewTask | None:
         """Read the sampler once more, for the next lane whose turn it is."""
@@ -112,7 +119,15 @@ class LaneIterator(BatchIterator):
         if lane is None:
             return None
         shared_seed = self._shared_seed if isinstance(self._dataset, IterDataPipe) else None
-        order = Order(index, self._place.epoch, self._batch, None, shared_seed, self._turns[lane])
+        order = Order(
+            index,
+            self._planned,
+            self._batch,
+            self._dataset_epoch(),
+            shared_seed,
+            self._turns[lane],
+            self._epoch_seed(self._planned),
+        )
         self._turns[lane] += 1
         task = NewTask(self._key, order, lane)
         self._orders[self._key] = lane, order
@@ -124,7 +139,7 @@ class LaneIterator(BatchIterator):
         for _ in range(self._num_workers):
             lane = self._next_lane
             self._next_lane = (lane + 1) % self._num_workers
-            if self._active[lane] and (self._in_order or self._has_room(lane)):
+            if self._has_more(lane) and (self._in_order or self._has_room(lane)):
                 return lane
         return None
 
@@ -138,9 +153,6 @@ class LaneIterator(BatchIterator):
 
     def _put_next(self, result: Any) -> None:
         """Put orders in the place of the one that was answered with `result`."""
-        if self._buffer is not None:
-            self._put(_missing(self._buffer, len(self._orders), self._feed.ready()))
-            return
         if self._depth == self._most_depth == self._usual_depth:
             self._put(1)
             return
@@ -152,7 +164,7 @@ class LaneIterator(BatchIterator):
             self._put(missing)
 
     def _following(self) -> Any:
-        while self._orders:
+        while not self._is_over():
             taken = self._feed.take()
             lane, order = self._orders.pop(taken.task)
             if isinstance(taken.result, LaneEnded) or not self._active[lane]:
@@ -171,16 +183,6 @@ class LaneIterator(BatchIterator):
         if not self._persistent_workers:
             self._shutdown_workers()
         raise StopIteration
-
-
-def _missing(buffer: Buffer, out: int, ready: int) -> int:
-    """Return how many orders to put, with `out` of them out and `ready` of those answered."""
-    if buffer.max_batches is not None:
-        low = buffer.low_mark()
-        below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
-        return buffer.max_batches - out if out < below else 0
-    short = LOOKAHEAD - (out - ready)
-    return short if short >= LOOKAHEAD // 8 else 0  # many at a time
 
 
 def is_tiny_batch(made: Made) -> bool:

@@ -60,6 +60,11 @@ class PumpedFeed(Feed):
         while not done.wait(1.0) and not self._over:
             pass
 
+    def ready_batches(self) -> list[int]:
+        """Return the tasks of the results that wait, in order, without those that say the end."""
+        with self._arrived:
+            return super().ready_batches()
+
     def look(self, seconds: float) -> None:
         """Wait a little: the thread sees to everything."""
         with self._arrived:

@@ -75,6 +75,7 @@ class Order(NamedTuple):
         dataset_epoch: What to give to the dataset's `set_epoch` first; None leaves it alone.
         shared_seed: For datapipes: of this epoch.
         turn: How many batches its lane was to make before this one in the epoch, if it has a lane.
+        lane_seed: For iterable datasets with a seed: what the workers begin this epoch with.
     """
 
     index: Any
@@ -83,6 +84,7 @@ class Order(NamedTuple):
     dataset_epoch: int | None = None
     shared_seed: int | None = None
     turn: int = 0
+    lane_seed: int | None = None
 
 
 class Placed(NamedTuple):
