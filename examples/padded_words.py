@@ -3,26 +3,16 @@
     python examples/padded_words.py
 
 `default_collate` stacks what has the same shape. For all else there is `collate_fn`: it gets the
-list of a batch's samples, in a worker, and what it returns is the batch.
+list of a batch's samples, in a worker, and what it returns is the batch. `forebay.collate.pad` is
+one that fills up.
 """
 
-from typing import NamedTuple
-
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 import forebay
 
-PADDING = 0  # no letter's number: letters start at 1
 TEXT = "a mill by the river turns without haste because its forebay never runs dry"
-
-
-class Batch(NamedTuple):
-    """Words as rows of numbers, and how many of each row are letters."""
-
-    letters: torch.Tensor
-    lengths: torch.Tensor
 
 
 class Words(Dataset):
@@ -38,16 +28,14 @@ class Words(Dataset):
         return torch.tensor([ord(letter) - ord("a") + 1 for letter in self.words[index]])
 
 
-def padded(words):
-    """Return words as a batch: filled up to the longest, with their lengths."""
-    # The lengths let the model tell letters from padding: pack_padded_sequence and masks need them.
-    lengths = torch.tensor([len(word) for word in words])
-    return Batch(pad_sequence(words, batch_first=True, padding_value=PADDING), lengths)
+# 0 is no letter's number: letters start at 1. The lengths let the model tell letters from padding:
+# pack_padded_sequence takes them, and there is a mask, as `batch.mask`.
+padded = forebay.collate.pad(0, lengths=True)
 
 
 def spelled(batch):
     """Return the words of a batch as texts."""
-    rows = zip(batch.letters.tolist(), batch.lengths.tolist(), strict=True)
+    rows = zip(batch.values.tolist(), batch.lengths.tolist(), strict=True)
     return ["".join(chr(number - 1 + ord("a")) for number in row[:length]) for row, length in rows]
 
 
@@ -57,7 +45,7 @@ def main():
         Words(TEXT.split()), batch_size=4, shuffle=True, num_workers=2, collate_fn=padded, seed=0
     ) as loader:
         for batch in loader:
-            print(tuple(batch.letters.shape), batch.lengths.tolist(), *spelled(batch))
+            print(tuple(batch.values.shape), batch.lengths.tolist(), *spelled(batch))
 
 
 if __name__ == "__main__":

@@ -171,6 +171,6 @@ def test_padding_is_no_letter():
     """A shorter word's row is filled with zeros, and its length says where."""
     words = part("Words", "padded_words.py")(["abc", "z"])
     batch = part("padded", "padded_words.py")([words[0], words[1]])
-    assert batch.letters.tolist() == [[1, 2, 3], [26, 0, 0]]
+    assert batch.values.tolist() == [[1, 2, 3], [26, 0, 0]]
     assert batch.lengths.tolist() == [3, 1]
     assert part("spelled", "padded_words.py")(batch) == ["abc", "z"]

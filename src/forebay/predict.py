@@ -83,7 +83,8 @@ def predict(
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; a new one makes all anew.
         part_size: Samples of a part, of which at most one is done again after a kill of this
-            process. It counts when a run is begun; one that is continued stays cut as it is.
+            process; about one a worker where workers make the models. It counts when a run is
+            begun; one that is continued stays cut as it is.
         progress: Show progress on stderr, in samples.
 
     Returns:

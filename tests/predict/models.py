@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,26 @@ class Tired(Half):
         if not mark.exists() and (batch[:, 0] == float(os.environ.get("TIRED_AT", "-1"))).any():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        with open(os.environ["TIRED_SEEN"], "a") as seen:
+            seen.writelines(f"{int(row[0])}\n" for row in batch)
+        return super().forward(batch)
+
+
+class Deadly(Half):
+    """At the sample that the environment names, in a worker, kills the driver, once, and hangs.
+
+    Not before the parts that come first are in their place.
+    """
+
+    def forward(self, batch):
+        mark, output = Path(os.environ["TIRED_MARK"]), Path(os.environ["TIRED_OUTPUT"])
+        if not mark.exists() and (batch[:, 0] == float(os.environ["TIRED_AT"])).any():
+            for part in range(3):
+                while not (output / f"part-{part:05d}.parquet").exists():
+                    time.sleep(0.005)
+            mark.touch()
+            os.kill(int(os.environ["TIRED_DRIVER"]), signal.SIGKILL)
+            signal.pause()
         with open(os.environ["TIRED_SEEN"], "a") as seen:
             seen.writelines(f"{int(row[0])}\n" for row in batch)
         return super().forward(batch)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
-import fsspec
 import pytest
+from buckets import bucket_server, empty_memory, new_bucket
 from click.testing import CliRunner
 from driving import (
     PATIENCE_S,
@@ -56,12 +53,8 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def memory():
     """Return the memory file system, empty before and after."""
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
+    with empty_memory() as system:
+        yield system
 
 
 @pytest.fixture
@@ -201,7 +194,7 @@ def test_process_workers_cannot_reach_this_process_memory(memory, inputs, tmp_pa
     put_inputs(memory, 2)
     source = inputs if source == "local" else source
     output = tmp_path / "out" if output == "local" else output
-    with pytest.raises(OptionError, match=r"backend='thread', or num_workers=0"):
+    with pytest.raises(OptionError, match="num_workers=0, or backend='thread'"):
         run(copy, source, output, num_workers=2)
 
 
@@ -484,83 +477,21 @@ def test_a_url_without_a_ledger_is_left_alone(memory, words):
 
 # ---- a bucket, with process workers -------------------------------------------------------------
 
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture(scope="module")
 def server():
-    """Serve buckets on a free port of loopback; return what a client's environment must say."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        port = process.stdout.readline().strip()
-        yield {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }
-        process.kill()
-
-
-class Bucket:
-    """A bucket as the tests look at it."""
-
-    def __init__(self, client, name):
-        self.client, self.name = client, name
-        client.create_bucket(Bucket=name)
-
-    def names(self):
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        return [each["Key"] for page in pages for each in page.get("Contents", [])]
-
-    def read(self, name):
-        with closing(self.client.get_object(Bucket=self.name, Key=name)["Body"]) as body:
-            return body.read()
-
-    def outputs(self, folder="out/"):
-        own = (f"{folder}.forebay/", f"{folder}metadata.")
-        return {
-            name.removeprefix(folder): self.read(name)
-            for name in self.names()
-            if name.startswith(folder) and not name.startswith(own)
-        }
-
-    def await_outputs(self, count):
-        """Wait until so many objects are there."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(self.outputs()) < count:
-            assert time.monotonic() < deadline, self.names()
-            time.sleep(0.02)
-
-    def remove(self):
-        for name in self.names():
-            self.client.delete_object(Bucket=self.name, Key=name)
-        self.client.delete_bucket(Bucket=self.name)
+    """Serve buckets; return what a client's environment must say."""
+    with bucket_server() as environment:
+        yield environment
 
 
 @pytest.fixture
 def bucket(server, monkeypatch, request):
     """Make an empty bucket, named after its test."""
-    import boto3
-
     for name, value in server.items():
         monkeypatch.setenv(name, value)
-    with closing(boto3.client("s3")) as client:
-        yield Bucket(client, f"b{abs(hash(request.node.name))}")
+    with new_bucket(request.node.name) as bucket:
+        yield bucket
 
 
 @pytest.fixture(scope="module")

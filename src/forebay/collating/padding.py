@@ -2,7 +2,7 @@
 
 samples ──> dense tensors that agree ──> room for the batch ──> each written into its row
 
-Every byte of a large batch is written once: a sample's own, or padding.
+Every byte of a large batch is written there once: a sample's own, or padding.
 """
 
 from __future__ import annotations
@@ -73,14 +73,22 @@ class Pad(Collation):
         for sizes, multiple in zip(zip(*shapes, strict=True), multiples, strict=False):
             shape.append(-(-max(sizes) // multiple) * multiple)
         values = room.new(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
-        self._fill(values, tensors)
+        lengths = [sizes[0] for sizes in shapes] if first.dim() else []
+        self._fill(values, tensors, lengths)
         if not self.lengths:
             return values
-        return Padded(values, torch.tensor([shape[0] for shape in shapes], dtype=torch.int64))
+        return Padded(values, torch.tensor(lengths, dtype=torch.int64))
 
-    def _fill(self, values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    def _fill(self, values: torch.Tensor, tensors: list[torch.Tensor], lengths: list[int]) -> None:
         """Write each sample, and beyond its end the margin of each dimension."""
-        sizes = values.shape[1:]
+        sizes, others = values.shape[1:], values.shape[2:]
+        if lengths and all(tensor.shape[1:] == others for tensor in tensors):
+            # One call writes them all: where samples are short, calls are what takes time.
+            missing = [sizes[0] - length for length in lengths]
+            margins = values.new_full((sum(missing), *others), self.value).split_with_sizes(missing)
+            pieces = list(chain.from_iterable(zip(tensors, margins, strict=True)))
+            torch.cat(pieces, out=values.flatten(0, 1))
+            return
         filled = values.nbytes < SMALL
         if filled:
             values.fill_(self.value)
@@ -124,7 +132,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     """
     tensors = [_tensor(sample, place, len(samples), path) for place, sample in enumerate(samples)]
     silent = [
-        not isinstance(sample, torch.Tensor | np.ndarray) and tensor.shape == (0,)
+        tensor is not sample and not isinstance(sample, np.ndarray) and tensor.shape == (0,)
         for sample, tensor in zip(samples, tensors, strict=True)
     ]
     if any(silent) and not all(silent):

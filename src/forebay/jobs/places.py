@@ -135,7 +135,7 @@ def check_in_reach(text: str, options: PreprocessOptions) -> None:
     if any(part.startswith("memory://") for part in text.split("::")):
         raise OptionError(
             f"{text} is in the memory of this process, and the workers would be others\n"
-            "  Nothing was started. Use backend='thread', or num_workers=0."
+            "  Nothing was started. Use num_workers=0, or backend='thread' if the call takes it."
         )
 
 
