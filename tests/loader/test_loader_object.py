@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
-from datasets import Squares
+from datasets import Squares, Stream
 from streams import until
 from torch.utils.data import Sampler
 
-from forebay import Buffer, DataLoader
+from forebay import Buffer, DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -24,6 +25,30 @@ def test_what_is_under_way_cannot_be_changed(name):
     loader = DataLoader(Squares(4))
     with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader"):
         setattr(loader, name, "2MB")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers", "words"),
+    [
+        (Stream(4), 2, r"^an iterable dataset cannot have backend='ray'"),
+        (Squares(4), 0, r"^backend='ray' with num_workers=0"),
+    ],
+    ids=["iterable", "no workers"],
+)
+def test_what_a_cluster_cannot_do_is_refused(dataset, num_workers, words):
+    """Before there is anything to do with one."""
+    with pytest.raises(OptionError, match=words):
+        DataLoader(dataset, num_workers=num_workers, backend="ray")
+
+
+def test_the_cores_of_this_machine_do_not_matter_to_a_cluster():
+    """torch's warning of too many workers is for those that are here."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataLoader(Squares(4), num_workers=512, backend="ray")
+        assert caught == []
+        DataLoader(Squares(4), num_workers=512)
+        assert "will create 512 worker processes" in str(caught[0].message)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ CORE = {
     "test_options_of_a_cluster_need_the_backend",
     "test_no_workers_are_refused",
     "test_a_batch_whose_worker_is_killed_is_made_again",
-    "test_an_iterable_dataset_is_refused",
     "test_losing_a_node_costs_no_input_a_try",
     "test_predictions_of_a_cluster_are_those_of_a_local_run",
 }

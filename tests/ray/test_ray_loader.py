@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from clusters import STORE_BYTES, start_driver, until
-from datasets import Squares, Stream
+from datasets import Squares
 from driving import finish
 from loaders import COUNT, batches_of, loader_of
 from same import assert_same
@@ -20,7 +20,6 @@ from streams import Epochal, Noisy
 from torch.utils.data import DistributedSampler
 
 import forebay
-from forebay import OptionError
 
 pytestmark = [
     pytest.mark.slow,
@@ -229,21 +228,6 @@ def spilled():
 
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     return [path for folder in session.glob("*spilled*") for path in folder.rglob("*")]
-
-
-# ---- what is refused ----------------------------------------------------------------------------
-
-
-def test_an_iterable_dataset_is_refused():
-    """Nobody could share it out."""
-    with pytest.raises(OptionError, match=r"^an iterable dataset cannot have backend='ray'"):
-        loader_of(Stream(4))
-
-
-def test_no_workers_are_refused():
-    """They would be the trainer."""
-    with pytest.raises(OptionError, match=r"^backend='ray' with num_workers=0"):
-        loader_of(Squares(4), num_workers=0)
 
 
 # ---- endings ------------------------------------------------------------------------------------
