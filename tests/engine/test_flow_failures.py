@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scripted import BOOM, CRASH, Script, started
 
@@ -102,6 +104,37 @@ def test_many_suspects_are_tried_before_the_rest() -> None:
     assert len(script.of(SendTasks)) == 2, "a suspect waits, so nothing new begins"
     script.finish(1, 1)
     assert script.of(SendTasks)[-1].tasks == ((0, 2),)
+    sent = len(script.of(SendTasks))
+    script.say(AlarmRang())
+    assert len(script.of(SendTasks)) == sent, "the suspect runs, so nothing new begins"
+    script.finish(script.of(SendTasks)[-1].worker, 0, attempt=2)
+    assert len(script.of(SendTasks)) == sent + 2
+
+
+def test_a_death_that_may_be_a_neighbours_doing_costs_no_try() -> None:
+    """All that died are tried again alone, as the same attempt; who dies alone is to blame."""
+    script = started(2, retries=0)
+    script.say(WorkerDied(0, CRASH, doubtful=True))
+    script.say(WorkerDied(1, CRASH, doubtful=True))
+    assert script.of(ReportFailure) == script.of(ReportRetry) == []
+    script.say(WorkerStarted(2))
+    script.say(WorkerStarted(3))
+    assert script.of(SendTasks)[2:] == [SendTasks(2, ((0, 1),))]
+    script.say(WorkerDied(3, CRASH, doubtful=True))
+    script.say(WorkerDied(2, CRASH, doubtful=True))
+    assert script.of(ReportFailure) == [ReportFailure(0, 1, 0.0, CRASH)]
+    script.say(WorkerStarted(4))
+    assert script.of(SendTasks)[-1] == SendTasks(4, ((1, 1),))
+    script.finish(4, 1)
+    assert script.of(Finish) == [Finish()]
+
+
+@pytest.mark.parametrize("limits", [{"num_workers": 1}, {"in_order": True}])
+def test_who_cannot_be_tried_alone_is_blamed_at_once(limits: dict[str, Any]) -> None:
+    """Where there are no neighbours, or all delivery would wait for the trial."""
+    script = started(1, retries=0, **limits)
+    script.say(WorkerDied(0, CRASH, doubtful=True))
+    assert [failure.task for failure in script.of(ReportFailure)] == [0]
 
 
 def test_a_hang_is_killed_and_blamed_as_a_timeout() -> None:

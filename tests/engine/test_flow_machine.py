@@ -191,14 +191,14 @@ class FlowMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: (self.alive or self.starting) and self.deaths < 5)
-    @rule(data=st.data(), blameless=st.booleans())
-    def worker_dies(self, data: Any, blameless: bool) -> None:
+    @rule(data=st.data(), blameless=st.booleans(), doubtful=st.booleans())
+    def worker_dies(self, data: Any, blameless: bool, doubtful: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
         self.starting.discard(worker)
         self.gone += [(worker, *pair) for pair in self.alive.pop(worker, [])]
         self.condemned.discard(worker)
         self.deaths += 1
-        self.say(WorkerDied(worker, CRASH, blameless))
+        self.say(WorkerDied(worker, CRASH, blameless, doubtful))
 
     @precondition(lambda self: any(len(held) > 1 for held in self.alive.values()))
     @rule(data=st.data())

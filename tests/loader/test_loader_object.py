@@ -30,7 +30,12 @@ def test_what_is_under_way_cannot_be_changed(name):
 @pytest.mark.parametrize(
     ("dataset", "num_workers", "words"),
     [
-        (Stream(4), 2, r"^an iterable dataset cannot have backend='ray'"),
+        (
+            Stream(4),
+            2,
+            r"^an iterable dataset cannot have backend='ray': only samples that can be asked for "
+            r"one by one can be shared out among nodes\n.*Use a map-style dataset",
+        ),
         (Squares(4), 0, r"^backend='ray' with num_workers=0"),
     ],
     ids=["iterable", "no workers"],

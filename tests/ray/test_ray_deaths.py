@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from clusters import STORE_BYTES, ray, start_cluster, start_driver, stop_cluster, until, zygotes
 from driving import calls, finish, make_inputs, published, staged
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from runs import run
+from runs import attempts, run
 from same import assert_same
 from streams import Noisy
 from works import copy
@@ -114,6 +115,10 @@ def test_losing_a_node_costs_no_input_a_try(tmp_path):
         report = going.end()
     assert (report.done, report.failed) == (30, 0)
     assert joined in report.metadata.column("raylet").to_pylist()
+    tries = attempts(tmp_path / "out")
+    twice = [name for name, count in Counter(calls(tmp_path)).items() if count > 1]
+    assert twice, "what the lost node had in hand is done again"
+    assert tries == dict.fromkeys(tries, 1) and set(twice) <= set(tries)
     assert published(tmp_path / "out") == {p.name: p.read_bytes() for p in inputs.iterdir()}
     assert not staged(tmp_path / "out")
 
@@ -137,6 +142,31 @@ def test_losing_a_node_changes_no_batch(buffer):
             batches += iterator
             assert_same(batches, expected)
             assert loader.statistics().failures == 0
+
+
+def test_an_input_that_a_lost_node_had_still_has_all_its_tries(tmp_path):
+    """It fails afterwards, as often as one that no node was lost with."""
+    inputs = make_inputs(tmp_path / "in", 12)
+    copies = waiting(tmp_path, 4)
+
+    def work(source, out):
+        copies(source, out)
+        if int(source.stem) >= 4:
+            raise ValueError(f"not {source.name}")
+
+    with cluster_of(2) as cluster:
+        going = Threaded(lambda: run(work, inputs, tmp_path / "out", retries=2))
+        until(lambda: len(calls(tmp_path)) >= 6)
+        before = len(zygotes())
+        cluster.remove_node(last_of(cluster), allow_graceful=False)
+        # What it had under way must not go on.
+        until(lambda: len(zygotes()) == before // 2)
+        (tmp_path / "go").touch()
+        report = going.end()
+    called = Counter(calls(tmp_path))
+    assert [each.attempts for each in report.failures] == 8 * [3]
+    # One was under way on the node that was lost.
+    assert sorted(called[Path(each.source).name] for each in report.failures) == [*7 * [3], 4]
 
 
 def test_losing_a_host_costs_no_input_a_try(tmp_path):

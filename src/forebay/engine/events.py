@@ -92,11 +92,19 @@ class TasksReturned:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker is gone. `blameless`: nothing that it ran can be the reason (a lost host, say)."""
+    """A worker is gone.
+
+    Attributes:
+        worker: Its number.
+        cause: How it died.
+        blameless: Nothing that it ran can be the reason (a lost host, say).
+        doubtful: What another worker ran may be the reason as well (the node's memory, say).
+    """
 
     worker: int
     cause: Cause
     blameless: bool = False
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ Long because every decision about a task is here, so that nothing else has to be
 Who is blamed. A worker acknowledges each task by itself and runs its tasks in the order they
 were sent, so when it dies the first unanswered one is the suspect and all others are innocent.
 A suspect is tried again alone, with nothing else running, after everything else (or once
-`max_suspects` wait): an innocent that was hit by its neighbour's memory gets a fair trial. With
-`in_order` a retry comes at once instead, since all delivery waits for it.
+`max_suspects` wait): an innocent that was hit by its neighbour's memory gets a fair trial. Where
+the pool says that a death may be a neighbour's doing, it uses up a try only if it was died alone.
+With `in_order` a retry comes at once instead, since all delivery waits for it.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Flow:
         self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
         self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
         self._trying_suspects = False
+        self._trial: int | None = None  # the suspect that was sent alone last
         self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
@@ -259,10 +261,21 @@ class Flow:
             if key != suspect:
                 self._move(key, Move.ORPHANED)
                 self._put_back(key, commands)
-        if suspect is not None:
+        if suspect is not None and event.doubtful and self._may_be_innocent(suspect):
+            self._move(suspect, Move.DOUBTED)
+            if self._tasks[suspect].unwanted:
+                self._drop(suspect, commands)
+            else:
+                self._suspects.append(suspect)
+        elif suspect is not None:
             if cause.kind == "timeout":
                 self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
             self._fail(suspect, cause, commands, self._suspects)
+
+    def _may_be_innocent(self, suspect: int) -> bool:
+        """Tell whether a suspect had neighbours, and can be tried without any."""
+        waits = not self.limits.in_order and self._tasks[suspect].lane is None
+        return waits and self._trial != suspect and self.limits.num_workers > 1
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
         timeout = self.limits.timeout_s
@@ -432,6 +445,10 @@ class Flow:
 
     def _feed(self, now: float, commands: list[Command]) -> None:
         """Send work to every worker that has room for it."""
+        if self._trial is not None:
+            if self.counts[State.RUNNING]:
+                return
+            self._trial = None
         fresh = bool(self._queue or self._retries or any(self._lanes.values()))
         if not self._suspects:
             self._trying_suspects = False
@@ -465,6 +482,7 @@ class Flow:
             pairs = tuple((key, self._tasks[key].attempt) for key in keys)
             commands.append(SendTasks(number, pairs))
             if alone:
+                (self._trial,) = keys
                 return
 
     def _order_waits_for(self, key: int) -> bool:

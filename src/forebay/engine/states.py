@@ -27,6 +27,7 @@ class Move(Enum):
     SENT = "sent to a worker"
     RETURNED = "given back, not begun"
     ORPHANED = "its worker died under another task"
+    DOUBTED = "its worker died, perhaps of another's task"
     RETRIED = "failed, tries left"
     FINISHED = "answered"
     FAILED = "failed, no tries left"
@@ -42,6 +43,7 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.QUEUED, Move.SENT): State.RUNNING,
     (State.RUNNING, Move.RETURNED): State.QUEUED,
     (State.RUNNING, Move.ORPHANED): State.QUEUED,
+    (State.RUNNING, Move.DOUBTED): State.QUEUED,
     (State.RUNNING, Move.RETRIED): State.QUEUED,
     (State.RUNNING, Move.FINISHED): State.READY,
     (State.RUNNING, Move.FAILED): State.FAILED,

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from forebay.engine.pools.ray.door import door
 from forebay.engine.pools.ray.nodes import Node
 from forebay.errors import OptionError
 
 # Where `ray start` put a cluster's address, and what asks Ray for it.
 _AUTO = "auto"
+# What has Ray start one.
+_LOCAL = "local"
+# How an address that nobody gave is known.
+_BY_ENVIRONMENT = ", which RAY_ADDRESS names"
+_BY_RAY = ", where the last one on this machine was"
+_START_ONE = (
+    "  Nothing was started. On the cluster's first node: ray start --head --port=6379; then give "
+    "that address, or 'auto' on one of its nodes."
+)
 # How long an address may take to answer at all.
 KNOCK_S = 10.0
 # How many pools rely on the connection as it is.
@@ -30,28 +41,66 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         say: Called with a line for people.
 
     Raises:
-        OptionError: Ray is not installed, or nothing answers at the address.
+        OptionError: Ray is not installed, nothing answers at the address, or it turns us away.
     """
     ray = _ray()
     if ray.is_initialized():
         return False
     options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}
-    try:
-        _knock(address)
-        ray.init(address or _AUTO, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        if address is not None:
-            raise OptionError(
-                f"no Ray cluster answers at {address!r}: {first_line(error)}\n"
-                "  Nothing was started. On the cluster's first node: ray start --head --port=6379; "
-                "then give that address, or 'auto' on one of its nodes."
-            ) from error
-    else:
-        return False
+    at, whose = _lookup(address)
+    missing = "no Ray cluster was found"
+    if at == _AUTO:
+        raise OptionError(f"no Ray cluster runs on this machine: address='auto'\n{_START_ONE}")
+    if at is not None:
+        try:
+            _knock(at)
+        except OSError as error:
+            missing = f"no Ray cluster answers at {at!r}{whose}"
+            if address is not None or whose == _BY_ENVIRONMENT:
+                raise OptionError(f"{missing}: {first_line(error)}\n{_START_ONE}") from error
+        else:
+            _connect(address or _AUTO, at, options)
+            return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
-    ray.init(include_dashboard=False, **options)
-    say(f"no Ray cluster was found, so one was started on this machine: {_summary(ray)}")
+    ray.init(_LOCAL, include_dashboard=False, **options)
+    say(f"{missing}, so one was started on this machine: {_summary(ray)}")
     return True
+
+
+def _lookup(address: str | None) -> tuple[str | None, str]:
+    """Return where the cluster that an address means should be, and how that is known.
+
+    "auto" says that there is none where one was asked for, and None that one is to be started.
+    What Ray noted of the last one on this machine outlives it; Ray would ask there for minutes.
+    """
+    whose = ""
+    if address in (None, _AUTO):
+        given, whose = os.environ.get("RAY_ADDRESS") or _AUTO, _BY_ENVIRONMENT
+    else:
+        given = address
+    if given == _LOCAL:
+        return None, whose
+    if given != _AUTO:
+        return given, whose
+    from ray._private import services
+
+    known: Any = services
+    known.find_gcs_addresses.cache_clear()
+    try:
+        return known.canonicalize_bootstrap_address(_AUTO), _BY_RAY
+    except (OSError, ValueError):  # there is none
+        return address, ""
+
+
+def _connect(address: str, at: str, options: dict[str, Any]) -> None:
+    try:
+        _ray().init(address, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OptionError(
+            f"the Ray cluster at {at!r} cannot be joined: {first_line(error)}\n"
+            "  Nothing was started. It must run the same Ray as this process. "
+            "forebay.Ray(address='local') works on this machine alone."
+        ) from error
 
 
 def leave(began: bool) -> None:
@@ -76,6 +125,19 @@ def hold(on: bool) -> None:
         _guards += 1 if on else -1
         if not _guards:
             auto_init_hook.enable_auto_connect = _was_automatic
+
+
+@contextmanager
+def up() -> Iterator[None]:
+    """Be sure that Ray is there, and is not shut down meanwhile: for calls that do not take long.
+
+    Raises:
+        ConnectionError: It is not there.
+    """
+    with door().held():
+        if not _ray().is_initialized():
+            raise ConnectionError("Ray was shut down")
+        yield
 
 
 def session() -> str | None:
@@ -113,9 +175,9 @@ def nodes() -> list[Node]:
     ]
 
 
-def _knock(address: str | None) -> None:
-    """Raise OSError where nothing listens at an address; Ray itself would ask for a minute."""
-    host, _, port = (address or "").rpartition(":")
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens at an address; Ray itself would ask for minutes."""
+    host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from forebay.engine.events import Cause, Event, WorkerDied
 from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.door import STAY_S, door
 
 
 @dataclass(slots=True)
@@ -40,30 +41,39 @@ def listen(
     import ray
 
     told = False
+    stream = reference = message = None
     try:
         options = {"_generator_backpressure_num_objects": ahead}
-        stream = host.events.options(**options).remote(worker, lane)
+        with cluster.up():
+            stream = host.events.options(**options).remote(worker, lane)
         while True:
-            ray.wait([stream], fetch_local=True)
-            if not ray.is_initialized():
-                raise ConnectionError("Ray was shut down")
-            reference = next(stream, None)
-            if reference is None:
-                break
-            message = Message(ray.get(reference))
+            with cluster.up():
+                if not ray.wait([stream], timeout=STAY_S, fetch_local=True)[0]:
+                    continue
+                reference = next(stream, None)
+                if reference is None:
+                    break
+                message = Message(ray.get(reference))
             told = told or any(isinstance(event, WorkerDied) for event in message.events)
             tell(message)
             # One message of each worker at a time: what lies in the object store here could keep
             # the batch that all wait for from coming.
             message.taken.wait()
-            del reference, message
+            with cluster.up():
+                reference = message = None
         why, blameless = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
-        # Ray's memory monitor chose it; that the worker's task is why is likely, not certain.
-        why = f"Ray killed it for want of memory: {cluster.first_line(error)}"
+        # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
+        why = (
+            f"Ray killed it for want of memory: {cluster.first_line(error)}; with "
+            "forebay.Ray(num_cpus=2), say, fewer share a node"
+        )
         blameless = False
     except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
         why, blameless = f"its host was lost: {cluster.first_line(error)}", True
+    finally:
+        with door().held():
+            stream = reference = None
     if not told and not closed.is_set():
         cause = Cause("crash", "WorkerDiedError", why)
-        tell(Message([WorkerDied(worker, cause, blameless=blameless)]))
+        tell(Message([WorkerDied(worker, cause, blameless, doubtful=not blameless)]))

@@ -27,6 +27,7 @@ from forebay.engine.events import Cause, Event, RoomGrew, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.door import door
 from forebay.engine.pools.ray.ear import Message, listen
 from forebay.engine.pools.ray.host import Host, Hosting
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
@@ -117,7 +118,7 @@ class RayPool(Pool):
         self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
         remote: Any = ray.remote
         self._host = remote(concurrency_groups={"orders": 1})(Host)
-        self._hosting = ray.put(hosting)
+        self._hosting: Any = ray.put(hosting)
         # Ray leaves the cluster at the interpreter's end, and takes the process along if asked
         # anything after that. What is registered later is called sooner.
         atexit.register(self.close)
@@ -188,7 +189,9 @@ class RayPool(Pool):
         for member in self._members.values():
             self._kill(member)
         self._join_ears(CLOSE_S)
-        self._members.clear()
+        with door().held():
+            self._members.clear()
+            self._hosting = None
         self._watch.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
@@ -211,7 +214,7 @@ class RayPool(Pool):
 
     def _settle(self) -> None:
         """Give places to those who wait, as far as there is room."""
-        if not self._is_up():
+        if not self._ray.is_initialized():
             return  # the watch will tell
         placed = Counter(member.node for member in self._members.values())
         wanted = len(self._waiting)
@@ -227,15 +230,16 @@ class RayPool(Pool):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         try:
-            host = self._host.options(
-                num_cpus=self._where.num_cpus,
-                num_gpus=self._where.num_gpus,
-                resources=dict(self._where.resources or {}),
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                **environment_of(self._where),
-            ).remote(self._hosting, os.getcwd(), list(sys.path))
+            with cluster.up():
+                host = self._host.options(
+                    num_cpus=self._where.num_cpus,
+                    num_gpus=self._where.num_gpus,
+                    resources=dict(self._where.resources or {}),
+                    max_restarts=0,
+                    max_task_retries=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                    **environment_of(self._where),
+                ).remote(self._hosting, os.getcwd(), list(sys.path))
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be made for it: {cluster.first_line(error)}"
             cause = Cause("crash", "WorkerDiedError", message)
@@ -252,20 +256,14 @@ class RayPool(Pool):
 
     def _order(self, worker: int, what: str, payload: Any = None) -> None:
         member = self._members.get(worker)
-        if member is None or not self._is_up():
+        if member is None:
             return
-        call = member.host.order.options(concurrency_group="orders")
-        with suppress(Exception):  # it is dead, or Ray is; the ear hears that
-            call.remote(what, worker, payload)
+        with suppress(Exception), cluster.up():  # it is dead, or Ray is; the ear hears that
+            member.host.order.options(concurrency_group="orders").remote(what, worker, payload)
 
     def _kill(self, member: _Member) -> None:
-        with suppress(Exception):  # it is dead, or Ray is
-            if self._is_up():
-                self._ray.kill(member.host)
-
-    def _is_up(self) -> bool:
-        """Tell whether Ray may be asked anything: once it is shut down, that ends this process."""
-        return bool(self._ray.is_initialized())
+        with suppress(Exception), cluster.up():  # it is dead, or Ray is
+            self._ray.kill(member.host)
 
     # ---- what is heard -------------------------------------------------------------------------
 
@@ -306,7 +304,8 @@ class RayPool(Pool):
             cause.exception,
         )
         # A host that had to be killed because of its worker's hang was not lost.
-        return WorkerDied(death.worker, where, death.blameless and not member.hangs)
+        blameless = death.blameless and not member.hangs
+        return WorkerDied(death.worker, where, blameless, death.doubtful)
 
     def _look(self, look: Look) -> list[Event]:
         for error in look.refused.values():

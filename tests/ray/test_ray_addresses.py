@@ -1,0 +1,112 @@
+"""What an address finds, where the cluster that Ray remembers is gone.
+
+Ray notes the last cluster of a machine in a folder of its own, and forgets it only when told to.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from clusters import start_driver
+from driving import finish, make_inputs
+from ray._private import services
+
+from forebay.engine.pools.ray import cluster
+from forebay.errors import OptionError
+
+
+@pytest.fixture
+def nobody():
+    """Hold an address of this machine where nothing answers."""
+    with socket.socket() as held:
+        held.bind(("", 0))
+        yield f"{services.get_node_ip_address()}:{held.getsockname()[1]}"
+
+
+@pytest.fixture
+def rays_folder(monkeypatch, nobody):
+    """Have Ray keep its notes apart from those of others, with that address in them."""
+    root = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need a short path
+    (root / "ray").mkdir()
+    (root / "ray" / "ray_current_cluster").write_text(nobody)
+    monkeypatch.setenv("RAY_TMPDIR", str(root))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield root / "ray"
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Hide the clusters that others run on this machine."""
+    monkeypatch.setattr(services, "find_gcs_addresses", cache(frozenset))
+
+
+def joined(address):
+    with pytest.raises(OptionError) as caught:
+        cluster.join(address, print)
+    return str(caught.value).split("\n")
+
+
+def test_the_cluster_that_ray_remembers_is_gone(rays_folder, alone, nobody):
+    """With "auto" that is said at once; Ray itself would ask there for minutes."""
+    first, advice = joined("auto")
+    assert first.startswith(f"no Ray cluster answers at {nobody!r}, where the last one on this ")
+    assert "machine was: [Errno 111] Connection refused" in first
+    assert "Nothing was started. On the cluster's first node: ray start --head" in advice
+
+
+def test_there_never_was_a_cluster(rays_folder, alone):
+    """With "auto" there has to be one."""
+    (rays_folder / "ray_current_cluster").unlink()
+    first, advice = joined("auto")
+    assert first == "no Ray cluster runs on this machine: address='auto'"
+    assert "ray start --head" in advice
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_the_environment_names_a_cluster_that_is_gone(monkeypatch, alone, nobody, address):
+    """None is started in its stead: somebody wanted that one."""
+    monkeypatch.setenv("RAY_ADDRESS", nobody)
+    first, advice = joined(address)
+    assert first.startswith(f"no Ray cluster answers at {nobody!r}, which RAY_ADDRESS names: ")
+    assert "Nothing was started" in advice
+
+
+def test_an_address_that_is_none_says_so(monkeypatch):
+    """In Ray's words, with what works without one."""
+    first, advice = joined("nonsense")
+    assert first.startswith("the Ray cluster at 'nonsense' cannot be joined: ")
+    assert "forebay.Ray(address='local') works on this machine alone" in advice
+
+
+ALONE = """
+from functools import cache
+from pathlib import Path
+from ray._private import services
+import forebay
+
+services.find_gcs_addresses = cache(frozenset)  # as if nobody else ran Ray on this machine
+
+def work(source, out):
+    out.file(source.name).write_bytes(source.read_bytes())
+
+here = Path(__file__).parent
+print(forebay.preprocess(work, here / "in", here / "out", backend="ray").done)
+"""
+
+
+@pytest.mark.slow
+def test_one_is_started_where_the_last_one_is_gone(rays_folder, nobody, tmp_path):
+    """As promised, and it is said why."""
+    make_inputs(tmp_path / "in", 4)
+    code, out, err = finish(start_driver(None, ALONE, tmp_path))
+    assert (code, out) == (0, "4\n"), err
+    assert (
+        f"forebay: no Ray cluster answers at {nobody!r}, where the last one on this machine was, "
+        "so one was started on this machine: " in err
+    )
