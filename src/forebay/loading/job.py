@@ -19,6 +19,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from forebay.collating.rules import collated
 from forebay.engine.job import Answer, Assignment, Refusal
+from forebay.engine.memory.heap import keep_freed
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
@@ -252,6 +253,7 @@ class ProcessBatchJob(BatchJob):
     def open(self, worker: int, lane: int) -> None:
         """Become a worker in torch's sense: one thread, a seed, and `get_worker_info()`."""
         torch.set_num_threads(1)
+        keep_freed()
         recipe = self._recipe
         seed = seed_worker(recipe.base_seed, lane)
         torch_worker._worker_info = torch_worker.WorkerInfo(

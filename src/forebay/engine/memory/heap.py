@@ -1,0 +1,23 @@
+"""The C library's heap in a worker that makes the same kind of thing again and again."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Of glibc's mallopt(3): what they are called there, and the most it takes for the second.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_IN_HEAP = 32 << 20
+KEPT = 256 << 20
+
+
+def keep_freed() -> None:
+    """Have this process keep up to 256 MiB at its heap's end that it freed, for what comes next.
+
+    glibc gives the pages of a freed image back to the system and takes new ones for the next image,
+    which the system has to clear first: with JPEGs of 500x400 that is a tenth of a worker's time.
+    Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        mallopt(_M_TRIM_THRESHOLD, KEPT)
