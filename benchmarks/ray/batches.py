@@ -1,4 +1,8 @@
-"""Large batches that are made on other nodes and consumed here, where there is no CPU for it."""
+"""Large batches that workers of a cluster make and a loop here consumes.
+
+Once on nodes of their own, so that each batch crosses from store to store, and once on one node of
+two CPUs, as `ray.init(num_cpus=2)` starts it, where the consumer has what was put into the store.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,31 @@ from typing import Any
 from benchmarks.call import Call
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
-from benchmarks.ray.cluster import STORE_BYTES, WORKERS, cluster
+from benchmarks.ray.cluster import ONE_NODE, STORE_BYTES, WORKERS, cluster
 
 NAMES = {
     "on_cluster": "forebay.DataLoader(backend='ray', buffer='2GB')",
-    "data": "ray.data … iter_torch_batches(batch_size=64)",
+    "data": "ray.data … map(one sample) … iter_torch_batches(batch_size=64)",
+    "stacked": "ray.data … map_batches(64 samples) … iter_torch_batches(batch_size=64)",
     "local": "forebay.DataLoader(buffer='2GB'), local processes",
 }
 SECONDS, QUICK_S, LIMIT_S = 3.0, 1.0, 120.0
 
 
 def batches(ground: Ground, quick: bool) -> None:
-    """Print the table."""
-    address = cluster(ground).address
+    """Print both tables."""
+    made = (
+        f"38 MB float32 batches, 64 of 3x224x224, made beforehand, into a loop; {WORKERS} workers"
+    )
+    stores = f"object stores of {STORE_BYTES / 1e9:g} GB"
+    print(f"{made}\non nodes of their own, {stores}")
+    _table(cluster(ground).address, quick)
+    print(f"\n{made}\non one node of two CPUs, {stores}")
+    _table(ONE_NODE, quick)
+    print("Target: 3 times ray.data.")
+
+
+def _table(address: str, quick: bool) -> None:
     found: dict[str, list[dict[str, Any]]] = {loader: [] for loader in NAMES}
     for _ in range(1 if quick else 3):
         for loader in NAMES:
@@ -41,9 +57,4 @@ def batches(ground: Ground, quick: bool) -> None:
         )
         for loader, name in NAMES.items()
     ]
-    print(
-        f"38 MB float32 batches, 64 of 3x224x224, made beforehand, into a loop; {WORKERS} workers "
-        f"on nodes of their own,\nobject stores of {STORE_BYTES / 1e9:g} GB"
-    )
     show(("", "GB/s", "x ray.data", "slowest-fastest", "first batch after", "runs"), rows)
-    print("Target: 3 times ray.data.")

@@ -21,6 +21,8 @@ from benchmarks.work import LOG, SPINS, spins_for
 WORKERS = 2
 STORE_BYTES = 2_000_000_000
 BURN_S = 0.02
+# An address that stands for a cluster of one node, of this process's own.
+ONE_NODE = "one node"
 
 
 @cache
@@ -56,4 +58,7 @@ def connect(address: str) -> None:
     """Connect this process to the cluster, in silence."""
     import ray
 
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    own: dict[str, Any] = {"num_cpus": WORKERS, "object_store_memory": STORE_BYTES}
+    own["include_dashboard"] = False
+    where = {"address": "local", **own} if address == ONE_NODE else {"address": address}
+    ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
