@@ -55,6 +55,17 @@ def test_a_shutdown_waits_until_all_are_out():
     shutdown.end()
 
 
+def test_a_shutdown_does_not_wait_for_ever(monkeypatch):
+    """A call into a cluster that is lost may never come back."""
+    monkeypatch.setattr("forebay.engine.pools.ray.door.PATIENCE_S", 0.01)
+    own = Door(threading.RLock())
+    inside = Visit(own.held)
+    assert inside.came.wait(PATIENCE_S)
+    with own:
+        pass
+    inside.end()
+
+
 def test_nobody_comes_in_during_a_shutdown():
     """They wait for its end; what it runs itself, a finalizer say, does not."""
     own = Door(threading.RLock())

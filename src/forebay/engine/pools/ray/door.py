@@ -15,6 +15,8 @@ from typing import Any
 
 # How long a call inside may take where it waits for something; a shutdown waits for it.
 STAY_S = 0.25
+# How long a shutdown waits for them at most: the cluster may be so lost that no call comes back.
+PATIENCE_S = 10.0
 
 
 class Door:
@@ -33,12 +35,12 @@ class Door:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """Be Ray: let nobody in any more, and wait until all are out."""
+        """Be Ray: let nobody in any more, and wait until all are out, or patience is."""
         self._lock.acquire()
         with self._changed:
             self._shutter = threading.get_ident()
             self._depth += 1
-            self._changed.wait_for(lambda: not self._inside)
+            self._changed.wait_for(lambda: not self._inside, PATIENCE_S)
 
     def __exit__(self, *error: object) -> None:
         """Let them in again."""
