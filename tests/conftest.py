@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind."""
+"""What holds for every test: it leaves nothing behind. And stores that outputs may go to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from buckets import bucket_server, empty_memory, new_bucket
 from pyarrow import csv
 
 from forebay.testing.leaks import no_leaks
@@ -30,3 +31,37 @@ def _nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a descriptor or shared memory."""
     with no_leaks():
         yield
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Return a way to move to another machine, as far as the ledger knows machines."""
+
+    def move_to(name):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
+
+    move_to("here")
+    return move_to
+
+
+@pytest.fixture
+def memory():
+    """Return the memory file system, empty before and after."""
+    with empty_memory() as system:
+        yield system
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Serve buckets; return what a client's environment must say."""
+    with bucket_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, request):
+    """Make an empty bucket, named after its test."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    with new_bucket(request.node.name) as bucket:
+        yield bucket

@@ -28,19 +28,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def memory():
-    """An empty file system behind memory:// URLs."""
-    import fsspec
-
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-
-
 def write(name: str | Path, content: str | bytes = "x") -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from buckets import bucket_server, empty_memory, new_bucket
 from driving import await_no_processes, call, published
 from models import Factory, Half, Numbers, total
 
@@ -17,22 +16,7 @@ MODELS = Path(__file__).with_name("models.py")
 OUT = "memory://bucket/out"
 SAMPLES, PART = 50, 10
 
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path, monkeypatch):
-    """Return a way to move to another machine, as far as the ledger knows machines."""
-
-    def move_to(name):
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
-
-    move_to("here")
-    return move_to
-
-
-@pytest.fixture
-def memory():
-    with empty_memory() as system:
-        yield system
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +103,6 @@ def test_a_store_that_is_not_there_is_named():
 
 
 # ---- a bucket, with process workers -------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Serve buckets; return what a client's environment must say."""
-    with bucket_server() as environment:
-        yield environment
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, request):
-    """Make an empty bucket, named after its test."""
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    with new_bucket(request.node.name) as bucket:
-        yield bucket
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-from buckets import bucket_server, empty_memory, new_bucket
 from click.testing import CliRunner
 from driving import (
     PATIENCE_S,
@@ -38,23 +37,7 @@ from forebay.jobs.store import Store
 
 OUT = "memory://bucket/out"
 
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path, monkeypatch):
-    """Return a way to move to another machine, as far as the ledger knows machines."""
-
-    def move_to(name):
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
-
-    move_to("here")
-    return move_to
-
-
-@pytest.fixture
-def memory():
-    """Return the memory file system, empty before and after."""
-    with empty_memory() as system:
-        yield system
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture
@@ -476,22 +459,6 @@ def test_a_url_without_a_ledger_is_left_alone(memory, words):
 
 
 # ---- a bucket, with process workers -------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Serve buckets; return what a client's environment must say."""
-    with bucket_server() as environment:
-        yield environment
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, request):
-    """Make an empty bucket, named after its test."""
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    with new_bucket(request.node.name) as bucket:
-        yield bucket
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ What a bucket's client keeps open it keeps for its process, so the driver is one
 from __future__ import annotations
 
 import pytest
-from buckets import bucket_server, new_bucket
 from clusters import start_driver
 from driving import WORKS, finish, make_inputs, published
 from runs import table
@@ -29,22 +28,6 @@ for turn in range(2):
     report = forebay.preprocess(split, source, bucket, backend=nodes, progress=False)
     print(report.done, report.failed, report.resumed, report.metadata.equals(local.metadata))
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Serve buckets; return what a client's environment must say."""
-    with bucket_server() as environment:
-        yield environment
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, request):
-    """Make an empty bucket, named after its test."""
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    with new_bucket(request.node.name) as bucket:
-        yield bucket
 
 
 @pytest.mark.parametrize("source", ["folder", "bucket"])
