@@ -28,7 +28,7 @@ from forebay.packed import PackedSequence
 if TYPE_CHECKING:
     import pyarrow
 
-# What `preprocess` calls its table, and the column in it that names an output.
+# The column of a table of `preprocess` that names an output.
 _OUTPUT = "destination"
 
 

@@ -16,8 +16,8 @@ Who is blamed. A worker acknowledges each task by itself and runs its tasks in t
 were sent, so when it dies the first unanswered one is the suspect and all others are innocent.
 A suspect is tried again alone, with nothing else running, after everything else (or once
 `max_suspects` wait): an innocent that was hit by its neighbour's memory gets a fair trial. Where
-the pool says that a death may be a neighbour's doing, it uses up a try only if it was died alone.
-With `in_order` a retry comes at once instead, since all delivery waits for it.
+the pool says that a death may be a neighbour's doing, it uses up a try only if nothing ran beside
+it. With `in_order` a retry comes at once instead, since all delivery waits for it.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class AheadIterator(LaneIterator):
             return False
         last = self._plans[-1]
         before = self._plans[-2].said if len(self._plans) > 1 else self._said_before
-        steps = (1,) * len(last.said.values) if before is None else last.said.steps_from(before)
-        self._plans.append(_Plan(last.epoch + 1, self._key, last.said.after(steps)))
+        said = last.said.after(last.said.steps_from(before))
+        self._plans.append(_Plan(last.epoch + 1, self._key, said))
         self._plan(last.epoch + 1)
         return True
 

@@ -74,8 +74,10 @@ class Said:
         pairs = zip(self.values, steps, strict=True)
         return Said(tuple(None if value is None else value + step for value, step in pairs))
 
-    def steps_from(self, before: Said) -> tuple[int, ...]:
+    def steps_from(self, before: Said | None) -> tuple[int, ...]:
         """Return how far the values went since the epoch before; 1 where that cannot be said."""
+        if before is None:
+            return (1,) * len(self.values)
         pairs = zip(before.values, self.values, strict=True)
         return tuple(1 if None in (old, new) else new - old for old, new in pairs)  # type: ignore[operator]
 

@@ -33,7 +33,7 @@ from forebay.errors import WorkerDiedError
 from forebay.loading.buffer import warn_of_full_disk
 from forebay.loading.crew import Workers, pool_for
 from forebay.loading.recipe import LaneEnded, Made, Placed, Recipe
-from forebay.loading.statistics import Tally
+from forebay.loading.statistics import Tally, is_of_a_batch
 
 RELEASED_TOGETHER = 16
 # What a worker may take to come up, beyond `timeout`.
@@ -138,11 +138,7 @@ class Feed:
 
     def ready_batches(self) -> list[int]:
         """Return the tasks of the results that wait, in order, without those that say the end."""
-        return [
-            each.task
-            for each in self._ready
-            if not (isinstance(each, DeliverResult) and isinstance(each.result, LaneEnded))
-        ]
+        return [each.task for each in self._ready if is_of_a_batch(each)]
 
     @property
     def in_flight(self) -> int:

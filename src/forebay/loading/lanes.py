@@ -93,6 +93,7 @@ class LaneIterator(BatchIterator):
     def _plan(self, epoch: int, batch: int = 0, next_lane: int = 0) -> None:
         """Let orders be of an epoch, from a batch on that a lane is to make."""
         self._planned, self._batch, self._next_lane = epoch, batch, next_lane
+        self._lane_seed = self._epoch_seed(epoch)
         self._turns = [0] * self._num_workers
         self._ended = False
 
@@ -126,7 +127,7 @@ class LaneIterator(BatchIterator):
             self._dataset_epoch(),
             shared_seed,
             self._turns[lane],
-            self._epoch_seed(self._planned),
+            self._lane_seed,
         )
         self._turns[lane] += 1
         task = NewTask(self._key, order, lane)

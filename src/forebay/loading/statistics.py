@@ -81,7 +81,7 @@ class Tally:
 
     def came(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what became ready."""
-        if not _is_of_a_batch(outcome):
+        if not is_of_a_batch(outcome):
             return
         if isinstance(outcome, DeliverResult) and isinstance(outcome.result, Made):
             times = outcome.result.times
@@ -94,7 +94,7 @@ class Tally:
 
     def went(self, outcome: DeliverResult | ReportFailure) -> None:
         """Count what is ready no more."""
-        if not _is_of_a_batch(outcome):
+        if not is_of_a_batch(outcome):
             return
         self.ready_batches -= 1
         self.ready_bytes -= _nbytes(outcome)
@@ -105,7 +105,7 @@ class Tally:
         return waits[min(int(share * len(waits)), len(waits) - 1)] if waits else 0.0
 
 
-def _is_of_a_batch(outcome: DeliverResult | ReportFailure) -> bool:
+def is_of_a_batch(outcome: DeliverResult | ReportFailure) -> bool:
     """Tell a batch, or what came instead, from the mark that a worker's part is at its end."""
     return not (isinstance(outcome, DeliverResult) and isinstance(outcome.result, LaneEnded))
 

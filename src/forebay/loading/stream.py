@@ -214,9 +214,7 @@ class Stream:
     def _steps(self) -> tuple[int, ...]:
         """Return how far `set_epoch` went from the last epoch but one to the last."""
         last = max(self._said)
-        before = self._said.get(last - 1)
-        said = self._said[last]
-        return said.steps_from(before) if before is not None else (1,) * len(said.values)
+        return self._said[last].steps_from(self._said.get(last - 1))
 
     # ---- the plan ------------------------------------------------------------------------------
 

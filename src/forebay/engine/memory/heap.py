@@ -7,7 +7,7 @@ import ctypes
 # Of glibc's mallopt(3): what they are called there, and the most it takes for the second.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_IN_HEAP = 32 << 20
-KEPT = 256 << 20
+_KEPT = 256 << 20
 
 
 def keep_freed() -> None:
@@ -20,4 +20,4 @@ def keep_freed() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
-        mallopt(_M_TRIM_THRESHOLD, KEPT)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)

@@ -156,11 +156,10 @@ def nodes() -> list[Node]:
     from ray._private import state
 
     look: Any = state.available_resources_per_node  # the public ones add all nodes up
-    if not ray.is_initialized():
-        raise ConnectionError("Ray was shut down")
     try:
-        free = look()
-        listed = ray.nodes()
+        with up():
+            free = look()
+            listed = ray.nodes()
     except Exception as error:  # whatever Ray raises when its head does not answer
         raise ConnectionError(first_line(error)) from error
     return [
