@@ -38,9 +38,12 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-# Ray's are run by themselves: it leaves threads, handlers and a connection in its process.
+# The loader's tests take as long as all others together, so both halves run at the same time. Ray's
+# are run by themselves: it leaves threads, handlers and a connection in its process.
 test: $(DEV) ## Run all tests but the long ones on Ray clusters.
-	$(BIN)/python -m pytest -q --ignore tests/ray
+	$(BIN)/python -m pytest -q tests/loading & loading=$$!; failed=0; \
+	$(BIN)/python -m pytest -q --ignore tests/ray --ignore tests/loading || failed=1; \
+	wait $$loading || failed=1; exit $$failed
 	$(BIN)/python -m pytest -q tests/ray
 
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.

@@ -6,11 +6,16 @@ import io
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
-from buckets import bucket_server, empty_memory, new_bucket
 from pyarrow import csv
 
+from buckets import bucket_server, empty_memory, new_bucket
 from forebay.testing.leaks import no_leaks
+
+# No example fails for being slow: the machine may be busy.
+hypothesis.settings.register_profile("forebay", deadline=None)
+hypothesis.settings.load_profile("forebay")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""The rules of the house: what may import what, how long files are, and what they are called.
+"""Rules for the source: what may import what, how long files are, and what they are called.
 
 The checker reads source text, so its own tests hand it made-up files that break each rule.
 """
@@ -29,15 +29,15 @@ IMPURE_IMPORTS = frozenset(
         *("fsspec", "pyarrow", "ray", "torch"),
     ]
 )
-# Rooms do not know each other; whoever introduces them is named here.
-ROOMS = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
-VERBS = ("loader", "preprocess", "predict", "cache")
-HOSTS = ("engine/engine", "run", "session", "cli", "__init__", "__main__", *VERBS)
+# Parts that do not know each other; whatever joins them is named in JOINING.
+SEPARATE = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
+# What a user calls, each of them by itself.
+ENTRY_POINTS = ("loader", "preprocess", "predict", "cache")
+JOINING = ("engine/engine", "run", "session", "cli", "__init__", "__main__", *ENTRY_POINTS)
+# They stand on all other parts, as entry points do: what the loader, predict and cache are made of.
+UPPER = ("loading", "collating", "items", "mixing", "predicting", "sample_ranges")
 # The public tests look everywhere, and nothing looks at them.
-OUTSIDE = ("testing",)
-# The loader's own rooms stand on all others, as verbs do; so do what collates for it, and datasets;
-# and predict's, which read through the loader.
-UPSTAIRS = ("loading", "collating", "items", "predicting")
+TESTING = ("testing",)
 RAY = ("engine/pools/ray",)
 
 LONG, HEAD = 350, 30
@@ -61,13 +61,13 @@ def imports(path: str, source: str) -> set[str]:
     return found
 
 
-def is_in(place: str, rooms: tuple[str, ...]) -> bool:
+def is_in(place: str, parts: tuple[str, ...]) -> bool:
     """Whether a module, written "engine/flow", is one of these or lies in one of them."""
-    return any(place == room or place.startswith(room + "/") for room in rooms)
+    return any(place == part or place.startswith(part + "/") for part in parts)
 
 
-def room_of(place: str) -> str | None:
-    return next((room for room in ROOMS if is_in(place, (room,))), None)
+def part_of(place: str) -> str | None:
+    return next((part for part in SEPARATE if is_in(place, (part,))), None)
 
 
 def violations(sources: Mapping[str, str]) -> Iterator[str]:
@@ -80,39 +80,39 @@ def violations(sources: Mapping[str, str]) -> Iterator[str]:
             for module in taken
             if module.startswith("forebay.")
         }
-        yield from (f"{path}: {rule}" for rule in _foreign_rules(place, taken))
-        yield from (f"{path}: {rule}" for rule in _house_rules(place, ours))
+        yield from (f"{path}: {rule}" for rule in _library_rules(place, taken))
+        yield from (f"{path}: {rule}" for rule in _import_rules(place, ours))
         yield from (f"{path}: {rule}" for rule in _file_rules(path, source))
 
 
-def _foreign_rules(place: str, taken: set[str]) -> Iterator[str]:
+def _library_rules(place: str, taken: set[str]) -> Iterator[str]:
     roots = {module.partition(".")[0] for module in taken}
     if is_in(place, PURE):
         yield from (f"is pure and imports {root}" for root in sorted(roots & IMPURE_IMPORTS))
     if "ray" in roots and not is_in(place, RAY):
-        yield "imports ray, which engine/pools/ray.py alone may"
+        yield "imports ray, which engine/pools/ray alone may"
 
 
-def _house_rules(place: str, ours: set[str]) -> Iterator[str]:
-    room, verb = room_of(place), place in VERBS
-    is_host = place in HOSTS or is_in(place, (*OUTSIDE, *UPSTAIRS))
+def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
+    part, is_entry = part_of(place), place in ENTRY_POINTS
+    joins = place in JOINING or is_in(place, (*TESTING, *UPPER))
     if place == "errors" and ours:
-        yield "is the ground and imports something of forebay"
+        yield "is imported by all and imports something of forebay"
     for other in sorted(ours):
         if is_in(other, ("cli",)) and place not in ("cli", "__main__"):
             yield f"imports {other}, which is the command line's own"
-        if is_in(other, OUTSIDE) and not is_in(place, OUTSIDE):
+        if is_in(other, TESTING) and not is_in(place, TESTING):
             yield f"imports {other}, which is for tests"
-        if verb and is_in(other, VERBS) and not is_in(other, (place,)):
-            yield f"is a verb and imports another, {other}"
-        if is_in(place, PURE) and room_of(other) not in (None, room):
+        if is_entry and is_in(other, ENTRY_POINTS) and not is_in(other, (place,)):
+            yield f"is an entry point and imports another, {other}"
+        if is_in(place, PURE) and part_of(other) not in (None, part):
             yield f"is pure and imports {other}"
-        elif room is not None and room_of(other) not in (None, room):
-            yield f"is of the room {room} and imports {other}"
-        elif not is_host and room is None and room_of(other) is not None:
-            yield f"introduces rooms, which only {', '.join(HOSTS)} may: imports {other}"
-        if not is_host and is_in(other, HOSTS):
-            yield f"looks up: imports {other}"
+        elif part is not None and part_of(other) not in (None, part):
+            yield f"belongs to {part} and imports {other}"
+        elif not joins and part is None and part_of(other) is not None:
+            yield f"joins parts, which only {', '.join(JOINING)} may: imports {other}"
+        if not joins and is_in(other, JOINING):
+            yield f"imports upwards: {other}"
 
 
 def _file_rules(path: str, source: str) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _file_rules(path: str, source: str) -> Iterator[str]:
         yield "has no docstring"
 
 
-def test_the_house_is_as_it_was_planned() -> None:
+def test_the_source_follows_the_rules() -> None:
     """No file of the package breaks a rule."""
     sources = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
     assert "errors.py" in sources
@@ -133,7 +133,7 @@ def test_the_house_is_as_it_was_planned() -> None:
 
 
 BROKEN = {
-    "a thread in the machine": (
+    "a thread in a pure module": (
         "engine/flow.py",
         "import threading",
         "is pure and imports threading",
@@ -148,46 +148,46 @@ BROKEN = {
         "import torch.utils.data",
         "is pure and imports torch",
     ),
-    "a pool in the machine": (
+    "a pool in a pure module": (
         "engine/flow.py",
         "from forebay.engine import pools",
         "is pure and imports engine/pools",
     ),
-    "a room that knows another": (
+    "a part that knows another": (
         "jobs/work.py",
         "from forebay.engine.pools.base import Pool",
-        "is of the room jobs and imports engine/pools/base",
+        "belongs to jobs and imports engine/pools/base",
     ),
-    "a relative way to another room": (
+    "a relative import of another part": (
         "engine/pools/worker.py",
         "from ..memory import slab",
-        "is of the room engine/pools and imports engine/memory",
+        "belongs to engine/pools and imports engine/memory",
     ),
-    "a stranger who introduces rooms": (
+    "a module that joins parts and may not": (
         "observe/progress.py",
         "import forebay.jobs.ledger",
-        "introduces rooms",
+        "joins parts",
     ),
-    "a room that looks up": (
+    "a part that imports upwards": (
         "jobs/ledger.py",
         "from forebay.preprocess import preprocess",
-        "looks up: imports preprocess",
+        "imports upwards: preprocess",
     ),
-    "a room that drives": (
+    "a pool that imports the engine": (
         "engine/pools/threads.py",
         "from forebay.engine.engine import Engine",
-        "looks up: imports engine/engine",
+        "imports upwards: engine/engine",
     ),
-    "a verb that uses another": (
+    "an entry point that uses another": (
         "cache.py",
         "from forebay import preprocess",
-        "is a verb and imports another, preprocess",
+        "is an entry point and imports another, preprocess",
     ),
-    "ray at large": ("engine/engine.py", "import ray", "imports ray"),
+    "ray outside its package": ("engine/engine.py", "import ray", "imports ray"),
     "errors that stand on something": (
         "errors.py",
         "from forebay.options import X",
-        "is the ground and imports something",
+        "is imported by all and imports something",
     ),
     "a library that calls its command line": (
         "preprocess.py",
@@ -200,7 +200,7 @@ BROKEN = {
         "imports testing",
     ),
     "a long file": ("jobs/ledger.py", "\n" * LONG, "does not say 'Long because'"),
-    "a drawer": ("jobs/utils.py", "", "has a name that says nothing"),
+    "a file of odds and ends": ("jobs/utils.py", "", "has a name that says nothing"),
     "a manager": ("jobs/worker_manager.py", "", "has a name that says nothing"),
 }
 
@@ -220,12 +220,12 @@ def test_a_file_without_a_docstring_is_found() -> None:
 
 
 ALLOWED = {
-    "the engine introduces rooms": (
+    "the engine joins parts": (
         "engine/engine.py",
         "from forebay.engine.pools.threads import ThreadPool\nfrom forebay.engine.flow import Flow",
     ),
-    "ray's own room": ("engine/pools/ray.py", "import ray"),
-    "a room speaks the engine's words": (
+    "ray in its package": ("engine/pools/ray.py", "import ray"),
+    "a part imports the engine's records": (
         "jobs/work.py",
         "from forebay.engine.job import Assignment\nfrom . import records",
     ),
@@ -233,11 +233,11 @@ ALLOWED = {
         "engine/flow.py",
         "# Long because it is one table." + "\n" * LONG,
     ),
-    "the other door": ("__main__.py", "from forebay.cli import main"),
+    "the other way to start the command line": ("__main__.py", "from forebay.cli import main"),
 }
 
 
 @pytest.mark.parametrize(("path", "source"), ALLOWED.values(), ids=ALLOWED)
 def test_what_is_allowed_is_not_found(path: str, source: str) -> None:
-    """The checker does not cry wolf."""
+    """No rule is found broken where none is."""
     assert list(violations({path: f'"""A file."""\n{source}\n'})) == []

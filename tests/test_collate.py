@@ -161,7 +161,7 @@ def test_a_loader_names_it_in_a_note_and_says_what_torch_says(options):
         next(iter(loader))
     told = "\n".join([str(caught.value), *caught.value.__notes__])
     assert "sample 3 of a batch of 8 does not fit: field data is a tensor of shape (3,)" in told
-    assert "the samples [0, 1, 2, 3, 4, 5, 6, 7]" in told
+    assert "samples [0, 1, 2, 3, 4, 5, 6, 7]" in told
 
 
 # ---- travelling ---------------------------------------------------------------------------------

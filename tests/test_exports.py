@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.resources
 import inspect
+import pickle
 import pkgutil
 from types import ModuleType
 
@@ -67,3 +68,8 @@ def test_no_error_hides_in_a_room() -> None:
 def test_the_package_is_typed() -> None:
     """Type checkers are told that the annotations are meant."""
     assert (importlib.resources.files(forebay) / "py.typed").is_file()
+
+
+def test_the_package_can_be_pickled_by_name() -> None:
+    """A function that uses `forebay` as a global name travels to other processes."""
+    assert pickle.loads(pickle.dumps(forebay)) is forebay

@@ -1,6 +1,6 @@
 """forebay: one PyTorch Dataset for preprocessing, training and prediction.
 
-The public door. Each name is fetched from its home when it is first used, so importing forebay
+Each public name is fetched from its module when it is first used, so importing forebay
 loads neither torch, pyarrow nor ray, and a worker loads only what it needs.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay import collate
+    from forebay.buffer import Buffer
     from forebay.cache import cache, open_cache
     from forebay.caching.dataset import CachedDataset
     from forebay.errors import (
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
         SampleTimeoutError,
         WorkerDiedError,
     )
+    from forebay.failures import Failure
     from forebay.items import from_folder, from_ids, from_table
-    from forebay.jobs.report import Failure, Report
+    from forebay.jobs.report import Report
     from forebay.loader import DataLoader
-    from forebay.loading.buffer import Buffer
+    from forebay.mixing import MixedDataset, mix
+    from forebay.observe.statistics import Statistics
     from forebay.options import Ray
     from forebay.packed import PackedSequence
     from forebay.predict import predict
+    from forebay.predicting.prediction_report import PredictionReport
     from forebay.preprocess import preprocess
 
 __version__ = "0.1.0"
@@ -49,36 +53,44 @@ __all__ = [
     "ForebayError",
     "InputError",
     "LedgerError",
+    "MixedDataset",
     "OptionError",
     "OutputError",
     "PackedSequence",
+    "PredictionReport",
     "Ray",
     "Report",
     "SampleTimeoutError",
+    "Statistics",
     "WorkerDiedError",
     "cache",
     "collate",
     "from_folder",
     "from_ids",
     "from_table",
+    "mix",
     "open_cache",
     "predict",
     "preprocess",
 ]
 
-# Where public names live; all others are errors.
+# The modules of public names; all others are in `errors`.
 _HOMES = {
-    "Buffer": "forebay.loading.buffer",
+    "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
     "DataLoader": "forebay.loader",
-    "Failure": "forebay.jobs.report",
+    "Failure": "forebay.failures",
+    "MixedDataset": "forebay.mixing",
     "PackedSequence": "forebay.packed",
+    "PredictionReport": "forebay.predicting.prediction_report",
     "Ray": "forebay.options",
     "Report": "forebay.jobs.report",
+    "Statistics": "forebay.observe.statistics",
     "cache": "forebay.cache",
     "from_folder": "forebay.items",
     "from_ids": "forebay.items",
     "from_table": "forebay.items",
+    "mix": "forebay.mixing",
     "open_cache": "forebay.cache",
     "predict": "forebay.predict",
     "preprocess": "forebay.preprocess",
@@ -87,19 +99,30 @@ _HOMES = {
 _MODULES = {"collate"}
 
 
-def __getattr__(name: str) -> Any:
-    """Fetch a public name from its home, once."""
-    if name not in __all__:
-        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
-    if name in _MODULES:
-        return import_module(f"forebay.{name}")
-    value = getattr(import_module(_HOMES.get(name, "forebay.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or else a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Fetch a public name from its module, once."""
+        if name not in __all__:
+            raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+        if name in _MODULES:
+            return import_module(f"forebay.{name}")
+        value = getattr(import_module(_HOMES.get(name, "forebay.errors")), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, fetched yet or not: what completion shows."""
+    return sorted({*globals(), *__all__})
 
 
 class _Door(ModuleType):
-    """Keeps a verb's name for the verb: importing its module would bind the module to it."""
+    """Keeps `forebay.predict` the function: importing the module `predict` would replace it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the module by its name, as cloudpickle does with other modules."""
+        return import_module, (self.__name__,)
 
     def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(value, ModuleType) or name in _MODULES or name not in __all__:

@@ -24,22 +24,22 @@ from forebay.caching.index import Index, Plan, check_size
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
 from forebay.caching.work import ShardWork, told
 from forebay.caching.writer import specs_of, wider
-from forebay.errors import ChangedError, FailuresError, InputError, OptionError
+from forebay.errors import FailuresError, InputError, OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.places import local_path
-from forebay.jobs.ranges import ranges
 from forebay.jobs.report import Report
-from forebay.jobs.seeds import generators_kept, seed_everything
 from forebay.options import PreprocessOptions, Ray
+from forebay.randomness import generators_kept, seed_generators, seed_of_text
+from forebay.sample_ranges import Cut, cut_before, enrol_ranges
 from forebay.session import Session
 
 SHARD_BYTES = 64 * 2**20
 # At least so many shards, if there are as many samples: every core has work, and a kill costs
 # little, however long a sample takes and however small it is.
 LEAST_SHARDS = 128
-# The ledger's name for the plan.
-_PLAN = "cache"
+# The ledger's name for how the samples are cut.
+_CUT = "cache"
 
 Transform = Callable[[Any], Any]
 
@@ -199,26 +199,23 @@ def _made(
 ) -> Index:
     """Make what is missing, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    recorded = None if session.starts_over else ledger.get_meta(_PLAN)
-    if recorded is None:
+    cut = cut_before(session, _CUT, samples, may_grow=False)
+    if cut is None:
         plan = _plan(dataset, samples, shard_bytes, classes)
+        cut = Cut(samples, plan.per_shard, plan.to_json())
     else:
-        plan = _continued(Plan.from_json(recorded), samples, session.options.version)
-        ledger.mark_todo(_lost(session))
+        plan = replace(Plan.from_json(cut.facts), samples=samples)
+        _check_sizes(session)
     Index.remove(private)  # until all is there again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # those of a run that was killed
-    session.enrol(ranges(plan.samples, plan.per_shard))
-    # A dataset that is shorter now leaves no shard behind.
-    ledger.mark_todo([ordinal for _, _, ordinal in ledger.outputs() if ordinal < 0])
-    session.settle()
-    ledger.set_meta(_PLAN, plan.to_json())
+    enrol_ranges(session, _CUT, cut)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
-        session.hire("rows", doing=ShardWork(dataset, plan, marks, seed_everything))
+        session.hire("rows", doing=ShardWork(dataset, plan, marks))
         report = session.work_off("rows")
         if report.failed:
             raise FailuresError(_all_told(report, plan, marks))
@@ -248,7 +245,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
         failed: dict[int, Exception] = {}
         plan, nbytes = None, []
         for index in dict.fromkeys((0, samples // 2, samples - 1)):
-            seed_everything(str(index))
+            seed_generators(seed_of_text(str(index)))
             try:
                 sample = probed[index]
                 structure = structure_of(sample) if plan is None else plan.structure
@@ -271,33 +268,16 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
     return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
 
 
-def _continued(plan: Plan, samples: int, version: str | None) -> Plan:
-    """Return the plan of an earlier run, which this one goes on with.
+def _check_sizes(session: Session) -> None:
+    """Make sure that the shards that are there are as they were written.
 
     Raises:
-        ChangedError: The dataset has another length.
+        InputError: One has another size.
     """
-    if plan.samples != samples and version is None:
-        raise ChangedError(
-            f"the dataset has {samples:,} samples, and {plan.samples:,} when the cache was begun\n"
-            "  Nothing was started, and nothing is lost. Choose one:\n"
-            "  - make all anew: resume=False;\n"
-            "  - keep what is done, if the samples it has are still the same: version='2';\n"
-            "  - another directory."
-        )
-    return replace(plan, samples=samples)
-
-
-def _lost(session: Session) -> list[int]:
-    """Return which shards somebody removed."""
-    lost = []
-    for name, size, ordinal in session.ledger.outputs():
+    for name, size, _ in session.ledger.outputs():
         there = session.folder.size(name)
-        if there is None:
-            lost.append(ordinal)
-        else:
+        if there is not None:
             check_size(Path(session.folder.locate(name)), there, size)
-    return lost
 
 
 def _all_told(report: Report, plan: Plan, marks: Path) -> str:

@@ -20,7 +20,6 @@ from forebay.errors import ForebayError, OptionError
 from forebay.jobs.manifest import SUFFIXES
 from forebay.jobs.places import look_at, open_place
 from forebay.jobs.reference import load_work
-from forebay.jobs.report import Failure
 from forebay.jobs.status import Snapshot
 from forebay.jobs.verify import verify as hold_against
 from forebay.observe.progress import duration
@@ -197,10 +196,10 @@ def status_command(output: str) -> int:
 def failures_command(output: str, traceback: bool) -> int:
     """List the failed inputs of OUTPUT, also while it runs."""
     snapshot = look_at(output)
-    for source, failed in snapshot.failures:
-        click.echo(str(Failure.of(source, failed)))
+    for failure in snapshot.failures:
+        click.echo(str(failure))
         if traceback:
-            rest = [*failed.message.splitlines()[1:], *failed.traceback.splitlines()]
+            rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
             click.echo("".join(f"    {line}\n" for line in rest), nl=False)
     click.echo(f"{len(snapshot.failures):,} failed", err=True)
     return DONE

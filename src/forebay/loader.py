@@ -1,89 +1,51 @@
-"""`forebay.DataLoader`: torch's, with a buffer so deep that training never waits.
+"""`forebay.DataLoader`: PyTorch's DataLoader with a prefetch buffer of any size.
 
-DataLoader ── iter ──> ArrayIterator    tensors in memory
-│                  LaneIterator     torch's arguments alone, with workers
-│                  AheadIterator    an iterable dataset and a buffer
-│                  torch's own      torch's arguments alone, without workers
-└──────────────>   StreamIterator   buffer, seed, on_error or backend were named
+    DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
-Long because all that a user may call on a loader stands here, and because it repeats every argument
-of torch's class, for the signature and the documentation.
+Long because the public class and its documentation are in one file. The implementation is in
+`loading/`: `settings.py` derives what the arguments mean, `pipeline.py` connects the parts.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import multiprocessing
-import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
-from pickle import PicklingError
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, Self, TypeVar
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data.dataloader import (
-    _DatasetKind,
-    _get_distributed_settings,
-    _sharding_worker_init_fn,
-)
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from forebay.engine.limits import Limits
+from forebay.buffer import Buffer
 from forebay.errors import OptionError
-from forebay.loading.ahead import AheadIterator
-from forebay.loading.buffer import MOST_BATCHES, Buffer
-from forebay.loading.crew import Workers
-from forebay.loading.epochs import Watches
-from forebay.loading.feed import Feed
-from forebay.loading.fetch import MapFetcher, slicing
-from forebay.loading.iterators import RETRIES, StreamIterator
-from forebay.loading.job import holder_of_epoch
-from forebay.loading.lanes import LaneIterator
-from forebay.loading.local import ArrayIterator, PlainIterator
-from forebay.loading.pump import PumpedFeed
-from forebay.loading.recipe import Lane, Recipe, SkippedSample
-from forebay.loading.seeding import generators_kept, generators_taken
-from forebay.loading.shuffle import SeededShuffle
-from forebay.loading.state import (
-    Followed,
-    Place,
-    carried_by,
-    give_back,
-    has_state,
-    holds_position,
-    leave_out,
-    set_generator,
-    state_of_generator,
+from forebay.failures import Failure, FailureLog
+from forebay.loading.checks import check, check_worker_method
+from forebay.loading.frameworks import torchs_init
+from forebay.loading.iterators import BatchIterator
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.planner import Planner
+from forebay.loading.position import Position
+from forebay.loading.progress import (
+    mask_of,
+    position_of,
+    restore_states,
+    reweighted,
+    statistics_of,
 )
-from forebay.loading.statistics import Statistics, Tally
-from forebay.loading.stream import Stream
-from forebay.options import Ray, check_backend, cluster_of
+from forebay.loading.replay import replayed
+from forebay.loading.samplers import UnreadSampler, planned
+from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.settings import Settings
+from forebay.mixing import MixedDataset, checked_weights
+from forebay.observe.statistics import Counters, Statistics
+from forebay.options import Ray, cluster_of
+from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# What a loader that is made cannot change any more, besides what torch names.
-_FIXED = ("buffer", "backend", "seed", "on_error")
-# Batches up to this size are sliced in the trainer, where the dataset is tensors in memory: making
-# one takes less than sending it.
-SLICED_BYTES = 1 << 20
-STATE_VERSION = 1
-# Work to send to a worker in one message, where batches are quick: it need not wait for the next.
-GROUP_S = 0.02
-MOST_IN_GROUP = 64
+# What cannot be changed once a loader is made, besides what torch names.
+_FIXED = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail")
 
 
 class DataLoader(TorchDataLoader[_T_co]):
@@ -92,16 +54,18 @@ class DataLoader(TorchDataLoader[_T_co]):
     With torch's arguments alone it does what torch does. The further ones:
 
     Args:
-        dataset: As torch's, like all up to `in_order`.
-        batch_size: See torch.
-        shuffle: See torch. With `buffer` or `seed`, the order is a function of seed and epoch.
+        dataset: As torch's, like all up to `in_order`. Or a mixture, made by `forebay.mix`.
+        batch_size: See torch. With `world_size`, samples per rank.
+        shuffle: See torch. With any of forebay's own arguments the order is a function of seed and
+            epoch, computed position by position: no list of the dataset's length is made.
         sampler: See torch.
         batch_sampler: See torch.
-        num_workers: See torch. With 0 nobody can fill a buffer, so it stays empty.
+        num_workers: See torch.
         collate_fn: See torch.
         pin_memory: See torch.
-        drop_last: See torch.
-        timeout: See torch. The worker that hangs is killed and its batch made once more first.
+        drop_last: See torch. With `world_size` the incomplete batch of all ranks together.
+        timeout: See torch. A worker that exceeds it is killed, and its batch is retried once before
+            the error is raised.
         worker_init_fn: See torch.
         multiprocessing_context: See torch.
         generator: See torch.
@@ -109,18 +73,34 @@ class DataLoader(TorchDataLoader[_T_co]):
         persistent_workers: See torch. With `buffer` workers always persist.
         pin_memory_device: See torch.
         in_order: See torch.
-        buffer: How much to make ahead, across the ends of epochs: bytes, a text such as "30GB", or
-            a `forebay.Buffer`. Only one iteration at a time then: a new one ends the one before.
+        buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
+            memory), or a `forebay.Buffer`. Only one iterator is valid at a time: `iter(loader)`
+            invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to have batches made on the
             nodes of a cluster; the buffer is this process's memory all the same. Threads share the
             generators of the process: with `seed` samples take turns, and a trainer that draws
             from `random`, numpy or torch's CPU generator meanwhile makes both its own draws and
-            the samples depend on who came first.
+            the samples depend on thread timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after the death of a worker
             and after a resume. `random`, numpy and torch are seeded for each sample; for an
             iterable dataset for each worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`.
+        world_size: Number of ranks that share each batch: a count, "auto" for that of the process
+            group or the launcher, or None for no sharding. A global batch has
+            `batch_size * world_size` samples, and is the same for every world size that divides it.
+            Without `seed` the seed is 0, on all ranks.
+        rank: Rank of this process; None detects it.
+        tail: How to split the incomplete last batch if `drop_last=False`: "repeat" gives every
+            rank the same number of steps and samples, by repeating one where needed, which `mask`
+            names; "uneven" repeats nothing, so that some ranks may have one step less, for
+            `torch.distributed.algorithms.Join`.
+        worker_method: Accepted where torch's DataLoader has it: "thread" is `backend="thread"`.
+        snapshot_every_n_steps: Accepted as torchdata's StatefulDataLoader has it, and not needed:
+            a state is exact at every step.
+
+    Attributes:
+        epoch: The current epoch; after its last batch, the next one.
 
     Raises:
         OptionError: One of forebay's own arguments is impossible.
@@ -129,132 +109,78 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
-        collate_fn: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Any = None,
-        multiprocessing_context: Any = None,
-        generator: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: BaseContext | str | None = None,
+        generator: torch.Generator | None = None,
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
         buffer: int | str | Buffer | None = None,
-        backend: str | Ray = "process",
+        backend: Literal["process", "thread", "ray"] | Ray = "process",
         seed: int | None = None,
-        on_error: str = "raise",
+        on_error: Literal["raise", "skip"] = "raise",
+        world_size: int | Literal["auto"] | None = None,
+        rank: int | None = None,
+        tail: Literal["repeat", "uneven"] = "repeat",
+        worker_method: str | None = None,
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
-        """See the class."""
-        check_backend(backend)
-        _check("on_error", on_error, ("raise", "skip"))
-        if seed is not None and type(seed) is not int:
-            raise OptionError(f"seed={seed!r} is not possible; it takes a whole number or None")
+        check_worker_method(worker_method)
         self.buffer = Buffer.of(buffer)
-        if backend == "thread" and self.buffer is not None and self.buffer.directory is not None:
-            raise OptionError(
-                "Buffer(directory=) is not possible with backend='thread', whose batches are the "
-                "trainer's own memory\n"
-                "  Nothing was started. Use backend='process', or a buffer in memory."
-            )
-        if cluster_of(backend) is not None and not num_workers:
-            raise OptionError(
-                "backend='ray' with num_workers=0: nobody on the cluster would make batches\n"
-                "  Nothing was started. Say how many workers the cluster is to run."
-            )
-        if timeout and not num_workers and (seed is not None or self.buffer is not None):
-            raise OptionError(
-                f"timeout={timeout:g} needs a worker that can be killed, and num_workers=0 has none"
-                "\n  Set num_workers to 1 or more, or leave the timeout out."
-            )
-        self.backend = backend
-        self.seed = seed
-        self.on_error = on_error
-        self._skips = on_error == "skip"
-        is_map = not isinstance(dataset, IterableDataset)
-        named = seed is not None or self.buffer is not None or self._skips or backend != "process"
-        self._streams = is_map and named
-        if not is_map and cluster_of(backend) is not None:
-            raise OptionError(
-                "an iterable dataset cannot have backend='ray': only samples that can be asked for "
-                "one by one can be shared out among nodes\n"
-                "  Nothing was started. Use a map-style dataset (__getitem__ and __len__), or "
-                "backend='process', whose workers are on this machine."
-            )
-        if not is_map and (self._skips or backend != "process"):
-            raise OptionError(
-                f"an iterable dataset cannot have backend={backend!r} with on_error={on_error!r}: "
-                "its iterator ends where it raises, and threads cannot share it out\n"
-                "  Use a map-style dataset, or backend='process' and on_error='raise'."
-            )
-        if self._streams and shuffle and sampler is None and batch_sampler is None:
-            sampler, shuffle = SeededShuffle(dataset, seed, generator), None
-        self._prefetch_is_set = prefetch_factor is not None
-        self._tally = Tally()
-        self._skipped: list[SkippedSample] = []
-        self._stream: Stream | None = None
-        self._feed: Feed | None = None
-        self._passes: weakref.WeakSet[LaneIterator] = weakref.WeakSet()
-        # The iterator that the stream is read by.
-        self._reader: Callable[[], Any] = _nobody
-        self._place: Place | None = None  # by torch's arguments alone: where the pass stands
-        self._resumed: Place | None = None  # where the next one is to begin
-        self._epoch = 0  # to be begun next
-        self._resume_at = 0  # batches of it that were handed out before a resume
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+        self.backend = "thread" if worker_method == "thread" else backend
+        self.ranks = ranks_of(world_size, rank)
+        self.seed = 0 if seed is None and self.ranks is not None else seed
+        self._own_seed = seed  # that of a state takes its place
+        self.on_error, self.tail = on_error, tail
+        # As they were given: some libraries make a loader again from its attributes.
+        self.world_size, self.rank = world_size, rank
+        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        self.prefetch_is_set = prefetch_factor is not None
+        is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
+        is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
+        self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
+        if not self._by_torchs_rules and sampler is None and batch_sampler is None:
+            sampler, shuffle = planned(dataset, bool(shuffle), self.seed, generator), None
+        self._counters = Counters()
+        self._failures = FailureLog()
+        self._pipeline: Pipeline | None = None  # of the last iteration
+        self._passes: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+        self._resumed: Position | None = None  # where the next iteration is to begin
+        self._next_epoch = 0
+        arguments: Any = (
+            *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
+            *(pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
+        )
+        torchs_init()(
+            self,
+            *arguments,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        watched = holder_of_epoch(dataset) if self._streams or self.buffer is not None else None
-        self._watches = Watches(self._whole_sampler if self._streams else None, watched)
+        check(Settings(self))
+        is_plain = self._by_torchs_rules and self.buffer is None
+        samplers = None if self._by_torchs_rules else super()._index_sampler
+        self._recorders = SetEpochRecorders(samplers, None if is_plain else dataset)
 
     # ---- iterating -----------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
-        if self._streams:
-            return StreamIterator(self, self._begin_epoch)
-        place, self._resumed = self._resumed, None
-        if place is not None and place.batch:
-            self._place, self._epoch = place, place.epoch + 1
-            return self._go_on(place)
-        generator = self._drawn_from
-        if place is not None and place.generator is not None:
-            set_generator(generator, place.generator)
-        carried = carried_by(self._whole_sampler)
-        keeps_workers = self._keeps_workers and self._iterator is not None
-        state = state_of_generator(generator)
-        self._place = Place(self._epoch, state, carried, keeps_workers=keeps_workers)
-        self._epoch += 1
-        if self._dataset_kind == _DatasetKind.Iterable and has_state(self.dataset):
-            self._place.lanes = [Lane() for _ in range(max(self.num_workers, 1))]
-        return self._begin_pass()
-
-    def _begin_pass(self) -> Any:
-        """Begin a pass by torch's rules; those of workers that persist have one iterator."""
-        if not (self._keeps_workers and self.num_workers):
+        if not self._keeps_iterator:
             return self._get_iterator()
         if self._iterator is None:
             self._iterator = self._get_iterator()
@@ -262,350 +188,149 @@ class DataLoader(TorchDataLoader[_T_co]):
             self._iterator._reset(self)
         return self._iterator
 
-    def _go_on(self, place: Place) -> Any:
-        """Begin a pass again, as it was begun, without what was handed out."""
-        # The global generator is the user's, who goes on with it from where it is.
-        with nullcontext() if self.generator is not None else generators_kept():
-            assert place.generator is not None, "a pass that gave batches has begun"
-            set_generator(self._drawn_from, place.generator)
-            if place.lanes and not self.num_workers and place.lanes[0].dataset is not None:
-                self.dataset.load_state_dict(place.lanes[0].dataset)  # type: ignore[attr-defined]
-            iterator: Any = self._begin_pass()
-            iterator.draw_order()
-            if self._dataset_kind == _DatasetKind.Iterable and not place.lanes:
-                count, place.batch = place.batch, 0
-                leave_out(iterator, count)
-        return iterator
+    def _get_iterator(self) -> Any:
+        """Return a new iterator; libraries and subclasses call this, too."""
+        if not Settings(self).is_local:
+            self.check_worker_number_rationality()
+        return BatchIterator(self)
+
+    def _begin_epoch(
+        self, iterator: BatchIterator, draw: Callable[[], None], is_new: bool
+    ) -> tuple[Pipeline, Planner]:
+        """Begin an epoch, or go on where a state was taken, for an iterator."""
+        settings = Settings(self)
+        if is_new:
+            pipeline = self._a_pipeline(is_new=self._by_torchs_rules)
+        else:  # an iterator that is kept goes on with its own workers
+            pipeline = self._pipeline = iterator.pipeline
+        position = self._resumed
+        if position is None:
+            epoch = self._next_epoch
+            origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
+            position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
+        try:
+            planner = pipeline.begin(settings, position, iterator, draw, is_new=is_new)
+        except BaseException:
+            pipeline.close()  # it may be inconsistent
+            raise
+        self._resumed, self._next_epoch = None, position.epoch + 1
+        return pipeline, planner
+
+    def _a_pipeline(self, *, is_new: bool) -> Pipeline:
+        if self._pipeline is None or is_new:
+            self._pipeline = Pipeline(Settings(self), self._recorders, self._counters)
+            self._passes.add(self._pipeline)
+        return self._pipeline
 
     @property
-    def _drawn_from(self) -> torch.Generator:
-        """The generator that each iteration draws from; torch itself refuses an impossible one."""
-        given = self.generator
-        return given if isinstance(given, torch.Generator) else torch.default_generator
-
-    @property
-    def _whole_sampler(self) -> Any:
-        return super()._index_sampler
+    def _keeps_iterator(self) -> bool:
+        """Whether there is one iterator for all epochs, as torch has it where workers persist."""
+        keeps_workers = self.buffer is not None or self.persistent_workers
+        return self._by_torchs_rules and keeps_workers and self.num_workers > 0
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch's iterators read."""
-        sampler, place = self._whole_sampler, self._place
-        if place is None or not (place.skip or holds_position(sampler)):
-            return sampler
-        return Followed(sampler, place, self._drawn_from)
-
-    def _position(self) -> tuple[int, int]:
-        """Return the epoch that is being read, or was read last, and how much of it."""
-        if self._stream is not None:
-            return self._stream.epoch, self._stream.batch
-        place = self._resumed or self._place
-        if place is not None:
-            return place.epoch, place.batch
-        return (self._epoch, self._resume_at) if self._resume_at else (self._epoch - 1, 0)
-
-    def _get_iterator(self) -> Any:
-        """Choose how one pass is made where torch's arguments alone are given."""
-        if self._is_sliced():
-            return ArrayIterator(self)
-        if self.num_workers == 0:
-            return PlainIterator(self)
-        self.check_worker_number_rationality()
-        one_pass = LaneIterator(self) if self.buffer is None else AheadIterator(self)
-        self._passes.add(one_pass)
-        return one_pass
+        """What torch's iterator iterates, and asks for its length."""
+        own = super()._index_sampler
+        return own if self._by_torchs_rules else UnreadSampler(lambda: Settings(self).steps)
 
     def check_worker_number_rationality(self) -> None:
-        """Warn, as torch does, of more workers than this machine has cores, if they are on it."""
+        """Warn, as torch does, if there are more local workers than cores."""
         if cluster_of(self.backend) is None:
             super().check_worker_number_rationality()
 
-    def _may_prefetch_more(self) -> bool:
-        """Tell whether nobody can notice that more batches are under way than torch would have."""
-        own = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-        inner, outer = self.sampler, self.batch_sampler
-        return (
-            not self._prefetch_is_set
-            and type(inner) in (*own, DistributedSampler)
-            and (outer is None or type(outer) is BatchSampler)
-        )
-
-    def _is_sliced(self) -> bool:
-        cut = slicing(self._recipe(0, None))
-        if cut is None or len(self.dataset) == 0 or self.worker_init_fn is not None:  # type: ignore[arg-type]
-            return False
-        if self.num_workers == 0:
-            return True
-        one = cut([0])
-        row = one.nbytes if isinstance(one, torch.Tensor) else sum(each.nbytes for each in one)
-        return row * (self.batch_size or 1) <= SLICED_BYTES
-
-    def _begin_epoch(self, reader: Any, base_seed: int) -> tuple[Stream, Feed]:
-        """Let `reader` read the next epoch of the stream; the reader before it is at its end."""
-        self._reader = weakref.ref(reader)
-        seed = self.seed if self.seed is not None else base_seed
-        if not self._keeps_workers:
-            self._stop()
-        if self._stream is None:
-            if isinstance(self.sampler, SeededShuffle):
-                self.sampler.seed = seed
-            self._stream = Stream(
-                self._index_sampler,
-                self.dataset,
-                self._watches,
-                seed,
-                ahead=self.buffer is not None and self.num_workers > 0,
-                depth=(self.prefetch_factor or 1) * max(self.num_workers, 1),
-                shares_dataset=self.backend == "thread" or not self.num_workers,
-            )
-        stream = self._stream
-        if isinstance(self.sampler, RandomSampler) and self.sampler.generator is None:
-            # torch draws a seed for it here; what the user draws next stays the same.
-            with generators_taken():
-                torch.empty((), dtype=torch.int64).random_()
-        if self._feed is None or not self._feed.is_open:
-            # Seeded samples take turns where workers are threads, so there it has to be asked for.
-            is_seeded = self.seed is not None or self.backend != "thread"
-            recipe = self._recipe(base_seed, None, seed=stream.seed if is_seeded else None)
-            if self._feed is not None:
-                self._feed.close()
-            self._feed = self._open_feed(recipe, self._limits(), keeps_tasks=False)
-        stream.begin(self._feed, self._epoch, self._resume_at)
-        self._epoch, self._resume_at = self._epoch + 1, 0
-        return stream, self._feed
-
-    def _is_read_by(self, reader: Any) -> bool:
-        return self._reader() is reader
-
-    def _epoch_ended(self, reader: Any) -> None:
-        if self._is_read_by(reader):
-            self._reader = _nobody
-            if not self._keeps_workers:
-                self._stop()
+    # ---- what it has done ----------------------------------------------------------------------
 
     @property
-    def _keeps_workers(self) -> bool:
-        return self.buffer is not None or self.persistent_workers
-
-    def _recipe(self, base_seed: int, shared_seed: int | None, seed: int | None = None) -> Recipe:
-        init = self.worker_init_fn
-        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
-            world_size, rank = _get_distributed_settings()
-            init = functools.partial(_sharding_worker_init_fn, init, world_size, rank)
-        return Recipe(
-            dataset=self.dataset,
-            is_iterable=self._dataset_kind == _DatasetKind.Iterable,
-            auto_collation=self._auto_collation,
-            collate_fn=self.collate_fn,
-            drop_last=self.drop_last,
-            num_workers=self.num_workers,
-            base_seed=base_seed,
-            worker_init_fn=init,
-            seed=seed,
-            skip_errors=self._skips,
-            shared_seed=shared_seed,
-            first_epoch=0 if self._place is None else self._place.epoch,
-            lanes=() if self._place is None else tuple(self._place.lanes),
-        )
-
-    def _limits(self) -> Limits:
-        """Return what the engine may do for a stream."""
-        workers = max(self.num_workers, 1)
-        limits = Limits(
-            num_workers=workers,
-            slots=((self.prefetch_factor or 1) + 1) * workers,
-            in_order=True,
-            retries=RETRIES,
-            timeout_s=self.timeout or None,
-            group_s=GROUP_S if self.num_workers else 0.0,
-            max_group=MOST_IN_GROUP,
-            lookahead=0,
-            all_workers=True,
-        )
-        buffer = self.buffer
-        if buffer is None or not self.num_workers:
-            return limits
-        return replace(
-            limits,
-            slots=buffer.max_batches or MOST_BATCHES,
-            max_bytes=None if buffer.max_bytes is None else int(buffer.max_bytes),
-            refill_below=buffer.low_mark(),
-        )
-
-    def _open_feed(self, recipe: Recipe, limits: Limits, *, keeps_tasks: bool) -> Feed:
-        if not self.num_workers:
-            return Feed(recipe, Workers("inline", 1), limits, keeps_tasks, self._tally)
-        context = self.multiprocessing_context or multiprocessing.get_context()
-        start: Any = "fork" if context.get_start_method() == "fork" else context
-        cluster = cluster_of(self.backend)
-        backend: Any = self.backend if cluster is None else "ray"
-        directory = None if self.buffer is None else self.buffer.directory
-        workers = Workers(backend, self.num_workers, start, directory, cluster)
-        # Any worker may take the next order of a stream, so somebody must always be there to hand
-        # it out. By torch's rules each worker has its orders already.
-        kind = PumpedFeed if self._streams or self.buffer is not None else Feed
-        try:
-            return kind(recipe, workers, limits, keeps_tasks, self._tally)
-        except (TypeError, AttributeError, PicklingError):
-            if start == "fork":
-                raise
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process: with the start "
-                f"method {context.get_start_method()!r}, the dataset, collate_fn and "
-                "worker_init_fn have to be picklable. Define them at the top of a module, or use "
-                "multiprocessing_context='fork'.",
-                stacklevel=2,
-            )
-            raise
-
-    # ---- forebay's own powers ------------------------------------------------------------------
+    def epoch(self) -> int:
+        """The current epoch; after its last batch, or before the first iteration, the next one."""
+        pipeline = self._pipeline
+        if self._resumed is not None or pipeline is None or pipeline.planner is None:
+            return self._next_epoch
+        return pipeline.planner.epoch + (not pipeline.planner.has_next())
 
     @property
-    def failures(self) -> list[SkippedSample]:
-        """The samples that were left out so far (`on_error="skip"`), in order."""
-        return list(self._skipped)
+    def mask(self) -> torch.Tensor:
+        """Which samples of the last batch handed out count: bool, a value for each of them.
+
+        False for one that is only repeated so that no rank is a step short (`tail="repeat"`).
+
+        Raises:
+            OptionError: No batch was handed out yet.
+        """
+        return mask_of(self._pipeline)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The samples that were left out so far (`on_error="skip"`), in order: the first 1,000."""
+        return list(self._failures)
 
     def statistics(self) -> Statistics:
         """Return what the loader has done and what it waits for; cheap, at any time."""
-        tally = self._tally
-        feeds = [self._feed] if self._feed is not None else []
-        feeds += [one_pass._feed for one_pass in self._passes]
-        epoch, batch = self._position()
-        ready = self._ready(tally.ready_batches)
-        return Statistics(
-            epoch=epoch,
-            batch=batch,
-            ready_batches=tally.ready_batches,
-            ready_bytes=tally.ready_bytes,
-            ready_from=ready[0] if ready else None,
-            ready_to=ready[-1] if ready else None,
-            in_flight=sum(feed.in_flight for feed in feeds),
-            waited_s=tally.waited_s,
-            wait_p50_s=tally.percentile(0.5),
-            wait_p95_s=tally.percentile(0.95),
-            wait_p99_s=tally.percentile(0.99),
-            fetch_s=tally.fetch_s,
-            fetch_cpu_s=tally.fetch_cpu_s,
-            collate_s=tally.collate_s,
-            room_s=tally.room_s,
-            restarts=tally.restarts,
-            failures=len(self._skipped),
-        )
+        return statistics_of(self, self._passes, self._counters, self._failures.total)
 
-    def _ready(self, count: int) -> list[tuple[int, int]]:
-        """Return epoch and number of the batches that wait to be handed out."""
-        if self._stream is not None:
-            orders = list(self._stream.orders)[:count]
-            return [(order.epoch, order.batch) for _, order in orders]
-        if isinstance(self._iterator, AheadIterator):
-            return self._iterator.ready()
-        epoch, batch = self._position()
-        return [(epoch, batch + each) for each in range(count)] if self.in_order else []
+    # ---- where it stands -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, as data for JSON: what was handed out, not what is ready.
+        """Return the position as a JSON-serializable dict: batches handed out, not prefetched.
 
-        It takes no time that grows with the dataset. With `seed` or `buffer` it is valid for any
-        `num_workers`, `backend` and `buffer`, and all later epochs are as they would have been.
+        It takes no time that grows with the dataset. With any of forebay's own arguments it is
+        valid for any `num_workers`, `backend`, `buffer` and `world_size`, equal on all ranks, and
+        all later epochs are as they would have been. After the last batch of an epoch it is the
+        state before the next one: `epoch` says which the next iteration gives.
 
         With torch's arguments alone the rest of the epoch has the same samples in the same order.
         What workers draw, and the order of later epochs, come from torch's generators, as ever:
-        pass `generator`, or restore the global one with `torch.set_rng_state`. The workers of an
-        iterable dataset go on where they were if it has `state_dict` and `load_state_dict`;
-        otherwise what was handed out is made again and left out.
+        pass `generator`, or restore the global one with `torch.set_rng_state`. Workers go on where
+        they were if the dataset or its iterator has `state_dict` and `load_state_dict`; of an
+        iterable dataset without them, what was handed out is read again and left out.
+
+        A batch that raised counts as handed out; one that a sampler raised instead of does not.
 
         Raises:
-            OptionError: With `in_order=False` nobody can say which batches are left.
+            OptionError: With `in_order=False` it is not known which batches are left.
         """
-        if not self.in_order and self.num_workers and not self._streams:
+        if not self.in_order and self.num_workers and self._by_torchs_rules:
             raise OptionError(
                 "state_dict() is not possible with in_order=False: which batches are left depends "
                 "on how fast the workers were\n  Leave in_order=True, or name a seed."
             )
-        state: dict[str, Any] = {"version": STATE_VERSION, "dataset": None}
-        if self._dataset_kind == _DatasetKind.Map and has_state(self.dataset):
-            state["dataset"] = copy.deepcopy(self.dataset.state_dict())  # type: ignore[attr-defined]
-        return state | (self._state_of_stream() if self._streams else self._state_of_pass())
+        return (self._resumed or position_of(self, Settings(self))).to_state()
 
-    def _state_of_stream(self) -> dict[str, Any]:
-        if self._stream is not None:
-            place = self._stream.state(ended=self._reader is _nobody)
-        else:
-            place = {
-                "seed": self.seed,
-                "epoch": self._epoch,
-                "batch": self._resume_at,
-                "sampler": carried_by(self._index_sampler),
-                "said": list(self._watches.said().values),
-            }
-        return {"kind": "stream", **place}
-
-    def _state_of_pass(self) -> dict[str, Any]:
-        place = self._place if self._resumed is None else self._resumed
-        if place is None or (place.is_over and self._resumed is None):
-            # What the global generator will be when the next pass begins is not ours to say.
-            own = None if self.generator is None else state_of_generator(self.generator)
-            place = Place(self._epoch, own, carried_by(self._whole_sampler))
-        return {"kind": "pass", **place.as_state(), "num_workers": self.num_workers}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: the next iteration gives the rest of that epoch.
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Resume from `state`: the next iteration gives the rest of that epoch.
 
         Args:
-            state: What `state_dict` returned, there or in another process.
+            state: What `state_dict` returned, there or in another process, on any rank.
+            strict: Refuse a state of another global batch size, length or `drop_last`. False
+                counts in samples instead: the epoch goes on after the samples that were handed out,
+                in the order it was begun in, so that none is lost or repeated.
 
         Raises:
-            OptionError: The state is of a newer forebay, of another seed, or of another kind of
-                loader.
+            OptionError: The state does not fit; the message names both values. Nothing was changed.
         """
-        self._check_state(state)
+        settings = Settings(self)
+        world_size = 1 if self.ranks is None else self.ranks.world_size
+        position = Position.from_state(state)
+        position = position.fitted(
+            settings.made_with,
+            world_size,
+            self._own_seed,
+            strict=strict,
+            may_resize=settings.may_resize,
+        )
+        restore_states(self.dataset, settings.index_sampler, position)
         self.close()
-        self._stream, self._place, self._reader = None, None, _nobody
-        self._epoch = state["epoch"]
-        if state["dataset"] is not None:
-            self.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
-        give_back(self._whole_sampler, state["sampler"])
-        if not self._streams:
-            is_map = self._dataset_kind == _DatasetKind.Map
-            skips = is_map and not holds_position(self._whole_sampler)
-            self._resumed = Place.of_state(state, skip=state["batch"] if skips else 0)
-            return
-        if state["seed"] is not None:
-            self.__dict__["seed"] = state["seed"]  # nothing rests on the old one now
-        self._resume_at = state["batch"]
-        self._watches.take_over(state["said"])
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        if state.get("version") != STATE_VERSION:
-            raise OptionError(
-                f"the state has version {state.get('version')!r}, this forebay reads "
-                f"{STATE_VERSION}\n  Nothing was changed. Load it with the forebay that made it."
-            )
-        if (state["kind"] == "stream") is not self._streams:
-            theirs, ours = ("without", "with") if self._streams else ("with", "without")
-            raise OptionError(
-                f"the state is of a loader {theirs} seed=, buffer=, on_error= and backend=, this "
-                f"one is {ours}\n"
-                f"  Nothing was changed. Make the loader {theirs} them; any one of them counts."
-            )
-        seed = state.get("seed")
-        if None not in (seed, self.seed) and seed != self.seed:
-            raise OptionError(
-                f"the state is of seed={seed}, the loader of seed={self.seed}\n"
-                "  Nothing was changed. The batches would not be those that were to come: make the "
-                "loader with the same seed, or with none."
-            )
-        is_split = self._dataset_kind == _DatasetKind.Iterable and state["batch"]
-        if is_split and state["num_workers"] != self.num_workers:
-            raise OptionError(
-                f"the state is of num_workers={state['num_workers']}, the loader of "
-                f"num_workers={self.num_workers}\n"
-                "  Nothing was changed. Each worker has a part of an iterable dataset of its own, "
-                "so that their number has to stay the same within an epoch."
-            )
+        if self._pipeline is not None:
+            self._pipeline.reader = None
+        self._pipeline = None
+        if not settings.is_iterable:  # nothing depends on the old one now
+            self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
+        self._recorders.restore(position.set_epoch)
+        self._resumed, self._next_epoch = position, position.epoch
 
     def replay(self, *, epoch: int, batch: int) -> Any:
-        """Make one batch again, in this process, for a debugger; nothing else changes.
+        """Rebuild one batch in this process, for debugging, without affecting the iteration.
 
         Args:
             epoch: Its epoch, from 0.
@@ -619,50 +344,71 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What making it raised, with the real traceback.
         """
-        seed = self.seed
-        if seed is None and self._stream is not None and self.backend != "thread":
-            seed = self._stream.seed
-        if seed is None or not self._streams:
-            raise OptionError(
-                "replay() needs a seed: without one, batches depend on more than their number\n"
-                "  Make the loader with seed=0, say."
-            )
-        stream = self._stream or Stream(self._index_sampler, self.dataset, self._watches, seed)
-        with generators_kept():
-            order, said = stream.order_of(epoch, batch)
-            self._watches.set_dataset(said)
-            try:
-                return MapFetcher(self._recipe(0, None, seed=seed)).again(order)
-            finally:
-                self._watches.set_dataset(self._watches.said())
+        settings = Settings(self)
+        pipeline = self._pipeline or Pipeline(settings, self._recorders, self._counters)
+        return replayed(pipeline, settings, self._resumed, epoch, batch)
+
+    # ---- changes -------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Drop what was made ahead, and replace the workers, at the next iteration.
+
+        Call it after changing a sampler or a dataset in a way that forebay cannot detect: an array
+        written to in place, an object within an object, and anything of a dataset with threads,
+        with `persistent_workers=True` or of an iterable one. Other attributes, lengths and tensors
+        are detected.
+        """
+        for pipeline in self._passes:
+            pipeline.refresh()
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weights of a mixture, from the next batch on.
+
+        No sample is lost or repeated by it. On several ranks all of them must call it at the same
+        step.
+
+        Args:
+            weights: By name, a weight for each source.
+
+        Raises:
+            OptionError: The dataset is no mixture, or a weight is impossible.
+        """
+        if not isinstance(self.dataset, MixedDataset):
+            raise OptionError("set_weights() is for a dataset made by forebay.mix()")
+        checked = checked_weights(weights, tuple(self.dataset.datasets))
+        pipeline = self._a_pipeline(is_new=False)
+        if self._resumed is None:
+            pipeline.set_weights(checked)
+        else:
+            self._resumed = reweighted(self._resumed, pipeline.mixture, checked)
 
     def close(self) -> None:
         """End the workers now; otherwise they end with the loader, or with the process."""
-        self._stop()
-        for one_pass in list(self._passes):
-            one_pass._shutdown_workers()
+        for pipeline in list(self._passes):
+            pipeline.close()
         self._iterator = None
+
+    # ---- as an object --------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """Return what it loads, and how."""
+        return Settings(self).described()
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a copy begin anew: workers, batches and counts stay with the original."""
-        fresh = {
-            "_feed": None,
-            "_stream": None,
-            "_reader": _nobody,
-            "_passes": None,
-            "_iterator": None,
-            "_tally": Tally(),
-        }
-        return {**self.__dict__, **fresh}
+        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator"))
+        epoch = 0 if self._resumed is None else self._resumed.epoch
+        made = {"_counters": Counters(), "_failures": FailureLog(), "_next_epoch": epoch}
+        return {**self.__dict__, **fresh, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Be a copy."""
+        """Restore the attributes of a copy."""
         self.__dict__.update(state)
         self._passes = weakref.WeakSet()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless it is one that what is under way rests on; as torch does."""
-        if name in _FIXED and "_watches" in self.__dict__:
+        """Set an attribute, unless iterations that are under way depend on it; as torch does."""
+        if name in _FIXED and "_recorders" in self.__dict__:
             kind = type(self).__name__
             raise ValueError(f"{name} attribute should not be set after {kind} is initialized")
         super().__setattr__(name, value)
@@ -676,22 +422,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.close()
 
     def __del__(self) -> None:
-        """Let the workers go with the loader."""
-        feed = getattr(self, "_feed", None)
-        if feed is not None:  # nothing is set: this may be the interpreter's very end
-            feed.close()
-
-    def _stop(self) -> None:
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
-
-
-def _nobody() -> None:
-    """Be nobody: the stream is read by no iterator."""
-
-
-def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        options = " or ".join(map(repr, allowed))
-        raise OptionError(f"{name}={value!r} is not possible; it takes {options}")
+        """Stop the workers."""
+        pipeline = getattr(self, "_pipeline", None)
+        if pipeline is not None and not self._by_torchs_rules:
+            pipeline.close()

@@ -64,7 +64,6 @@ class PackedSequence(Sequence[_T_co]):
     __slots__ = ("_at", "_data", "_get", "_kind", "_starts")
 
     def __init__(self, items: Iterable[_T_co]) -> None:
-        """See the class."""
         packing = _Packing()
         iterator = iter(items)
         while chunk := list(islice(iterator, CHUNK)):

@@ -1,7 +1,7 @@
 """predict(): a prediction for every sample, exactly once, in order, and resumably.
 
-    a model, here:     loader's workers ── batches ──> model ──> part ──> session ──> committed
-    a factory:         session's workers, each: dataset ──> model ──> part ────────> committed
+    a model:      loader's workers ── batches ──> model, here ──> part ──> committed
+    a factory:    session's workers, each: dataset ──> model ──> part ──> committed
 
 A part is some samples in a row, one Parquet file, and one record in the ledger of `session.py`.
 """
@@ -13,20 +13,21 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import ChangedError, OptionError
+from forebay.errors import OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe
-from forebay.jobs.ranges import ranges
 from forebay.options import PreprocessOptions, Ray, cluster_of
+from forebay.sample_ranges import Cut, cut_before, enrol_ranges
 from forebay.session import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
-    from forebay.predicting.choice import Table
-    from forebay.predicting.report import PredictionReport
-    from forebay.predicting.source import Source
+    from forebay.predicting.data import Table
+    from forebay.predicting.prediction_report import PredictionReport
+    from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
 # The ledger's name for how the samples are cut.
@@ -101,21 +102,21 @@ def predict(
         BusyError: Another run is working on this output folder.
         WorkerDiedError: A factory's worker died again and again on the same part.
     """
-    from forebay.predicting.choice import Choice, source_of, table_of
-    from forebay.predicting.kept import Kept
+    from forebay.predicting.completed import CompletedParts
+    from forebay.predicting.data import Wanted, reader_of, table_of
     from forebay.predicting.model import evaluating, is_factory
-    from forebay.predicting.report import PredictionReport
+    from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
     makes = is_factory(model)
-    wanted = Choice(batch_size, num_workers, backend, collate_fn, timeout, device, part_size)
+    wanted = Wanted(batch_size, num_workers, backend, collate_fn, timeout, device, part_size)
     table = table_of(data, load)
-    source = source_of(data, load, table, wanted)
-    _check_workers(source, makes)
+    reader = reader_of(data, load, table, wanted)
+    _check_workers(reader, makes)
     options = PreprocessOptions(
-        num_workers=source.num_workers if makes else 0,
-        backend=source.backend if makes else "process",
-        timeout=source.timeout * source.batches_in_part or None if makes else None,
+        num_workers=reader.num_workers if makes else 0,
+        backend=reader.backend if makes else "process",
+        timeout=reader.timeout * reader.batches_in_part or None if makes else None,
         retries=1 if makes else 0,
         on_error="raise",
         resume=resume,
@@ -123,124 +124,98 @@ def predict(
         progress=progress,
     )
     with evaluating(model):
-        described = _described(model, source, load)
+        described = _described(model, reader, load)
         with Session(model, output, options, fingerprint=described, has_table=False) as session:
-            resumed = _work_off(session, model, source, table, device, makes=makes)
-            kept = Kept.of(session.ledger.results())
+            resumed = _work_off(session, model, reader, table, device, makes=makes)
+            done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
-    took = time.monotonic() - began
-    return PredictionReport(where, kept.rows, len(kept.lost), resumed, kept.lost, took)
+    took, failures = time.monotonic() - began, done.failures
+    return PredictionReport(where, done.rows, failures.total, resumed, tuple(failures), took)
 
 
 def _work_off(
     session: Session,
     model: Any,
-    source: Source,
+    reader: RangeReader,
     table: Table | None,
     device: str | torch.device | None,
     *,
     makes: bool,
 ) -> int:
     """Do what is not done; return how many samples were."""
-    from forebay.predicting.kept import Kept
+    from forebay.predicting.completed import CompletedParts
+    from forebay.predicting.metadata_rows import identities
     from forebay.predicting.parts import PartWork
-    from forebay.predicting.progress import SampleProgress
-    from forebay.predicting.table import identities
+    from forebay.predicting.sample_progress import SampleProgress
 
-    ledger = session.ledger
-    source = _as_begun(session, source, may_grow=table is not None)
-    size = source.part_size
-    told = None if table is None else lambda: identities(table.path, size)
-    session.enrol(ranges(source.samples, size, told))
-    # Data that has become shorter leaves no part behind, and what somebody removed is made anew.
-    there = dict(session.folder.files())
-    ledger.mark_todo(
-        [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
+    cut = cut_before(session, _CUT, reader.samples, may_grow=table is not None)
+    cut = cut or Cut(reader.samples, reader.part_size)
+    size = cut.size
+    reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
+    enrol_ranges(
+        session, _CUT, cut, None if table is None else partial(identities, table.path, size)
     )
-    session.settle()
-    ledger.set_meta(_CUT, json.dumps({"part_size": size, "samples": source.samples}))
-    before = Kept.of(ledger.results())
-    resumed = before.rows + len(before.lost)
-    todo = [json.loads(each.row or "")["first"] // size for each in ledger.todo(source.samples)]
+    ledger = session.ledger
+    before = CompletedParts.of(ledger.results())
+    todo = [json.loads(each.row or "")["first"] // size for each in ledger.todo(reader.samples)]
     if not todo:
         session.remember_work()
-        return resumed
-    shown = SampleProgress(
-        source.samples, resumed, session.options.progress, size, by_batch=not makes
+        return before.samples
+    progress = SampleProgress(
+        reader.samples, before.samples, session.options.progress, size, by_batch=not makes
     )
     work = PartWork(
-        source,
+        reader,
         model,
         makes=makes,
         device=device,
         table=None if table is None else table.rows,
         known=before.columns,
         parts=None if makes else todo,
-        advance=None if makes else shown.advance,
+        advance=None if makes else progress.advance,
     )
-    try:
+    if makes:
         session.hire("rows", doing=work)
-        session.work_off("rows", at_once=True, progress=shown)
+        session.work_off("rows", at_once=True, progress=progress)
+        return before.samples
+    try:
+        session.work_off_here(work, progress)
     finally:
         work.close()
-    return resumed
+    return before.samples
 
 
-def _as_begun(session: Session, source: Source, *, may_grow: bool) -> Source:
-    """Return the source, cut as the run was that this one continues.
-
-    Raises:
-        ChangedError: The dataset has another length.
-    """
-    recorded = None if session.starts_over else session.ledger.get_meta(_CUT)
-    if recorded is None:
-        return source
-    cut = json.loads(recorded)
-    was, now = int(cut["samples"]), source.samples
-    if was != now and not may_grow and session.options.version is None:
-        raise ChangedError(
-            f"data has {now:,} samples, and had {was:,} when the run was begun\n"
-            "  Nothing was started, and nothing is lost. Choose one:\n"
-            "  - start over, removing the earlier predictions: resume=False, or --restart;\n"
-            "  - keep what is done, if the samples that were there are still the same: "
-            "version='2', or --version 2;\n"
-            "  - another output folder."
-        )
-    size = int(cut["part_size"])
-    return replace(source, part_size=size, batch_size=min(source.batch_size, size))
-
-
-def _check_workers(source: Source, makes: bool) -> None:
+def _check_workers(reader: RangeReader, makes: bool) -> None:
     """Refuse workers that cannot be.
 
     Raises:
         OptionError: They cannot.
     """
-    if makes and source.backend == "thread":
+    if makes and reader.backend == "thread":
         raise OptionError(
             "backend='thread' is not possible where every worker makes a model of its own\n"
             "  Nothing was started. Use backend='process', or pass a model that is made already."
         )
-    if source.timeout and source.num_workers == 0:
+    if reader.timeout and reader.num_workers == 0:
         raise OptionError(
-            f"timeout={source.timeout:g} needs a worker that can be killed, and num_workers=0 has "
+            f"timeout={reader.timeout:g} needs a worker that can be killed, and num_workers=0 has "
             "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out."
         )
-    if not makes and source.num_workers is None and cluster_of(source.backend) is not None:
+    if not makes and reader.num_workers is None and cluster_of(reader.backend) is not None:
         raise OptionError(
             "backend='ray' loads batches for the model here with as many workers as it is told to"
             "\n  Nothing was started. Say num_workers=, or pass a factory: a model for each worker."
         )
 
 
-def _described(model: Any, source: Source, load: Any) -> Fingerprint:
+def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     """Return what the predictions depend on, for the next run to compare.
 
     A table's rows are not among it: each part knows its own.
     """
     parts = {"model": model}
-    parts |= {"data": source.dataset} if load is None else {"load": load}
-    parts |= {} if source.collate_fn is None else {"collate_fn": source.collate_fn}
+    parts |= {"data": reader.dataset} if load is None else {"load": load}
+    parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
     code: dict[str, str] = {}
     parameters: list[tuple[str, str]] = []
     name = ""

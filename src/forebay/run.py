@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.engine.engine import COLLECT_S, Engine, Outcome, pool_for
-from forebay.engine.events import ReportFailure, ReportRetry
+from forebay.engine.events import DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
+from forebay.failures import Failure
 from forebay.jobs.budget import FailureBudget
 from forebay.jobs.commits import Commits
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.places import OutputPlace
-from forebay.jobs.records import Failed
+from forebay.jobs.records import FailedInput, Todo
 from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress, note
 from forebay.options import PreprocessOptions
@@ -46,17 +49,17 @@ def workers_for(
     """
     cluster = options.cluster
     if cluster is None:
-        pool = pool_for(str(options.backend), options.workers, job)
+        pool = pool_for(str(options.backend), options.workers, job, job.abandon)
         return pool, max(options.workers, 1)
     from forebay.engine.pools.ray.host import PlainHosting
     from forebay.engine.pools.ray.pool import RayPool
-    from forebay.engine.pools.ray.preflight import Proof
+    from forebay.engine.pools.ray.preflight import NodeCheck
     from forebay.engine.pools.ray.shipping import shipped
 
     work = shipped(job)
     say = note if options.progress else _say_nothing
-    proof = Proof(work, shared, inputs)
-    hosts = RayPool(PlainHosting(work), cluster, proof, options.num_workers, say=say)
+    check = NodeCheck(work, shared, inputs)
+    hosts = RayPool(PlainHosting(work), cluster, check, options.num_workers, say=say)
     return hosts, hosts.num_workers
 
 
@@ -131,6 +134,53 @@ def run(
     return committed > 0
 
 
+def run_here(
+    job: PreprocessJob,
+    todo: Iterable[Todo],
+    ledger: Ledger,
+    folder: OutputPlace,
+    progress: Progress,
+) -> None:
+    """Work on the inputs one by one in this thread, without an engine, and commit each at once.
+
+    Args:
+        job: What is done with each.
+        todo: The inputs.
+        ledger: Where results are recorded.
+        folder: Where outputs are published.
+        progress: Told of the inputs that end.
+
+    Raises:
+        OutputError: The output's disk is full or became read-only, or an output's name is taken.
+        Exception: What the work raised.
+    """
+    commits = Commits(ledger, folder)
+    job.open(0, 0)
+    try:
+        for each in todo:
+            began = time.monotonic()
+            try:
+                answer = job.run(Assignment(each.ordinal, 1, each[1:]))
+            except Refusal as refusal:
+                cause = refusal.__cause__ or refusal
+                raise (
+                    _full(Failure.of(cause)) if refusal.kind == "environment" else cause
+                ) from None
+            seconds = time.monotonic() - began
+            commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
+            commit = commits.go_on(at_once=True)
+            assert commit is not None
+            progress.update(commit.done, commit.failed)
+            for _, failure in commit.refused:
+                raise OutputError(failure.message)
+    finally:
+        job.close()
+        try:
+            commits.close()
+        finally:
+            progress.close()
+
+
 def _stop_if_due(
     outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
 ) -> None:
@@ -138,14 +188,10 @@ def _stop_if_due(
     if not isinstance(outcome, ReportRetry | ReportFailure):
         budget.succeeded()
         return
-    cause = outcome.cause
-    if cause.kind == "environment":
-        raise OutputError(
-            f"the outputs cannot be written any more: {cause.error}: {cause.message}\n"
-            "  The run was stopped; what was done before is kept, and no input is blamed.\n"
-            "  Make room (or make the folder writable), then make the same call again."
-        ) from cause.exception
-    reason = budget.attempt_failed(outcome.task, cause.error)
+    failure = outcome.failure
+    if failure.kind == "environment":
+        raise _full(failure) from failure.exception
+    reason = budget.attempt_failed(outcome.task, failure.error)
     if isinstance(outcome, ReportFailure):
         if options.stops_at_first_failure:
             raise _as_exception(outcome, ledger.name_of(outcome.task))
@@ -153,44 +199,55 @@ def _stop_if_due(
     if reason is not None:
         raise FailuresError(
             f"stopped early: {reason}\n"
-            f"  The last of them, {ledger.name_of(outcome.task)}: {cause.error}: {cause.message}\n"
-            "  What was done is kept. See `forebay failures`, mend the cause, and make the same "
-            f"call again.\n{cause.traceback}"
+            f"  The last of them, {ledger.name_of(outcome.task)}: {failure.error}: "
+            f"{failure.message}\n"
+            "  What was done is kept. See `forebay failures`, fix the cause, and make the same "
+            f"call again.\n{failure.traceback}"
         )
 
 
+def _full(failure: Failure) -> OutputError:
+    return OutputError(
+        f"the outputs cannot be written any more: {failure.error}: {failure.message}\n"
+        "  The run was stopped; what was done before is kept, and no input is blamed.\n"
+        "  Make room (or make the folder writable), then make the same call again."
+    )
+
+
 def _stop_if_refused(
-    refused: list[Failed], budget: FailureBudget, options: PreprocessOptions
+    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions
 ) -> None:
     """Raise what ends the run, if inputs that were refused on their way out do."""
-    for failed in refused:
+    for _, failure in refused:
         if options.stops_at_first_failure:
-            raise OutputError(failed.message)
+            raise OutputError(failure.message)
         reason = budget.failed()
         if reason is not None:
             raise FailuresError(
-                f"stopped early: {reason}\n  The last of them: {failed.error}: {failed.message}\n"
+                f"stopped early: {reason}\n  The last of them: {failure.error}: {failure.message}\n"
                 "  What was done is kept."
             )
 
 
-def _as_exception(failure: ReportFailure, name: str) -> BaseException:
+def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
     """Return the failure as the exception to raise: the user's own where it came through."""
-    cause = failure.cause
-    own = cause.exception.opened() if isinstance(cause.exception, SealedError) else cause.exception
+    failure = outcome.failure
+    own = failure.exception
+    if isinstance(own, SealedError):
+        own = own.opened()
     error: BaseException
     if isinstance(own, Exception):
         error = own
-    elif cause.kind == "timeout":
-        error = SampleTimeoutError(f"{name} {cause.message}")
-    elif cause.kind == "crash":
-        error = WorkerDiedError(f"{name} took its worker along: {cause.message}")
+    elif failure.kind == "timeout":
+        error = SampleTimeoutError(f"{name} {failure.message}")
+    elif failure.kind == "crash":
+        error = WorkerDiedError(f"{name} took its worker along: {failure.message}")
     else:
-        error = FailuresError(f"{name} failed: {cause.error}: {cause.message}")
-    if cause.traceback and error.__traceback__ is None:  # it was raised in another process
-        error.add_note(f"In the worker:\n{cause.traceback.rstrip()}")
+        error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
+    if failure.traceback and error.__traceback__ is None:  # it was raised in another process
+        error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
     error.add_note(
-        f"forebay: the input was {name}, number {failure.task}, try {failure.attempt}; what was "
-        "done is kept."
+        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; what "
+        "was done is kept."
     )
     return error

@@ -23,6 +23,7 @@ from typing import Any
 
 from forebay.engine.pools.base import Pool
 from forebay.errors import ChangedError
+from forebay.failures import MAX_KEPT
 from forebay.jobs.budget import FailureBudget
 from forebay.jobs.fetch import Download
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
@@ -31,12 +32,13 @@ from forebay.jobs.listing import Listing
 from forebay.jobs.metadata import write_metadata
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.places import check_in_reach, in_reach, local_inputs, open_place
-from forebay.jobs.report import Failure, Report
-from forebay.jobs.seeds import generators_kept
+from forebay.jobs.records import Counts
+from forebay.jobs.report import Report
 from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress
 from forebay.options import TABLE_FORMATS, PreprocessOptions
-from forebay.run import run, workers_for
+from forebay.randomness import ThreadTurns, generators_kept, generators_restored
+from forebay.run import run, run_here, workers_for
 
 _TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
 
@@ -102,7 +104,8 @@ class Session:
         """
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
-        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch)
+        turns = ThreadTurns() if self.options.backend == "thread" else None
+        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch, turns)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -141,19 +144,14 @@ class Session:
             progress: Told of the inputs that end, where they are not what people count.
         """
         ledger, options = self.ledger, self.options
-        self.remember_work()
-        ledger.free_contested()
-        before = ledger.counts()
-        ledger.set_meta(
-            "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
-        )
+        before = self._begin_work()
         last = options.limit if options.limit is not None else before.total
         total = min(last, before.total)
         listed = ledger.todo(last, failed_only=failed_only)
         todo = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "hire comes first"
-        is_here = options.workers == 0 or options.backend == "thread"
-        with generators_kept() if is_here else nullcontext():
+        kept = generators_kept if options.workers == 0 else nullcontext
+        with generators_restored() if options.backend == "thread" else kept():
             self._changed |= run(
                 self._pool,
                 self._num_workers,
@@ -177,10 +175,33 @@ class Session:
             done=counts.done,
             failed=counts.failed,
             resumed=before.done,
-            failures=tuple(Failure.of(source, failed) for source, failed in ledger.failures()),
+            failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table),
         )
+
+    def work_off_here(self, work: Any, progress: Progress) -> None:
+        """Call the work for each row that is to be done, in this thread, and commit each at once.
+
+        Args:
+            work: What to call; what it raises ends the run.
+            progress: Told of the inputs that end.
+        """
+        before = self._begin_work()
+        job = PreprocessJob(work, "rows", self.folder.staging(_TABLES))
+        with generators_kept():
+            run_here(job, self.ledger.todo(before.total), self.ledger, self.folder, progress)
+        self.settle()
+
+    def _begin_work(self) -> Counts:
+        """Record that this process works from here on; return what is done already."""
+        self.remember_work()
+        self.ledger.free_contested()
+        before = self.ledger.counts()
+        self.ledger.set_meta(
+            "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
+        )
+        return before
 
     def settle(self) -> None:
         """Do what this run, one that was killed, or a change of the inputs left to be done."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # Runs to be killed are those of preprocess; batches are compared as the loader's are.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "loader")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "loading")]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from forebay.engine.events import (
-    Cause,
     Command,
     Event,
     SendTasks,
@@ -15,24 +14,27 @@ from forebay.engine.events import (
 )
 from forebay.engine.flow import Flow
 from forebay.engine.limits import Limits
+from forebay.failures import Failure
 
-BOOM = Cause("exception", "ValueError", "boom")
-CRASH = Cause("crash", "WorkerDiedError", "killed by SIGKILL")
+BOOM = Failure("exception", "ValueError", "boom")
+CRASH = Failure("crash", "WorkerDiedError", "killed by SIGKILL")
 
 
 class Script:
     """A flow, and the commands that each event brought."""
 
-    def __init__(self, tasks: int, lanes: tuple[int, ...] | None = None, **limits: Any) -> None:
+    def __init__(
+        self, tasks: int, worker_ids: tuple[int, ...] | None = None, **limits: Any
+    ) -> None:
         settings: dict[str, Any] = {"num_workers": 2, "slots": 10_000, "lookahead": 1000, **limits}
         self.flow = Flow(Limits(**settings))
         self.now = 0.0
         self.log: list[Command] = self.flow.start(self.now)
-        self.say(TasksQueued(tuple(range(tasks)), ended=True, lanes=lanes))
+        self.say(TasksQueued(tuple(range(tasks)), ended=True, worker_ids=worker_ids))
 
     def say(self, event: Event, at: float | None = None) -> list[Command]:
         self.now = self.now if at is None else at
-        commands = self.flow.handle(event, self.now)
+        commands = self.flow.handle([event], self.now)
         self.flow.check()
         self.log += commands
         return commands
@@ -42,15 +44,17 @@ class Script:
 
     def held_by(self, worker: int) -> list[int]:
         """Return the tasks of the last message to a worker."""
-        return [task for task, _ in [c for c in self.of(SendTasks) if c.worker == worker][-1].tasks]
+        return [
+            task for task, _ in [c for c in self.of(SendTasks) if c.incarnation == worker][-1].tasks
+        ]
 
     def of(self, kind: type) -> list[Any]:
         return [command for command in self.log if isinstance(command, kind)]
 
 
-def started(tasks: int, lanes: tuple[int, ...] | None = None, **limits: Any) -> Script:
+def started(tasks: int, worker_ids: tuple[int, ...] | None = None, **limits: Any) -> Script:
     """Return a script whose two workers have started."""
-    script = Script(tasks, lanes, **limits)
+    script = Script(tasks, worker_ids, **limits)
     script.say(WorkerStarted(0))
     script.say(WorkerStarted(1))
     return script

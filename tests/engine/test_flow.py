@@ -31,7 +31,7 @@ from forebay.engine.states import IllegalMoveError, Move
 def test_workers_start_together_and_no_more_than_there_is_work_for() -> None:
     """Three tasks on eight allowed workers start three."""
     script = Script(3, num_workers=8)
-    assert [command.worker for command in script.of(StartWorker)] == [0, 1, 2]
+    assert [command.incarnation for command in script.of(StartWorker)] == [0, 1, 2]
 
 
 def test_nothing_is_sent_before_a_worker_is_there() -> None:
@@ -75,7 +75,7 @@ def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
     def finish(worker: int) -> bool:
         sent = script.finish(worker, held[worker].pop(0), seconds=0.0001)
         for command in [each for each in sent if isinstance(each, SendTasks)]:
-            held[command.worker] += [task for task, _ in command.tasks]
+            held[command.incarnation] += [task for task, _ in command.tasks]
         return script.flow.is_relaxed
 
     assert not script.flow.is_relaxed  # each holds one task: its answer brings it the next
@@ -139,13 +139,13 @@ def test_no_more_is_made_than_there_are_bytes() -> None:
     """A running task reserves as much as the largest result so far."""
     flow = Flow(Limits(num_workers=2, slots=100, max_bytes=25, lookahead=10))
     flow.start(0.0)
-    flow.handle(TasksQueued(tuple(range(6)), ended=True), 0.0)
-    flow.handle(WorkerStarted(0), 0.0)
-    flow.handle(WorkerStarted(1), 0.0)
-    first = flow.handle(TaskFinished(0, 0, 1, "r", 10, 0.1), 0.0)  # 10 delivered, 10 running
-    second = flow.handle(TaskFinished(1, 1, 1, "r", 10, 0.1), 0.0)  # 20 delivered
+    flow.handle([TasksQueued(tuple(range(6)), ended=True)], 0.0)
+    flow.handle([WorkerStarted(0)], 0.0)
+    flow.handle([WorkerStarted(1)], 0.0)
+    first = flow.handle([TaskFinished(0, 0, 1, "r", 10, 0.1)], 0.0)  # 10 delivered, 10 running
+    second = flow.handle([TaskFinished(1, 1, 1, "r", 10, 0.1)], 0.0)  # 20 delivered
     assert [type(command) for command in first + second] == [DeliverResult, DeliverResult]
-    assert SendTasks(0, ((2, 1),)) in flow.handle(ResultsReleased((0,)), 0.0)
+    assert SendTasks(0, ((2, 1),)) in flow.handle([ResultsReleased((0,))], 0.0)
     flow.check()
 
 
@@ -162,13 +162,13 @@ def test_once_full_it_rests_until_the_low_mark() -> None:
     """Producers run to the high mark, rest, and start again under the low one."""
     flow = Flow(Limits(num_workers=1, slots=4, refill_below=2, lookahead=100))
     flow.start(0.0)
-    flow.handle(TasksQueued(tuple(range(20)), ended=True), 0.0)
-    flow.handle(WorkerStarted(0), 0.0)
+    flow.handle([TasksQueued(tuple(range(20)), ended=True)], 0.0)
+    flow.handle([WorkerStarted(0)], 0.0)
     for task in range(4):
-        flow.handle(TaskFinished(0, task, 1, "r", 1, 0.1), 0.0)
+        flow.handle([TaskFinished(0, task, 1, "r", 1, 0.1)], 0.0)
     for task in range(2):
-        assert flow.handle(ResultsReleased((task,)), 0.0) == []
-    assert SendTasks(0, ((4, 1),)) in flow.handle(ResultsReleased((2,)), 0.0)
+        assert flow.handle([ResultsReleased((task,))], 0.0) == []
+    assert SendTasks(0, ((4, 1),)) in flow.handle([ResultsReleased((2,))], 0.0)
 
 
 def test_tasks_given_back_go_to_others_in_order() -> None:
@@ -201,21 +201,21 @@ def test_the_source_is_read_as_work_is_needed() -> None:
     """A long source is not read ahead of the workers by more than `lookahead`."""
     flow = Flow(Limits(num_workers=1, slots=100, lookahead=4))
     assert flow.start(0.0) == [FetchTasks(4)]
-    flow.handle(TasksQueued((0, 1, 2, 3), ended=False), 0.0)
-    assert FetchTasks(3) not in flow.handle(WorkerStarted(0), 0.0)
-    assert FetchTasks(2) in flow.handle(TaskFinished(0, 0, 1, "r", 1, 0.1), 0.0)
+    flow.handle([TasksQueued((0, 1, 2, 3), ended=False)], 0.0)
+    assert FetchTasks(3) not in flow.handle([WorkerStarted(0)], 0.0)
+    assert FetchTasks(2) in flow.handle([TaskFinished(0, 0, 1, "r", 1, 0.1)], 0.0)
 
 
 def test_an_empty_source_finishes_at_once() -> None:
     """No task, no worker, no wait."""
     flow = Flow(Limits(num_workers=2, slots=4, lookahead=4))
     flow.start(0.0)
-    assert flow.handle(TasksQueued((), ended=True), 0.0) == [Finish()]
+    assert flow.handle([TasksQueued((), ended=True)], 0.0) == [Finish()]
 
 
 def test_an_illegal_move_tells_the_tasks_story() -> None:
     """A bug in the flow stops it with the task's history, and changes nothing."""
     script = started(1)
     with pytest.raises(IllegalMoveError, match=r"task 0 is running.*SENT"):
-        script.flow._move(0, Move.DELIVERED)
+        script.flow._move(Move.DELIVERED, 0)
     script.flow.check()

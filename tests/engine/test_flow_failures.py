@@ -9,7 +9,6 @@ from scripted import BOOM, CRASH, Script, started
 
 from forebay.engine.events import (
     AlarmRang,
-    Cause,
     DeliverResult,
     Finish,
     GiveUp,
@@ -27,6 +26,7 @@ from forebay.engine.events import (
     WorkerStarted,
 )
 from forebay.engine.flow import MAX_FRUITLESS_DEATHS
+from forebay.failures import Failure
 
 
 def test_a_dead_worker_blames_its_first_unanswered_task_alone() -> None:
@@ -45,7 +45,7 @@ def test_a_dead_worker_is_replaced() -> None:
     """As many workers as before, under new numbers."""
     script = started(10)
     script.say(WorkerDied(0, CRASH))
-    assert [command.worker for command in script.of(StartWorker)] == [0, 1, 2]
+    assert [command.incarnation for command in script.of(StartWorker)] == [0, 1, 2]
 
 
 def test_an_idle_worker_that_dies_blames_nobody() -> None:
@@ -90,7 +90,7 @@ def test_a_suspect_is_tried_again_alone_after_everything_else() -> None:
     assert len(script.of(SendTasks)) == 3, "worker 1 still runs: not alone yet"
     script.finish(1, 1)
     assert script.of(SendTasks)[-1].tasks == ((0, 2),)
-    alone = script.of(SendTasks)[-1].worker
+    alone = script.of(SendTasks)[-1].incarnation
     script.say(WorkerDied(alone, CRASH))
     assert script.of(ReportFailure) == [ReportFailure(0, 2, 0.0, CRASH)]
     assert script.of(Finish) == [Finish()]
@@ -107,7 +107,7 @@ def test_many_suspects_are_tried_before_the_rest() -> None:
     sent = len(script.of(SendTasks))
     script.say(AlarmRang())
     assert len(script.of(SendTasks)) == sent, "the suspect runs, so nothing new begins"
-    script.finish(script.of(SendTasks)[-1].worker, 0, attempt=2)
+    script.finish(script.of(SendTasks)[-1].incarnation, 0, attempt=2)
     assert len(script.of(SendTasks)) == sent + 2
 
 
@@ -143,11 +143,11 @@ def test_a_hang_is_killed_and_blamed_as_a_timeout() -> None:
     assert script.of(SetAlarm) == [SetAlarm(5.0)]
     script.finish(1, 1)
     assert KillWorker(0) in script.say(AlarmRang(), at=5.0)
-    script.say(WorkerDied(0, Cause("crash", "WorkerDiedError", "SIGKILL", "the stack")))
+    script.say(WorkerDied(0, Failure("crash", "WorkerDiedError", "SIGKILL", "the stack")))
     (failure,) = script.of(ReportFailure)
     assert failure.task == 0
-    assert (failure.cause.kind, failure.cause.traceback) == ("timeout", "the stack")
-    assert "timeout=5 s" in failure.cause.message
+    assert (failure.failure.kind, failure.failure.traceback) == ("timeout", "the stack")
+    assert "timeout=5 s" in failure.failure.message
 
 
 def test_who_only_waited_for_the_one_that_hangs_is_not_blamed() -> None:
@@ -231,30 +231,37 @@ def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:
     assert script.of(Finish) == [Finish()]
 
 
-@pytest.mark.parametrize("lanes_end", [True, False])
-def test_what_ends_a_lane_ends_what_waits_there(lanes_end: bool) -> None:
+@pytest.mark.parametrize("failure_ends_worker", [True, False])
+def test_what_ends_a_lane_ends_what_waits_there(failure_ends_worker: bool) -> None:
     """An iterator that raised is over: its other batches fail at once, those of others do not."""
     script = started(
-        6, (0, 1, 0, 1, 0, 1), in_order=True, all_workers=True, retries=0, lanes_end=lanes_end
+        6,
+        (0, 1, 0, 1, 0, 1),
+        in_order=True,
+        all_workers=True,
+        retries=0,
+        failure_ends_worker=failure_ends_worker,
     )
     script.say(TaskFailed(0, 0, 1, BOOM, 1.0))
     assert script.of(ReportFailure)[0].task == 0
     for task in (1, 3, 5):
         script.finish(1, task)
-    if lanes_end:
+    if failure_ends_worker:
         script.say(TaskFailed(0, 2, 1, BOOM, 1.0))  # it had this one already
     else:
         script.finish(0, 2)
         script.finish(0, 4)
     failed = [command.task for command in script.of(ReportFailure)]
-    assert failed == ([0, 2, 4] if lanes_end else [0])
+    assert failed == ([0, 2, 4] if failure_ends_worker else [0])
     assert script.of(Finish) == [Finish()]
 
 
 def test_a_lane_that_ended_is_open_again_once_its_tasks_are_forgotten() -> None:
     """The next epoch has an iterator of its own."""
-    script = started(4, (0, 1, 0, 1), in_order=True, all_workers=True, retries=0, lanes_end=True)
+    script = started(
+        4, (0, 1, 0, 1), in_order=True, all_workers=True, retries=0, failure_ends_worker=True
+    )
     script.say(TaskFailed(0, 0, 1, BOOM, 1.0))
     script.say(TasksForgotten(4))
-    script.say(TasksQueued((4, 5), ended=True, lanes=(0, 1)))
+    script.say(TasksQueued((4, 5), ended=True, worker_ids=(0, 1)))
     assert script.of(SendTasks)[-2:-1] == [SendTasks(0, ((4, 1),))]

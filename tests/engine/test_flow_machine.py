@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.engine.events import (
     AlarmRang,
-    Cause,
     DeliverResult,
     DropTask,
     Event,
@@ -34,9 +33,10 @@ from forebay.engine.events import (
 )
 from forebay.engine.flow import MAX_FRUITLESS_DEATHS, Flow
 from forebay.engine.limits import GIVE_BACK_S, Limits
+from forebay.failures import Failure
 
-CRASH = Cause("crash", "WorkerDiedError", "gone")
-BOOM = Cause("exception", "ValueError", "boom")
+CRASH = Failure("crash", "WorkerDiedError", "gone")
+BOOM = Failure("exception", "ValueError", "boom")
 
 
 class FlowMachine(RuleBasedStateMachine):
@@ -54,7 +54,7 @@ class FlowMachine(RuleBasedStateMachine):
         group=st.sampled_from([0.0, 0.05]),
         lookahead=st.integers(1, 12),
         bound=st.booleans(),
-        lanes_end=st.booleans(),
+        failure_ends_worker=st.booleans(),
     )
     def begin(
         self,
@@ -69,7 +69,7 @@ class FlowMachine(RuleBasedStateMachine):
         group: float,
         lookahead: int,
         bound: bool,
-        lanes_end: bool,
+        failure_ends_worker: bool,
     ) -> None:
         limits = Limits(
             num_workers=workers,
@@ -84,14 +84,14 @@ class FlowMachine(RuleBasedStateMachine):
             lookahead=lookahead,
             max_suspects=2,
             all_workers=bound,
-            lanes_end=lanes_end,
+            failure_ends_worker=failure_ends_worker,
         )
         self.flow = Flow(limits)
         self.limits = limits
         self.now = 0.0
         self.total = tasks
         self.bound = bound
-        self.lanes: dict[int, int] = {}
+        self.worker_ids: dict[int, int] = {}
         self.forgotten = 0
         self.dropped: list[int] = []
         self.fetched = 0
@@ -108,7 +108,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.obey(self.flow.start(self.now))
 
     def say(self, event: Event) -> None:
-        self.obey(self.flow.handle(event, self.now))
+        self.obey(self.flow.handle([event], self.now))
 
     def obey(self, commands: list[Any]) -> None:
         for command in commands:
@@ -116,16 +116,16 @@ class FlowMachine(RuleBasedStateMachine):
                 case FetchTasks(count):
                     keys = tuple(range(self.fetched, min(self.fetched + count, self.total)))
                     self.fetched += len(keys)
-                    lanes = tuple(key % self.limits.num_workers for key in keys)
+                    worker_ids = tuple(key % self.limits.num_workers for key in keys)
                     ended = len(keys) < count
-                    self.say(TasksQueued(keys, ended, lanes if self.bound else None))
-                case StartWorker(worker, lane):
+                    self.say(TasksQueued(keys, ended, worker_ids if self.bound else None))
+                case StartWorker(worker, worker_id):
                     self.starting.add(worker)
-                    self.lanes[worker] = lane
+                    self.worker_ids[worker] = worker_id
                 case SendTasks(worker, tasks):
                     if self.bound:
-                        lane, workers = self.lanes[worker], self.limits.num_workers
-                        assert all(task % workers == lane for task, _ in tasks)
+                        worker_id, workers = self.worker_ids[worker], self.limits.num_workers
+                        assert all(task % workers == worker_id for task, _ in tasks)
                     assert worker not in self.condemned
                     if not self.alive[worker]:
                         self.begun[worker] = self.now

@@ -59,7 +59,7 @@ class TestProcesses(PoolTests):
             os.kill(pool._zygote[0], signal.SIGKILL)
             deaths = self.hear(pool, lambda heard: len(heard) == 2)
             assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
-            pool.start(2, lane=0)
+            pool.start(2, worker_id=0)
             assert self.hear(pool) == [WorkerStarted(2)]
             pool.send(2, [Assignment(0, 1, "x")])
             assert isinstance(self.hear(pool)[0], TaskFinished)
@@ -110,7 +110,7 @@ class _StartsAProgram:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def open(self, worker: int, lane: int) -> None:
+    def open(self, incarnation: int, worker_id: int) -> None:
         pass
 
     def run(self, assignment: Assignment) -> object:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
+from forebay.failures import Failure
 from forebay.jobs.enrol import Enrolment
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.records import Chore, Counts, Done, Failed, Input, OutputFile, Todo
+from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, OutputFile, Todo
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
@@ -34,13 +36,14 @@ def done(ordinal, *names, staged=True):
 
 
 def failed(ordinal):
-    return Failed(ordinal, 3, 0.25, "exception", "ValueError", "no\nsound", "line 3")
+    failure = Failure("exception", "ValueError", "no\nsound", "line 3", attempts=3, seconds=0.25)
+    return FailedInput(ordinal, failure)
 
 
 def states(ledger):
     """What there is of each listed input: its outputs, "failed" or "todo"."""
     found = {result.source: [name for name, _ in result.outputs] for result in ledger.results()}
-    found |= {source: "failed" for source, _ in ledger.failures()}
+    found |= {each.source: "failed" for each in ledger.failures()}
     return found | {todo.source: "todo" for todo in ledger.pending(0, 1000)}
 
 
@@ -239,7 +242,7 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
     recorded = ledger.record([done(1, "x", "y")], [failed(2)])
     assert recorded.chores == ledger.chores() == [Chore("x", "s/1/x"), Chore("y", "s/1/y")]
     assert (recorded.failed, recorded.withdrawn) == ([failed(2)], 0)
-    assert list(ledger.failures()) == [("b", failed(2))]
+    assert list(ledger.failures()) == [replace(failed(2).failure, source="b")]
     (result,) = ledger.results()
     assert (result.outputs, result.metadata) == ([("x", 7), ("y", 7)], '[{"n": 1}]')
     assert ledger.counts() == Counts(2, 1, 1)
@@ -263,10 +266,11 @@ def test_two_inputs_with_one_name_both_fail(ledger, batches):
         recorded = ledger.record([results[one] for one in batch], [])
     assert recorded.withdrawn == len(batches) - 1
     assert {one.ordinal for one in recorded.failed} == {1, 2}
-    messages = {one.ordinal: one.message for one in recorded.failed}
+    messages = {one.ordinal: one.failure.message for one in recorded.failed}
     assert messages[1].startswith("output 'x' is claimed by two inputs, this one and b\n")
     assert messages[2].startswith("output 'x' is claimed by two inputs, this one and a\n")
-    assert all(one.kind == "output" and one.error == "OutputError" for one in recorded.failed)
+    kinds = {(one.failure.kind, one.failure.error) for one in recorded.failed}
+    assert kinds == {("output", "OutputError")}
     removed = {chore.name for chore in recorded.chores if chore.staged is None}
     last = batches[-1]
     assert {f"s/{one}/x" for one in last} <= removed
@@ -282,7 +286,7 @@ def test_a_third_claimant_fails_too(ledger):
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(1, "x"), done(2, "x")], [])
     recorded = ledger.record([done(3, "x")], [])
-    assert "this one and a\n" in recorded.failed[0].message
+    assert "this one and a\n" in recorded.failed[0].failure.message
     assert ledger.counts().failed == 3
     ledger.free_contested()
     assert ledger.counts() == Counts(3, 0, 3)
@@ -316,7 +320,7 @@ def test_who_fails_does_not_depend_on_who_finished_first(tmp_path_factory, wante
             for k, names in enumerate(wanted)
             if any(names & other for j, other in enumerate(wanted) if j != k)
         }
-        assert {source for source, _ in ledger.failures()} == clashing
+        assert {each.source for each in ledger.failures()} == clashing
         assert folder == {name for name, _, _ in ledger.outputs()}
         assert ledger.counts() == Counts(len(wanted), len(wanted) - len(clashing), len(clashing))
 
@@ -386,8 +390,9 @@ def test_long_results_come_page_by_page_and_as_often_as_asked(ledger):
     assert [result.ordinal for result in ledger.results()] == odd
     assert [one.ordinal for one in itertools.islice(ledger.results(), 3)] == odd[:3]
     ledger.record([], [failed(k) for k in range(2, number, 2)])
-    assert [one.ordinal for _, one in ledger.failures(limit=5000)] == list(range(2, number, 2))
-    assert [one.ordinal for _, one in ledger.failures(limit=2)] == [2, 4]
+    sources = [one.source for one in ledger.failures(limit=5000)]
+    assert sources == [str(k) for k in range(1, number - 1, 2)]
+    assert [one.source for one in ledger.failures(limit=2)] == ["1", "3"]
 
 
 # ---- the file ---------------------------------------------------------------------------------

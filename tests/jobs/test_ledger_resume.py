@@ -9,13 +9,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 from forebay.errors import BusyError, LedgerError
+from forebay.failures import Failure
 from forebay.jobs import status
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.records import Chore, Counts, Done, Failed, Input, OutputFile
+from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, OutputFile
 from forebay.jobs.status import read_snapshot
 
 DRIVER = """
@@ -122,16 +124,16 @@ def test_a_second_shell_sees_a_working_driver(tmp_path, driver):
 
 def test_a_snapshot_has_failures_and_what_the_driver_kept(tmp_path):
     """Without a driver there is nobody live, and the ledger's own keys stay inside."""
-    failure = Failed(2, 3, 0.5, "crash", "Killed", "signal 9")
+    failure = Failure("crash", "Killed", "signal 9", attempts=3, seconds=0.5)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol([Input("a"), Input("", '{"n": 1}'), Input("c")], ("n",), True)
-        ledger.record([done(1)], [failure])
+        ledger.record([done(1)], [FailedInput(2, failure)])
         ledger.set_meta("version", "2")
         assert read_snapshot(tmp_path).live.pid == os.getpid()
     snapshot = read_snapshot(tmp_path)
     assert snapshot.counts == Counts(3, 1, 1)
     assert snapshot.meta == {"columns": '["n"]', "version": "2"}
-    assert snapshot.failures == [('{"n": 1}', failure)]
+    assert snapshot.failures == [replace(failure, source='{"n": 1}')]
     assert snapshot.live is None
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan.order import shuffled
 from forebay.plan.seeds import COLLATE, ORDER, SAMPLE, SAMPLER, WORKER, seed_of
 
 SEEDS = st.integers(-(2**70), 2**70)
@@ -60,31 +58,3 @@ def test_both_halves_of_a_seed_are_random():
         assert abs(share - 0.5) < 0.01
     flips = np.unpackbits((values[:-1] ^ values[1:]).view(np.uint8)).mean()
     assert abs(flips - 0.5) < 0.01
-
-
-@given(st.integers(0, 300), SEEDS, st.integers(0, 1000))
-def test_a_shuffled_order_has_every_number_once(length, seed, epoch):
-    """For every length, none and one among them, as plain ints."""
-    order = shuffled(length, seed, epoch)
-    assert sorted(order) == list(range(length))
-    assert all(type(number) is int for number in order)
-    assert order == shuffled(length, seed, epoch)
-
-
-@pytest.mark.parametrize("change", [(1, 0), (0, 1)], ids=["seed", "epoch"])
-def test_another_seed_or_epoch_gives_another_order(change):
-    """And one that has nothing to do with the first."""
-    before, after = shuffled(1000, 5, 3), shuffled(1000, 5 + change[0], 3 + change[1])
-    assert abs(np.corrcoef(before, after)[0, 1]) < 0.15
-
-
-def test_the_order_is_that_of_every_other_version():
-    """It rests on numpy's promise for raw bits alone."""
-    assert shuffled(12, 0, 0) == [4, 5, 11, 9, 10, 7, 6, 1, 2, 3, 0, 8]
-
-
-def test_every_place_in_the_order_is_equally_likely():
-    """Each number comes first about as often as any other."""
-    firsts = np.bincount([shuffled(8, 3, epoch)[0] for epoch in range(4000)], minlength=8)
-    assert firsts.min() > 400
-    assert firsts.max() < 600

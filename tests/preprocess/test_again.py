@@ -51,7 +51,7 @@ def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
     run(strict, folder, tmp_path / "out")
     run(strict, folder, tmp_path / "out", limit=1)
     failures = read_snapshot(tmp_path / "out" / ".forebay").failures
-    assert [Path(source).name for source, _ in failures] == ["b", "c"]
+    assert [Path(each.source).name for each in failures] == ["b", "c"]
 
 
 def test_an_interrupted_retry_can_be_retried(tmp_path):

@@ -187,7 +187,10 @@ def test_endless_memory_is_laid_to_its_input(tmp_path):
         code, out, err = call(*command, prefix=joining)
     assert code == 3, err
     assert out.startswith("11 done, 1 failed")
-    assert f"{inputs / '0005.txt'}: WorkerDiedError: the worker was killed by SIGKILL" in out
+    assert (
+        f"{inputs / '0005.txt'}: WorkerDiedError: the worker was killed by signal: Killed (SIGKILL"
+        in out
+    )
     assert "ran out of memory" in out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 # The works, datasets and comparisons of the local backends' tests: here they run on Ray.
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "loader")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "loading")]
 
 pytest.importorskip("ray", reason="needs forebay[ray]")
 from clusters import Cluster, start_cluster, stop_cluster, zygotes  # noqa: E402
@@ -45,7 +45,7 @@ CORE = {
     "test_losing_a_node_costs_no_input_a_try",
     "test_predictions_of_a_cluster_are_those_of_a_local_run",
 }
-QUICK = ("test_ray_nodes.py", "test_ray_pool.py")
+QUICK = ("test_ray_nodes.py", "test_ray_pool.py", "test_ray_internals.py")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -100,7 +100,9 @@ def test_a_batch_that_always_kills_is_an_error_that_says_where():
     with loader_of(AlwaysLethal(COUNT)) as loader:
         iterator = iter(loader)
         next(iterator)
-        with pytest.raises(WorkerDiedError, match="killed by SIGSEGV") as caught:
+        with pytest.raises(
+            WorkerDiedError, match=r"killed by signal: Segmentation fault \(SIGSEGV"
+        ) as caught:
             next(iterator)
     assert "epoch 0, batch 1" in str(caught.value)
     assert "(on node " in str(caught.value)

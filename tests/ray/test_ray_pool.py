@@ -12,10 +12,10 @@ import ray
 from forebay.engine.events import WorkerDied
 from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
-from forebay.engine.pools.ray.ear import listen
 from forebay.engine.pools.ray.host import PlainHosting
+from forebay.engine.pools.ray.listener import listen
 from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.preflight import Proof
+from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
 from forebay.testing.conformance import PoolTests
@@ -23,7 +23,7 @@ from forebay.testing.conformance import PoolTests
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:
     payload = shipped(job)
-    return RayPool(PlainHosting(payload), Ray(), Proof(payload), None, say=print, **arguments)
+    return RayPool(PlainHosting(payload), Ray(), NodeCheck(payload), None, say=print, **arguments)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -37,7 +37,7 @@ class TestRay(PoolTests):
 def host_lost_by(error: Exception) -> Any:
     """A host whose events end with an error of Ray's before there was one."""
 
-    def remote(worker: int, lane: int) -> Any:
+    def remote(incarnation: int, worker_id: int) -> Any:
         raise error
 
     options = SimpleNamespace(remote=remote)
@@ -67,5 +67,5 @@ def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blame
     (message,) = told
     (death,) = message.events
     assert isinstance(death, WorkerDied)
-    assert death.cause.message.startswith(words)
+    assert death.failure.message.startswith(words)
     assert (death.blameless, death.doubtful) == (blameless, not blameless)

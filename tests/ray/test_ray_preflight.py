@@ -23,7 +23,7 @@ from works import copy
 import forebay
 from forebay.engine.pools.ray import preflight
 from forebay.engine.pools.ray.nodes import Node
-from forebay.engine.pools.ray.preflight import Proof, Seen
+from forebay.engine.pools.ray.preflight import NodeCheck, Seen
 from forebay.errors import OptionError, OutputError
 
 
@@ -212,7 +212,7 @@ def verdict(answer, folder=None):
         return answer
 
     fake = SimpleNamespace(get=get, exceptions=ray.exceptions)
-    return preflight._verdict(fake, NODE, None, Proof(b"", folder), "nonce")
+    return preflight._verdict(fake, NODE, None, NodeCheck(b"", folder), "nonce")
 
 
 def seen(**changes):

@@ -189,8 +189,8 @@ def test_an_input_that_fails_once_is_tried_again(tmp_path):
 
 DEATHS = {
     "os._exit": "exited with code 3",
-    "SIGSEGV": "killed by SIGSEGV",
-    "SIGKILL": "killed by SIGKILL",
+    "SIGSEGV": "killed by signal: Segmentation fault (SIGSEGV",
+    "SIGKILL": "killed by signal: Killed (SIGKILL",
 }
 
 

@@ -16,6 +16,7 @@ from forebay.caching.index import Plan, shard_name
 from forebay.caching.layout import MisfitError
 from forebay.caching.writer import ShardWriter
 from forebay.errors import FailuresError
+from forebay.randomness import seed_generators, seed_of_text
 
 # Failing samples of one shard whose words are kept.
 MOST_TOLD = 20
@@ -28,11 +29,10 @@ class ShardWork:
         dataset: What the samples come from.
         plan: How they are cut, and what is in them.
         marks: A folder for the index that each worker is at.
-        seed: Called with a text before each sample: the same numbers for it, whoever makes it.
     """
 
-    def __init__(self, dataset: Any, plan: Plan, marks: Path, seed: Callable[[str], None]) -> None:
-        self._dataset, self._plan, self._marks, self._seed = dataset, plan, marks, seed
+    def __init__(self, dataset: Any, plan: Plan, marks: Path) -> None:
+        self._dataset, self._plan, self._marks = dataset, plan, marks
 
     def __call__(self, row: dict[str, int], out: Any) -> None:
         """Write the shard.
@@ -49,7 +49,7 @@ class ShardWork:
         ):
             for index in range(first, first + row["count"]):
                 mark(index)
-                self._seed(str(index))
+                seed_generators(seed_of_text(str(index)))
                 try:
                     sample = self._dataset[index]
                 except Exception as error:  # noqa: BLE001 - whatever the user's code raises

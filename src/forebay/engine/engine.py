@@ -1,10 +1,11 @@
 """The one loop: wait for an event, ask the flow, perform its commands.
 
-It owns the flow, the pool and the payloads of open tasks; all of it in the consumer's thread.
+It owns the flow, the pool and the payloads of open tasks, all in one thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,11 +46,11 @@ COLLECT_S = 0.003
 
 
 class NewTask(NamedTuple):
-    """A task for `Engine.put`; `lane` is that of the only worker that may have it."""
+    """A task for `Engine.put`; `worker_id` is that of the only worker that may run it."""
 
     task: int
     payload: Any
-    lane: int | None = None
+    worker_id: int | None = None
 
 
 class Engine:
@@ -60,8 +61,8 @@ class Engine:
         limits: What the flow may do.
         source: Yields `(task, payload)`, each task a higher number; read as work is needed. With
             `limits.lookahead` 0 it is not read, and tasks come by `put`.
-        address: Called as `address(task, payload)` when a task is sent; returns what the worker
-            gets for a payload.
+        prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload that
+            the worker gets.
         clock: Returns seconds that only grow.
     """
 
@@ -70,7 +71,7 @@ class Engine:
         pool: Pool,
         limits: Limits,
         source: Iterator[tuple[int, Any]] | None = None,
-        address: Callable[[int, Any], Any] | None = None,
+        prepare: Callable[[int, Any], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the first `step` starts the workers."""
@@ -79,7 +80,7 @@ class Engine:
         self._pool = pool
         self._flow = Flow(limits)
         self._source = source if source is not None else iter(())
-        self._address = address
+        self._prepare = prepare
         self._clock = clock
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
@@ -87,27 +88,31 @@ class Engine:
         self._perform(self._flow.start(clock()))
 
     def put(self, tasks: Sequence[NewTask], *, ended: bool = False) -> None:
-        """Queue tasks; `ended` says that no more will come. All are bound to lanes, or none is."""
-        self._payloads.update((each.task, each.payload) for each in tasks)
-        bound = [each.lane for each in tasks if each.lane is not None]
-        lanes = tuple(bound) if bound else None
-        self._take_in([TasksQueued(tuple(each.task for each in tasks), ended, lanes)])
+        """Queue tasks, in growing order of their numbers.
+
+        Args:
+            tasks: Either all of them name the only worker that may run them, or none does.
+            ended: That no more will come.
+        """
+        keys, payloads, ids = zip(*tasks, strict=True) if tasks else ((), (), ())
+        self._payloads.update(zip(keys, payloads, strict=True))
+        is_bound = bool(ids) and ids[0] is not None
+        self._handle([TasksQueued(keys, ended, ids if is_bound else None)])
 
     def forget(self, before: int) -> None:
         """Drop the tasks with lower numbers that were not delivered; `DropTask` tells when."""
-        self._take_in([TasksForgotten(before)])
+        self._handle([TasksForgotten(before)])
 
     def release(self, tasks: Sequence[int]) -> None:
         """Give back the slots of delivered results."""
-        self._take_in([ResultsReleased(tuple(tasks))])
+        self._handle([ResultsReleased(tuple(tasks))])
 
     def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
         """Wait up to `timeout` seconds for something to happen; return what came of it.
 
         Args:
             timeout: In seconds; None for ever.
-            collect_s: For how long to let answers pile up while no worker waits for one of them
-                to be looked at.
+            collect_s: How long to let answers pile up while no worker needs more work.
 
         Raises:
             WorkerDiedError: Workers cannot be started; the message says why.
@@ -123,7 +128,7 @@ class Engine:
             if self._alarm is not None and self._alarm <= self._clock():
                 self._alarm = None
                 events.append(AlarmRang())
-            self._take_in(events)
+            self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -141,10 +146,9 @@ class Engine:
         self.stopped = True
         self._pool.close()
 
-    def _take_in(self, events: Sequence[Event]) -> None:
-        now = self._clock()
-        for event in events:
-            self._perform(self._flow.handle(event, now))
+    def _handle(self, events: Sequence[Event]) -> None:
+        if events:
+            self._perform(self._flow.handle(events, self._clock()))
 
     def _perform(self, commands: Sequence[Command]) -> None:
         todo = deque(commands)
@@ -157,20 +161,17 @@ class Engine:
                 case ReportRetry():
                     self._outcomes.append(command)
                 case SendTasks():
-                    self._pool.send(
-                        command.worker,
-                        [self._assignment(task, attempt) for task, attempt in command.tasks],
-                    )
+                    self._pool.send(command.incarnation, self._assignments(command.tasks))
                 case FetchTasks():
                     fetched = list(islice(self._source, command.count))
                     self._payloads.update(fetched)
                     tasks = tuple(task for task, _ in fetched)
                     queued = TasksQueued(tasks, ended=len(tasks) < command.count)
-                    todo.extend(self._flow.handle(queued, self._clock()))
+                    todo.extend(self._flow.handle([queued], self._clock()))
                 case StartWorker():
-                    self._pool.start(command.worker, command.lane)
+                    self._pool.start(command.incarnation, command.worker_id)
                 case KillWorker():
-                    self._pool.kill(command.worker)
+                    self._pool.kill(command.incarnation)
                 case SetAlarm():
                     self._alarm = command.at
                 case Finish():
@@ -178,25 +179,37 @@ class Engine:
                 case GiveUp():
                     raise WorkerDiedError(_unstartable(command))
 
-    def _assignment(self, task: int, attempt: int) -> Assignment:
-        payload = self._payloads[task]
-        if self._address is not None:
-            payload = self._address(task, payload)
-        return Assignment(task, attempt, payload)
+    def _assignments(self, tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
+        payloads, prepare = self._payloads, self._prepare
+        if prepare is None:
+            return [Assignment(task, attempt, payloads[task]) for task, attempt in tasks]
+        return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 
 def _unstartable(command: GiveUp) -> str:
-    cause = command.cause
+    failure = command.failure
     return (
-        f"workers cannot be kept alive: {cause.error}: {cause.message}\n"
+        f"workers cannot be kept alive: {failure.error}: {failure.message}\n"
         "  Several died one after another without finishing a task, so forebay gave up; what was "
         "done is kept.\n"
-        "  Try the function in this process first: num_workers=0.\n" + cause.traceback
+        "  Try the function in this process first: num_workers=0.\n" + failure.traceback
     )
 
 
-def pool_for(backend: str, num_workers: int, job: Job) -> Pool:
-    """Return the pool that hosts `num_workers` workers for `job`; 0 means this very thread."""
+def pool_for(
+    backend: str,
+    num_workers: int,
+    job: Job,
+    abandoned: Callable[[threading.Thread], bool] | None = None,
+) -> Pool:
+    """Return the pool that hosts `num_workers` workers for `job`; 0 means this very thread.
+
+    Args:
+        backend: "process" or "thread".
+        num_workers: How many.
+        job: What they do.
+        abandoned: See `ThreadPool`.
+    """
     if num_workers == 0:
         from forebay.engine.pools.inline import InlinePool
 
@@ -204,7 +217,7 @@ def pool_for(backend: str, num_workers: int, job: Job) -> Pool:
     if backend == "thread":
         from forebay.engine.pools.threads import ThreadPool
 
-        return ThreadPool(job)
+        return ThreadPool(job, abandoned)
     from forebay.engine.pools.processes import ProcessPool
 
     return ProcessPool(job, num_workers)

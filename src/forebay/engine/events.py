@@ -1,10 +1,13 @@
 """What happened (events, past tense) and what to do (commands, imperative).
 
-Plain frozen records: the pools and the consumer make events, `flow.py` turns them into
-commands, `engine.py` performs those. A worker's number is never used twice, so an event from a
-worker that is gone is recognised and dropped. Times are seconds of a monotonic clock.
+Plain frozen records: the pools and the consumer make events, `flow.py` turns them into commands,
+and `engine.py` performs those. Times are seconds of a monotonic clock.
 
-The two that every task needs are named tuples: a frozen dataclass costs five times as much to
+A worker has two numbers. Its `worker_id`, from 0 to num_workers - 1, is the one that users see; the
+replacement of a dead worker has the same. Its `incarnation` is never used twice, so that an event
+from a worker that is gone is recognized and dropped.
+
+The records that every task needs are named tuples: a frozen dataclass costs five times as much to
 make, and ten times as much to pickle.
 """
 
@@ -13,26 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why an attempt failed, or why a worker died.
-
-    Attributes:
-        kind: "exception", "timeout" or "crash" (the worker died under the task), or a word of
-            the job's own that classifies the failure further.
-        error: The error's type, such as "ValueError" or "WorkerDiedError".
-        message: The error's words.
-        traceback: The frames as text; "" if there are none.
-        exception: The exception itself where it came through whole.
-    """
-
-    kind: str
-    error: str
-    message: str
-    traceback: str = ""
-    exception: BaseException | None = None
-
+from forebay.failures import Failure
 
 # ---- events ------------------------------------------------------------------------------------
 
@@ -44,25 +28,25 @@ class TasksQueued:
     Attributes:
         tasks: Their numbers, growing.
         ended: That no more will come.
-        lanes: The lane of each, if only the worker of that lane may have it.
+        worker_ids: The one worker that may run each of them; None if any worker may.
     """
 
     tasks: tuple[int, ...]
     ended: bool
-    lanes: tuple[int, ...] | None = None
+    worker_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
     """A worker is set up and waits for tasks."""
 
-    worker: int
+    incarnation: int
 
 
 class TaskFinished(NamedTuple):
     """A worker answered. `nbytes` is what the result occupies, `seconds` the task's wall time."""
 
-    worker: int
+    incarnation: int
     task: int
     attempt: int
     result: Any
@@ -74,10 +58,10 @@ class TaskFinished(NamedTuple):
 class TaskFailed:
     """The user's code raised. `final` failures are not worth another try (a missing file)."""
 
-    worker: int
+    incarnation: int
     task: int
     attempt: int
-    cause: Cause
+    failure: Failure
     seconds: float
     final: bool = False
 
@@ -86,7 +70,7 @@ class TaskFailed:
 class TasksReturned:
     """A worker gave back tasks that it had not begun, so that others can have them."""
 
-    worker: int
+    incarnation: int
     tasks: tuple[int, ...]
 
 
@@ -95,14 +79,14 @@ class WorkerDied:
     """A worker is gone.
 
     Attributes:
-        worker: Its number.
-        cause: How it died.
-        blameless: Nothing that it ran can be the reason (a lost host, say).
-        doubtful: What another worker ran may be the reason as well (the node's memory, say).
+        incarnation: Which worker.
+        failure: How it died.
+        blameless: Nothing that it ran can be the reason (a lost host, for example).
+        doubtful: What another worker ran may be the reason as well (the node's memory).
     """
 
-    worker: int
-    cause: Cause
+    incarnation: int
+    failure: Failure
     blameless: bool = False
     doubtful: bool = False
 
@@ -128,7 +112,7 @@ class ResultsReleased:
 
 @dataclass(frozen=True, slots=True)
 class TasksForgotten:
-    """Nobody wants the tasks with numbers below `before` any more, save those delivered."""
+    """The tasks with numbers below `before` are not wanted any more, except those delivered."""
 
     before: int
 
@@ -162,19 +146,19 @@ class StartWorker:
     """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows.
 
     Attributes:
-        worker: Its number, never used before.
-        lane: Its place, from 0 to num_workers - 1, which a replacement inherits.
+        incarnation: A number never used before.
+        worker_id: From 0 to num_workers - 1; a replacement has that of the dead worker.
     """
 
-    worker: int
-    lane: int
+    incarnation: int
+    worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendTasks:
     """Hand tasks to a worker, as `(task, attempt)`, to be run in this order."""
 
-    worker: int
+    incarnation: int
     tasks: tuple[tuple[int, int], ...]
 
 
@@ -182,7 +166,7 @@ class SendTasks:
 class KillWorker:
     """Take the stacks of a worker that hangs and kill it; `WorkerDied` follows."""
 
-    worker: int
+    incarnation: int
 
 
 class DeliverResult(NamedTuple):
@@ -196,7 +180,7 @@ class DeliverResult(NamedTuple):
 
 
 class DropTask(NamedTuple):
-    """Forget a task: its worker is through with it, and nobody wants it."""
+    """Forget a task that is not wanted any more; no worker has it in hand."""
 
     task: int
 
@@ -207,7 +191,7 @@ class ReportRetry:
 
     task: int
     attempt: int
-    cause: Cause
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +201,7 @@ class ReportFailure:
     task: int
     attempt: int
     seconds: float
-    cause: Cause
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +215,7 @@ class SetAlarm:
 class GiveUp:
     """Workers cannot be started; the run cannot go on."""
 
-    cause: Cause
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)

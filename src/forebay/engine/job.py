@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Assignment(NamedTuple):
-    """One task for a worker: which, the how-many-th try, and what it is about."""
+    """One task for a worker: its number, the attempt (from 1), and what to do."""
 
     task: int
     attempt: int
@@ -26,7 +26,7 @@ class Refusal(Exception):  # noqa: N818 - a verdict on the task, not an error of
     Its `__cause__` is the failure itself.
 
     Attributes:
-        kind: A word that classifies it, for `Cause.kind`.
+        kind: A word that classifies it, for `Failure.kind`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -39,22 +39,22 @@ class Job(Protocol):
     """What a worker does. It reaches a process worker by pickle, once however many there are.
 
     Attributes:
-        keeps_tasks: Whether a worker keeps the tasks behind a slow one, because they are bound to
-            it; otherwise it gives them back for others to have.
+        keeps_tasks: Whether a worker keeps the tasks behind a slow one, because no other may run
+            them; otherwise it gives them back.
     """
 
     keeps_tasks: bool
 
-    def open(self, worker: int, lane: int) -> None:
+    def open(self, incarnation: int, worker_id: int) -> None:
         """Set up, in the worker, before its first task.
 
         Args:
-            worker: Its number, which no other ever has.
-            lane: Its place, from 0 to num_workers - 1, which a replacement inherits.
+            incarnation: A number that no other worker ever has.
+            worker_id: From 0 to num_workers - 1; a replacement has that of the dead worker.
         """
 
     def run(self, assignment: Assignment) -> Answer:
-        """Do one task. Whatever it raises is laid to that task; the worker lives on."""
+        """Do one task. Whatever it raises fails that task, and the worker lives on."""
         ...
 
     def close(self) -> None:

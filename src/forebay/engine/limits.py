@@ -18,8 +18,8 @@ class Limits:
 
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
-        slots: Results being made, ready or in the consumer's hands, at most. Tasks that are bound
-            to lanes need a slot each: one lane's could otherwise wait for another's for ever.
+        slots: Results being made, ready or in the consumer's hands, at most. Tasks that only one
+            worker may run need a slot each: one worker's task could otherwise wait for another's.
         max_bytes: Bytes of results being made, ready or delivered, at most; None for no limit.
             One task may always run, however large.
         refill_below: Once full, wait until fewer than this many results are being made, ready
@@ -32,8 +32,8 @@ class Limits:
         max_group: Tasks in one message, at most.
         lookahead: Tasks to hold queued, taken from the source in advance; 0 to ask for none.
         all_workers: Start every worker at once, however little work there is.
-        lanes_end: Whether a task that fails for good is the last of its lane, which nobody can get
-            past: those behind it fail with it.
+        failure_ends_worker: Whether a task that fails for good takes along the tasks behind it that
+            only the same worker may run: it reads a stream, and cannot get past that point.
         max_suspects: How many suspects may wait before they are tried, alone.
     """
 
@@ -48,5 +48,5 @@ class Limits:
     max_group: int = 1
     lookahead: int = 1
     all_workers: bool = False
-    lanes_end: bool = False
+    failure_ends_worker: bool = False
     max_suspects: int = 64

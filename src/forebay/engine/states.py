@@ -25,16 +25,16 @@ class Move(Enum):
     """What takes a task from one state to the next."""
 
     SENT = "sent to a worker"
-    RETURNED = "given back, not begun"
-    ORPHANED = "its worker died under another task"
-    DOUBTED = "its worker died, perhaps of another's task"
-    RETRIED = "failed, tries left"
+    RETURNED = "given back before it began"
+    ORPHANED = "its worker died while running another task"
+    DOUBTED = "its worker died, perhaps because of another task"
+    RETRIED = "failed, attempts left"
     FINISHED = "answered"
-    FAILED = "failed, no tries left"
-    ABANDONED = "its lane came to an end"
+    FAILED = "failed, no attempts left"
+    ABANDONED = "its worker cannot get past an earlier failure"
     DELIVERED = "handed to the consumer"
-    RELEASED = "let go by the consumer"
-    FORGOTTEN = "nobody wants it any more"
+    RELEASED = "released by the consumer"
+    FORGOTTEN = "not wanted any more"
 
     __hash__ = object.__hash__
 

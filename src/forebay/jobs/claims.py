@@ -13,15 +13,19 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from forebay.errors import LedgerError
+from forebay.failures import Failure
 from forebay.jobs.database import DONE, FAILED, chunks, storable
-from forebay.jobs.records import Chore, Done, Failed
+from forebay.jobs.records import Chore, Done, FailedInput
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
 _ROBBED = "an output was taken over"
+# The attributes of a failure that are kept as one JSON object.
+_PACKED = ("kind", "error", "message", "traceback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Recorded:
     """
 
     chores: list[Chore]
-    failed: list[Failed]
+    failed: list[FailedInput]
     withdrawn: int
 
 
@@ -51,7 +55,7 @@ class _Verdict:
 
 
 def settle(
-    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[Failed]
+    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
 ) -> tuple[Recorded, int, int]:
     """Write a batch of results; also return by how much the done and the failed ones grew."""
     before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
@@ -166,9 +170,9 @@ def _judge(
 
 def _withdraw(
     db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]]
-) -> tuple[list[Failed], list[tuple[int, str]]]:
+) -> tuple[list[FailedInput], list[tuple[int, str]]]:
     """Take back inputs that were done: their failures, and all the names they had."""
-    lost: list[Failed] = []
+    lost: list[FailedInput] = []
     names: list[tuple[int, str]] = []
     for part, marks in chunks(withdrawn):
         rows = db.execute(
@@ -183,7 +187,7 @@ def _withdraw(
 
 def _lost(
     db: sqlite3.Connection, losing: list[Done], losers: dict[int, tuple[str, int]]
-) -> list[Failed]:
+) -> list[FailedInput]:
     return [
         _failure(db, one.ordinal, one.attempts, one.seconds, *losers[one.ordinal]) for one in losing
     ]
@@ -191,7 +195,7 @@ def _lost(
 
 def _failure(
     db: sqlite3.Connection, ordinal: int, attempts: int, seconds: float, name: str, other: int
-) -> Failed:
+) -> FailedInput:
     found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
     source, row = found or ("another input", None)
     message = (
@@ -199,7 +203,8 @@ def _failure(
         "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
         "example with the input's folder or row in them, and run again."
     )
-    return Failed(ordinal, attempts, seconds, "output", "OutputError", message)
+    failure = Failure("output", "OutputError", message, attempts=attempts, seconds=seconds)
+    return FailedInput(ordinal, failure)
 
 
 def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
@@ -216,7 +221,7 @@ def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
 def _write(
     db: sqlite3.Connection,
     winners: list[Done],
-    failed: list[Failed],
+    failed: list[FailedInput],
     published: dict[str, int],
     contested: dict[str, int],
 ) -> None:
@@ -237,7 +242,10 @@ def _write(
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
         "metadata = NULL, error = ? WHERE ordinal = ?",
-        ((one.attempts, one.seconds, _packed(one), one.ordinal) for one in failed),
+        (
+            (failure.attempts, failure.seconds, _packed(failure), ordinal)
+            for ordinal, failure in failed
+        ),
     )
     claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), ?, ?)"
     db.executemany(claims, ((storable(name), one, None) for name, one in published.items()))
@@ -246,11 +254,11 @@ def _write(
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
 
 
-def _packed(failed: Failed) -> str:
-    fields = asdict(failed)
-    return json.dumps({key: fields[key] for key in ("kind", "error", "message", "traceback")})
+def _packed(failure: Failure) -> str:
+    return json.dumps({name: getattr(failure, name) for name in _PACKED})
 
 
-def unpacked(ordinal: int, attempts: int, seconds: float, error: str) -> Failed:
-    """Return a failure from the columns that keep it."""
-    return replace(Failed(ordinal, attempts, seconds, "", "", ""), **json.loads(error))
+def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
+    """Return the failure of an input from the columns that keep it."""
+    kept: Any = {name: str(value) for name, value in json.loads(error).items() if name in _PACKED}
+    return Failure(**kept, source=source, attempts=attempts, seconds=seconds)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forebay.engine.events import Cause, Command, DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.events import Command, DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
+from forebay.failures import Failure
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.places import OutputPlace
-from forebay.jobs.records import Done, Failed
+from forebay.jobs.records import Done, FailedInput
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
@@ -43,7 +44,7 @@ class Commit:
     delivered: list[int]
     done: int
     failed: int
-    refused: list[Failed]
+    refused: list[FailedInput]
 
 
 class Commits:
@@ -55,8 +56,8 @@ class Commits:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, "forebay-commits")
         self._done: list[Done] = []
-        self._failed: dict[int, Failed] = {}
-        self._retrying: dict[int, Failed] = {}
+        self._failed: dict[int, FailedInput] = {}
+        self._retrying: dict[int, FailedInput] = {}
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
         self._last = time.monotonic()
@@ -70,11 +71,11 @@ class Commits:
                 self._done.append(done)
                 if self._retrying:
                     self._retrying.pop(outcome.task, None)
-            case ReportFailure() if outcome.cause.kind != "environment":
+            case ReportFailure() if outcome.failure.kind != "environment":
                 self._retrying.pop(outcome.task, None)
-                self._failed[outcome.task] = _failed(outcome, outcome.cause, outcome.seconds)
+                self._failed[outcome.task] = _failed(outcome, outcome.seconds)
             case ReportRetry():
-                self._retrying[outcome.task] = _failed(outcome, outcome.cause, 0.0)
+                self._retrying[outcome.task] = _failed(outcome, 0.0)
             case _:
                 pass
 
@@ -152,7 +153,7 @@ class Commits:
         ordinals = [done.ordinal for done in delivered]
         return Commit(ordinals, len(delivered) - len(late), len(recorded.failed), late)
 
-    def _acceptable(self, delivered: list[Done]) -> tuple[list[Done], list[Failed]]:
+    def _acceptable(self, delivered: list[Done]) -> tuple[list[Done], list[FailedInput]]:
         """Set aside the inputs whose outputs must not be published."""
         done, refused = [], []
         names: set[str] = set()
@@ -174,10 +175,9 @@ class Commits:
                             "  It was left as it is. Name the output differently, or move it away."
                         )
             except OutputError as error:
-                seconds, attempts = each.seconds, each.attempts
-                refused.append(
-                    Failed(each.ordinal, attempts, seconds, "output", "OutputError", str(error))
-                )
+                failure = Failure("output", "OutputError", str(error))
+                failure = replace(failure, attempts=each.attempts, seconds=each.seconds)
+                refused.append(FailedInput(each.ordinal, failure))
             else:
                 done.append(each)
                 for file in each.outputs:
@@ -191,13 +191,6 @@ def _folders_of(name: str) -> list[str]:
     return [name[:at] for at, character in enumerate(name) if character == "/"]
 
 
-def _failed(outcome: ReportFailure | ReportRetry, cause: Cause, seconds: float) -> Failed:
-    return Failed(
-        outcome.task,
-        outcome.attempt,
-        seconds,
-        cause.kind,
-        cause.error,
-        cause.message,
-        cause.traceback,
-    )
+def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
+    failure = replace(outcome.failure, attempts=outcome.attempt, seconds=seconds, exception=None)
+    return FailedInput(outcome.task, failure)

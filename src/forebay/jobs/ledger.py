@@ -22,12 +22,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from forebay.errors import LedgerError
+from forebay.failures import Failure
 from forebay.jobs.claims import Recorded, add_chores, release, settle, unpacked
 from forebay.jobs.counters import counts_in, read_counts, recount, write_counts
 from forebay.jobs.database import FAILED, GONE, NAME, TODO, Database, chunks, put_meta, storable
 from forebay.jobs.enrol import Enrolment, merge
 from forebay.jobs.lock import LOCK_NAME, FolderLock
-from forebay.jobs.records import Chore, Counts, Done, Failed, Input, Todo
+from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, Todo
 
 _PAGE = 4096  # rows a query brings into memory at once
 _TODO_PAGE = 1024  # fewer, where the workers wait for the first
@@ -202,7 +203,7 @@ class Ledger:
         rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
         return next((source or row for source, row in rows), "")
 
-    def record(self, done: Sequence[Done], failed: Sequence[Failed]) -> Recorded:
+    def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit what became of a batch of inputs that `pending` gave out.
 
         The caller must have done all earlier chores and made them durable: they are forgotten
@@ -229,19 +230,19 @@ class Ledger:
         with self._database.transaction() as db:
             db.execute("DELETE FROM chores")
 
-    def failures(self, limit: int | None = None) -> Iterator[tuple[str, Failed]]:
-        """Yield the failed inputs in order, each as its source (or its row) and what happened."""
+    def failures(self, limit: int | None = None) -> Iterator[Failure]:
+        """Yield the failures in input order; `source` is the input's path, or its row."""
         sql = (
             "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
             "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
         )
         left = limit
-        for ordinal, source, row, attempts, seconds, error in self._paged(sql):
+        for _, source, row, attempts, seconds, error in self._paged(sql):
             if left is not None:
                 if left <= 0:
                     return
                 left -= 1
-            yield source or row or "", unpacked(ordinal, attempts, seconds, error)
+            yield unpacked(source or row or "", attempts, seconds, error)
 
     def results(self) -> Iterator[Result]:
         """Yield the done inputs in order; each call starts again."""

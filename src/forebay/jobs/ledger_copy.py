@@ -106,7 +106,6 @@ class LedgerCopy:
     """
 
     def __init__(self, store: Store, scratch: Path) -> None:
-        """See the class."""
         self._store = store
         self._path = scratch / "copy.sqlite"
         self._run: Run | None = None

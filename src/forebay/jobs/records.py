@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.failures import Failure
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -69,28 +71,16 @@ class Done(NamedTuple):
     metadata: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class FailedInput(NamedTuple):
     """The work on one input failed for good in this run.
 
     Attributes:
         ordinal: The input's place in the listing.
-        attempts: How many tries it took.
-        seconds: Wall time of the last try.
-        kind: "exception", "timeout", "crash", "input" (missing, a directory) or "output"
-            (a name that escapes or is claimed twice).
-        error: The error's type, such as "ValueError".
-        message: The error's own words, one or more lines.
-        traceback: Text; the user's frames, or the stack of a hang; "" if there is none.
+        failure: How; its `source` is not set, since the ledger knows it.
     """
 
     ordinal: int
-    attempts: int
-    seconds: float
-    kind: str
-    error: str
-    message: str
-    traceback: str = ""
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,54 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forebay.failures import Failure
 from forebay.jobs.fetch import fetched
-from forebay.jobs.records import Failed
 from forebay.observe.progress import duration
 
 if TYPE_CHECKING:
     import pyarrow
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One input that failed.
-
-    Attributes:
-        source: The input: its path, or its manifest row as JSON.
-        kind: "exception", "timeout", "crash", "input" (missing, or a folder) or "output" (a
-            name that escapes or is claimed twice).
-        error: The error's type, such as "ValueError".
-        message: The error's own words.
-        traceback: The user's frames, or the stack of a hang or crash; "" if there are none.
-        attempts: Tries it took.
-        seconds: Wall time of the last try.
-    """
-
-    source: str
-    kind: str
-    error: str
-    message: str
-    traceback: str
-    attempts: int
-    seconds: float
-
-    @classmethod
-    def of(cls, source: str, failed: Failed) -> Failure:
-        """Return a ledger's record as a person wants it."""
-        return cls(
-            source,
-            failed.kind,
-            failed.error,
-            failed.message,
-            failed.traceback,
-            failed.attempts,
-            failed.seconds,
-        )
-
-    def __str__(self) -> str:
-        """Return the failure in one line."""
-        words = self.message.splitlines()[0] if self.message else ""
-        return f"{self.source}: {self.error}: {words}" if words else f"{self.source}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -65,7 +23,7 @@ class Report:
         done: Inputs whose outputs and metadata are there, those of earlier runs included.
         failed: Inputs that failed.
         resumed: How many of `done` an earlier run had done already.
-        failures: The failed inputs, in input order.
+        failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as text, if the output is one.
     """

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import BusyError, LedgerError
+from forebay.failures import Failure
 from forebay.jobs.claims import unpacked
 from forebay.jobs.counters import counts_in
 from forebay.jobs.database import NAME, check, connect, in_words
 from forebay.jobs.lock import LOCK_NAME, Holder, find_holder
-from forebay.jobs.records import Counts, Failed
+from forebay.jobs.records import Counts
 
 _JOURNAL = NAME + "-journal"
 # Never takes a lock, never writes, never rolls back a journal.
@@ -39,13 +40,13 @@ class Snapshot:
     Attributes:
         counts: How many inputs are in which state.
         meta: What the driver keeps with `set_meta`.
-        failures: The failed inputs in order, each as its source (or its row) and what happened.
+        failures: The failures in input order; the `source` of each is the input's path, or its row.
         live: The driver at work now, or None.
     """
 
     counts: Counts
     meta: dict[str, str]
-    failures: list[tuple[str, Failed]]
+    failures: list[Failure]
     live: Holder | None
 
 
@@ -130,9 +131,8 @@ def _read(path: Path, query: str, live: Holder | None) -> Snapshot:
     return Snapshot(counts_in(meta), kept, failures, live)
 
 
-def _failures(db: sqlite3.Connection) -> list[tuple[str, Failed]]:
+def _failures(db: sqlite3.Connection) -> list[Failure]:
     rows = db.execute(
-        "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
-        "WHERE state = 2 ORDER BY ordinal"
+        "SELECT source, row, attempts, seconds, error FROM inputs WHERE state = 2 ORDER BY ordinal"
     )
-    return [(source or row or "", unpacked(ordinal, *rest)) for ordinal, source, row, *rest in rows]
+    return [unpacked(source or row or "", *rest) for source, row, *rest in rows]

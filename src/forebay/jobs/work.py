@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
@@ -15,7 +16,7 @@ from forebay.errors import OutputError
 from forebay.jobs.outputs import Output
 from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
-from forebay.jobs.seeds import seed_everything, seed_no_more, seed_what_is_imported
+from forebay.randomness import Seeds, ThreadTurns, seed_generators, seed_of_text, seed_on_import
 
 # Errors that are the machine's and not the input's: every other input would meet them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -28,7 +29,7 @@ _Naming = Callable[[str], str | None]
 class WorkerEnd(Protocol):
     """A worker's end of wherever the outputs go."""
 
-    def open(self, worker: int) -> None:
+    def open(self, incarnation: int) -> None:
         """Set up in the worker."""
 
     def begin(self) -> Output:
@@ -60,6 +61,7 @@ class PreprocessJob:
         kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
         outputs: Where files are staged.
         fetch: For inputs that are URLs, which have to be brought here first.
+        turns: For workers that are threads of one process, and share its random generators.
     """
 
     keeps_tasks = False
@@ -70,21 +72,26 @@ class PreprocessJob:
         kind: str,
         outputs: WorkerEnd,
         fetch: Fetch | None = None,
+        turns: ThreadTurns | None = None,
     ) -> None:
-        """See the class."""
+        self._turns = turns
         self._work = work
         self._kind = kind
         self._outputs = outputs
         self._fetch = fetch
 
-    def open(self, worker: int, lane: int) -> None:
+    def open(self, incarnation: int, worker_id: int) -> None:
         """Make the staging folder."""
-        self._outputs.open(worker)
-        seed_what_is_imported()
+        self._outputs.open(incarnation)
+        seed_on_import(True)
 
     def close(self) -> None:
         """Leave imports as they were."""
-        seed_no_more()
+        seed_on_import(False)
+
+    def abandon(self, thread: Thread) -> bool:
+        """Free what an abandoned thread holds; return whether it was waiting for its turn."""
+        return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
         """Return `((OutputFile, …), metadata JSON)` for one input `(source, row)`.
@@ -94,11 +101,24 @@ class PreprocessJob:
                 "environment": the disk is full or read-only; not the input's fault.
         """
         source, row = assignment.payload
-        seed_everything(source if row is None else row)
+        seed = seed_of_text(source if row is None else row)
         out = self._outputs.begin()
-        try:
+
+        def call(seeds: Seeds) -> str:
+            seeds(seed)
             returned, final_name = self._call(source, row, out)
-            metadata = encode(rows_of(returned), out.names(), final_name)
+            return encode(rows_of(returned), out.names(), final_name)
+
+        def undo() -> None:
+            nonlocal out
+            out.discard()
+            out = self._outputs.begin()
+
+        try:
+            if self._turns is not None:
+                metadata = self._turns.run(call, undo)
+            else:
+                metadata = call(seed_generators)
             files = self._outputs.commit(out)  # last: it may publish them
         except BaseException as error:
             full = isinstance(error, Exception) and self._is_environment(error)

@@ -1,1 +1,1 @@
-"""The rooms of `forebay.DataLoader`: what a worker does, how batches reach the trainer."""
+"""Internals of `forebay.DataLoader`: ARCHITECTURE.md lists the files and their purposes."""

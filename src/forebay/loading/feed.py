@@ -1,13 +1,10 @@
-"""From orders to batches: the engine and the slab.
+"""From requests to batches.
 
-    trainer ── put(orders) ──> engine ──> workers ──> slab
-       ^                         │
-       └───────── take() <───────┘
+    planner ── put(requests) ──> Feed ──> engine ──> workers ──> slab
+       ^                          │
+       └───────── take() <────────┘  results, in order
 
-Without a buffer nothing runs in the trainer's process but the trainer: `take` itself turns the
-engine's wheel. With one, a thread does (see `pump.py`), so that workers get their next orders while
-the trainer is busy. It wakes when answers come, and does no more with them than to put them into
-line.
+What needs no worker is `local_feed.py`.
 """
 
 from __future__ import annotations
@@ -18,127 +15,249 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from forebay.buffer import warn_of_full_disk
 from forebay.engine.engine import Engine, NewTask, Outcome
-from forebay.engine.events import Cause, DeliverResult, DropTask, ReportFailure, ReportRetry
+from forebay.engine.events import DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import unpack
-from forebay.engine.memory.parcel import Parcel
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
-from forebay.loading.buffer import warn_of_full_disk
-from forebay.loading.crew import Workers, pool_for
-from forebay.loading.recipe import LaneEnded, Made, Placed, Recipe
-from forebay.loading.statistics import Tally, is_of_a_batch
+from forebay.loading.drivers import BackgroundDriver, CallerDriver
+from forebay.loading.messages import (
+    BatchRequest,
+    BatchResult,
+    BatchSpec,
+    Result,
+    WorkerExhausted,
+    WorkerState,
+)
+from forebay.loading.workers import Workers, pool_for
+from forebay.observe.statistics import Counters
+from forebay.randomness import generators_lent
 
 RELEASED_TOGETHER = 16
-# What a worker may take to come up, beyond `timeout`.
-START_S = 10.0
-# The same on a cluster, where a worker may have to wait for its place.
-CLUSTER_START_S = 120.0
-
-
-class Taken(NamedTuple):
-    """The next result in line.
-
-    Attributes:
-        task: Its number.
-        result: A `Made` with the batch as the user gets it, or what came instead of one.
-        cause: Why there is none, if the task failed for good.
-    """
-
-    task: int
-    result: Any
-    cause: Cause | None = None
+CLOSED = (
+    "this iterator was closed, with its loader or with its workers\n"
+    "  Nothing more comes from it. Begin a new epoch: iter(loader)."
+)
 
 
 class Feed:
-    """Orders in, batches out, in order unless the limits say otherwise.
+    """Requests in, results out, in order unless the limits say otherwise.
 
     Args:
-        recipe: How batches are made.
+        spec: How batches are made.
         workers: Where.
         limits: What the engine may do.
-        keeps_tasks: Whether tasks are bound to lanes.
-        tally: Counts what happens.
+        counters: Counts what happens.
+        turns: Whether each request is for one worker alone.
+        by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
+
+    Attributes:
+        ready: The results that wait to be taken.
+        empty: How many of these are no batches.
+        exhausted: By worker: the last task that found its part of an iterable dataset at the end.
+        pool: The pool of workers.
     """
 
     def __init__(
-        self, recipe: Recipe, workers: Workers, limits: Limits, keeps_tasks: bool, tally: Tally
+        self,
+        spec: BatchSpec,
+        workers: Workers,
+        limits: Limits,
+        counters: Counters,
+        *,
+        turns: bool,
+        by_caller: bool,
     ) -> None:
-        """Start the workers."""
+        self.ready: deque[DeliverResult | ReportFailure] = deque()
+        self.empty = 0
+        self.exhausted: dict[int, int] = {}
         self._owner = os.getpid()
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
-        self._timeout_s = limits.timeout_s
-        self._start_s = START_S if workers.cluster is None else CLUSTER_START_S
-        self._tries = limits.retries + 1
-        self._tally = tally
-        self._ready: deque[DeliverResult | ReportFailure] = deque()
+        self._timeout_s, self._start_s = limits.timeout_s, workers.start_s
+        self._attempts = limits.retries + 1
+        self._counters = counters
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
-        self.ended: dict[int, int] = {}  # by lane: the last task that found it at its end
         self._directory = workers.directory
         occupy_standard_descriptors()
-        shares = workers.backend in ("process", "ray")
-        self._slab = Slab(workers.directory) if shares else None
-        self.pool = pool_for(recipe, workers, keeps_tasks, self._slab, self._slots)
-        # No method of its own: a cycle would keep the slab until the collector comes round.
-        address = None
+        self._slab = None if workers.backend == "thread" else Slab(workers.directory)
+        self.pool = pool_for(spec, workers, turns, self._slab, self._slots)
+        # No method of its own: a cycle would keep the slab until the garbage collector runs.
+        prepare = None
         if self._slab is not None and workers.backend == "process":
-            address = partial(_placed, self._slab, self._slots)
+            prepare = partial(_with_slot, self._slab, self._slots)
         try:
-            self._engine = Engine(self.pool, limits, address=address)
-        except BaseException:  # Ctrl-C, say
+            self._engine = Engine(self.pool, limits, prepare=prepare)
+        except BaseException:  # Ctrl-C, for example
             self.pool.close()
             raise
+        outcomes, has_ready = partial(_line_up, weakref.ref(self)), partial(bool, self.ready)
+        self._driver: CallerDriver | BackgroundDriver
+        if by_caller:
+            self._driver = CallerDriver(self._engine, self.pool, outcomes)
+        else:
+            self._driver = BackgroundDriver(self._engine, outcomes, has_ready)
         _open_feeds.add(self)
 
-    def put(self, tasks: Sequence[NewTask]) -> None:
-        """Queue tasks; their numbers must grow."""
+    # ---- requests ------------------------------------------------------------------------------
+
+    def put(self, tasks: list[NewTask]) -> None:
+        """Queue requests; their task numbers must grow."""
         self._check()
-        self._engine.put(tasks)
+        self._driver.call(partial(self._engine.put, tasks))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken."""
         self._check()
-        self._engine.forget(before)
-        self._ready = deque(each for each in self._ready if self._keep(each, before))
+        self._driver.call_and_wait(partial(self._forget, before))
 
-    def take(self) -> Taken:
-        """Return the next result, waiting for it.
+    def _forget(self, before: int) -> None:
+        self._engine.forget(before)
+        ready = self.ready
+        for _ in range(len(ready)):  # in place: the driver and statistics look at it
+            outcome = ready.popleft()
+            if outcome.task >= before:
+                ready.append(outcome)
+                continue
+            self.empty -= _is_empty(outcome)
+            if isinstance(outcome, DeliverResult):
+                self._engine.release((outcome.task,))
+                self._free(outcome.task)
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def take(self) -> tuple[int, Result]:
+        """Return the next result and its task, waiting for it.
+
+        Returns:
+            The task, and a `BatchResult` with the batch as the user gets it, or what came instead.
 
         Raises:
             WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
-            RuntimeError: It cannot be used: it is closed, torn, or another process's.
+            RuntimeError: The feed cannot be used: it is closed, torn, or another process's.
         """
+        if self.ready and not self._closed and os.getpid() == self._owner:
+            self._counters.waits.append(0.0)
+        else:
+            self._wait()
+        outcome = self.ready.popleft()
+        task = outcome.task
+        if isinstance(outcome, ReportFailure):
+            return task, outcome.failure
+        taken = self._taken
+        taken.append(task)
+        # Waking the driver costs more than a late refill does.
+        is_lazy = self._driver.releases_lazily
+        if len(taken) >= (RELEASED_TOGETHER if is_lazy else len(self.ready) // 8 + 1):
+            self._release()
+        result = outcome.result
+        if isinstance(result, WorkerExhausted):
+            self.empty -= 1
+        elif self._slab is not None and isinstance(result, BatchResult) and not result.is_empty:
+            result = self._opened(self._slab, task, result)
+        return task, result
+
+    def _wait(self) -> None:
         self._check()
         began = time.perf_counter()
-        outcome = self._next(self._until())
-        self._tally.waited(time.perf_counter() - began)
-        if outcome is None:
+        until = None  # later than the engine would replace a worker that hangs
+        if self._timeout_s is not None:
+            until = time.monotonic() + self._timeout_s * self._attempts + self._start_s
+        try:
+            if self._taken:
+                self._release()
+            with generators_lent() if self._slab is None else nullcontext():
+                self._driver.wait(partial(bool, self.ready), until)
+        except WorkerDiedError as error:
+            self._error = error
+            self.close()
+            raise
+        except KeyboardInterrupt:
+            raise  # the iterator handles it, wherever it comes
+        except BaseException:
+            self.interrupted()
+            raise
+        self._counters.waited(time.perf_counter() - began)
+        if not self.ready:
+            self._check()
             raise WorkerDiedError(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
                 "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
-                f"  forebay gave them {self._start_s:g} s more to come up, and goes on waiting if "
-                "it is asked again. Raise `timeout`, or try worker_init_fn in this process."
+                f"  forebay gave them {self._start_s:g} s more to start, and goes on waiting if it "
+                "is asked again. Raise `timeout`, or try worker_init_fn in this process."
             )
-        if isinstance(outcome, ReportFailure):
-            return Taken(outcome.task, None, outcome.cause)
-        self._release(outcome.task)
-        return Taken(outcome.task, self._opened(outcome))
 
-    def ready(self) -> int:
-        """Return how many results wait to be taken."""
-        return len(self._ready)
+    def _release(self) -> None:
+        taken, self._taken = self._taken, []
+        self._driver.call(partial(self._engine.release, taken))
 
-    def ready_batches(self) -> list[int]:
-        """Return the tasks of the results that wait, in order, without those that say the end."""
-        return [each.task for each in self._ready if is_of_a_batch(each)]
+    def _opened(self, slab: Slab, task: int, result: BatchResult) -> BatchResult:
+        """Unpack a batch; its slot, if it has one, now belongs to it."""
+        packed = result.batch
+        if packed.refused is not None and self._directory is not None:
+            directory, self._directory = self._directory, None  # it is said once
+            warn_of_full_disk(directory, packed.refused, packed.nbytes)
+        batch = unpack(packed, slab, self._slots.pop(task, None))
+        timing = result.timing._replace(is_inline=packed.body is not None)
+        return result._replace(batch=batch, timing=timing)
+
+    # ---- what comes from the engine ------------------------------------------------------------
+
+    def line_up(self, outcomes: Sequence[Outcome]) -> None:
+        """Put what came of a step of the engine in line."""
+        for outcome in outcomes:
+            match outcome:
+                case DeliverResult():
+                    self._arrived(outcome.task, outcome.result)
+                    self.ready.append(outcome)
+                case ReportFailure():
+                    self._free(outcome.task)
+                    self.ready.append(outcome)
+                case DropTask():
+                    self._free(outcome.task)
+                case ReportRetry():
+                    self._counters.restarts += 1
+
+    def _arrived(self, task: int, result: Any) -> None:
+        is_batch, slab = isinstance(result, BatchResult), self._slab
+        if is_batch:
+            self._counters.made(result.timing)
+        elif isinstance(result, WorkerExhausted):
+            self.empty += 1
+            self.exhausted[result.worker_id] = task
+        if slab is None or not is_batch or result.is_empty:
+            self._free(task)
+            return
+        slot = self._slots.pop(task, None)
+        if slot is not None or result.batch.nbytes > slab.largest:
+            slot = result.batch.settle(slab, slot)
+            if slot is not None:
+                self._slots[task] = slot
+
+    def _free(self, task: int) -> None:
+        slot = self._slots.pop(task, None)
+        if slot is not None and self._slab is not None:
+            self._slab.give_back(slot)
+
+    # ---- what it is doing ----------------------------------------------------------------------
+
+    def worker_states(self) -> list[WorkerState]:
+        """Return an empty list: each result carries its worker's state."""
+        return []
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return task and bytes of each batch that waits to be taken, in order."""
+        ready = [each for each in list(self.ready) if not _is_empty(each)]
+        return [(each.task, getattr(each, "nbytes", 0)) for each in ready]
 
     @property
     def in_flight(self) -> int:
@@ -148,7 +267,25 @@ class Feed:
     @property
     def is_open(self) -> bool:
         """Whether it can be used: not closed or torn, and not in a fork of its process."""
-        return not self._closed and self._error is None and os.getpid() == self._owner
+        is_torn = self._error is not None or self._driver.error is not None
+        return not self._closed and not is_torn and os.getpid() == self._owner
+
+    def look(self, seconds: float) -> None:
+        """Let the engine take in what has happened, for at most so long."""
+        self._driver.look(seconds)
+
+    def interrupted(self) -> None:
+        """Note an exception that came from a signal, such as Ctrl-C.
+
+        One that came while nothing was done but waiting costs nothing. Any other may have torn
+        something, so the feed is closed: to go on would be to hang, or to lose batches.
+        """
+        if self._closed or not self._driver.was_at_rest():
+            self._error = self._error or RuntimeError(
+                "this iterator was interrupted in the middle of its work, and cannot go on\n"
+                "  Its workers were ended. Begin a new epoch: iter(loader)."
+            )
+            self.close()
 
     def close(self) -> None:
         """End the workers, unless this is a fork of the trainer: they are not its own."""
@@ -158,35 +295,12 @@ class Feed:
         _open_feeds.discard(self)
         if os.getpid() != self._owner:
             return
-        self._stop()
-        for outcome in self._ready:
-            self._tally.went(outcome)
-        self._ready.clear()
+        self._driver.close()
+        self.ready.clear()
         for task in list(self._slots):
             self._free(task)
         if self._slab is not None:
             self._slab.retire()
-
-    def look(self, seconds: float) -> None:
-        """Let the engine see to what has happened, for at most so long."""
-        self._line_up(self._engine.step(seconds))
-
-    def interrupted(self) -> None:
-        """Take note of an exception that came from a signal, such as Ctrl-C.
-
-        One that came while nothing was done but waiting costs nothing. Any other may have torn
-        something, so the feed is closed: to go on would be to hang, or to lose batches.
-        """
-        if self._closed or not self._was_at_rest():
-            self._error = self._error or RuntimeError(
-                "this iterator was interrupted in the midst of its work, and cannot go on\n"
-                "  Its workers were ended. Begin a new epoch: iter(loader)."
-            )
-            self.close()
-
-    def _was_at_rest(self) -> bool:
-        was, self.pool.at_rest = self.pool.at_rest, False
-        return was
 
     def _check(self) -> None:
         if os.getpid() != self._owner:
@@ -195,120 +309,33 @@ class Feed:
                 f"  Its workers answer to process {self._owner}; this is {os.getpid()}. Nothing "
                 "was taken. Begin an epoch of this process's own: iter(loader)."
             )
+        if self._driver.error is not None and not self.ready:
+            raise self._driver.error
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise RuntimeError(
-                "this iterator was closed, with its loader or with its workers\n"
-                "  Nothing more comes from it. Begin a new epoch: iter(loader)."
-            )
-
-    def _until(self) -> float | None:
-        """Return when to lose patience: later than the engine would replace a worker that hangs."""
-        if self._timeout_s is None:
-            return None
-        return time.monotonic() + self._timeout_s * self._tries + self._start_s
-
-    def _next(self, until: float | None) -> DeliverResult | ReportFailure | None:
-        while not self._ready:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            try:
-                if self._taken:
-                    self._engine.release(self._taken)
-                    self._taken = []
-                self._line_up(self._engine.step(left))
-            except WorkerDiedError as error:
-                self._error = error
-                self.close()
-                raise
-            except KeyboardInterrupt:
-                raise  # the iterator sees to it, wherever it comes
-            except BaseException:
-                self.interrupted()
-                raise
-        return self._pop()
-
-    def _pop(self) -> DeliverResult | ReportFailure:
-        outcome = self._ready.popleft()
-        self._tally.went(outcome)
-        return outcome
-
-    def _line_up(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            match outcome:
-                case DeliverResult():
-                    self._settle(outcome)
-                    self._tally.came(outcome)
-                    self._ready.append(outcome)
-                    if isinstance(outcome.result, LaneEnded):
-                        self.ended[outcome.result.lane] = outcome.task
-                case ReportFailure():
-                    self._free(outcome.task)
-                    self._tally.came(outcome)
-                    self._ready.append(outcome)
-                case DropTask():
-                    self._free(outcome.task)
-                case ReportRetry():
-                    self._tally.restarts += 1
-
-    def _release(self, task: int) -> None:
-        # One event for several: what they free is not needed at once.
-        self._taken.append(task)
-        if len(self._taken) >= RELEASED_TOGETHER:
-            self._engine.release(self._taken)
-            self._taken = []
-
-    def _keep(self, outcome: DeliverResult | ReportFailure, before: int) -> bool:
-        if outcome.task >= before:
-            return True
-        self._tally.went(outcome)
-        if isinstance(outcome, DeliverResult):
-            self._release(outcome.task)
-            self._free(outcome.task)
-        return False
-
-    def _settle(self, outcome: DeliverResult) -> None:
-        """Keep the slot of what has arrived if its batch is in there, and free it otherwise."""
-        made = outcome.result
-        if self._slab is None or not isinstance(made, Made):
-            self._free(outcome.task)
-            return
-        slot = made.batch.settle(self._slab, self._slots.pop(outcome.task, None))
-        if slot is not None:
-            self._slots[outcome.task] = slot
-
-    def _free(self, task: int) -> None:
-        slot = self._slots.pop(task, None)
-        if slot is not None and self._slab is not None:
-            self._slab.give_back(slot)
-
-    def _opened(self, outcome: DeliverResult) -> Any:
-        """Unpack a parcel; its slot, if it has one, now belongs to the batch."""
-        made = outcome.result
-        if self._slab is None or not isinstance(made, Made):
-            return made
-        parcel: Parcel = made.batch
-        if parcel.refused is not None and self._directory is not None:
-            directory, self._directory = self._directory, None  # it is said once
-            warn_of_full_disk(directory, parcel.refused, parcel.nbytes)
-        batch = unpack(parcel, self._slab, self._slots.pop(outcome.task, None))
-        times = made.times._replace(is_inline=parcel.body is not None)
-        return made._replace(batch=batch, times=times)
-
-    def _stop(self) -> None:
-        self._engine.close()
+            raise RuntimeError(CLOSED)
 
 
-def _placed(slab: Slab, slots: dict[int, Slot], task: int, payload: Any) -> Placed:
-    """Choose the slot for a task that is sent; one that is sent again keeps its own."""
+def _is_empty(outcome: DeliverResult | ReportFailure) -> bool:
+    return isinstance(outcome, DeliverResult) and isinstance(outcome.result, WorkerExhausted)
+
+
+def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequest) -> Any:
+    """Choose the slot for a request that is sent; one that is sent again keeps its own."""
     slot = slots.get(task)
     if slot is None:
         slot = slab.take()
-        if slot is not None:
-            slots[task] = slot
-    return Placed(payload, slot)
+        if slot is None:
+            return request
+        slots[task] = slot
+    return request._replace(slot=slot)
+
+
+def _line_up(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:
+    feed = this()
+    if feed is not None:
+        feed.line_up(outcomes)
 
 
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import Subset, TensorDataset
-from torch.utils.data._utils.collate import default_collate
+from torch.utils.data import default_collate
 
 from forebay.collating.rules import collated
-from forebay.loading.recipe import Order, Recipe, SkippedSample
-from forebay.loading.seeding import seed_generators
-from forebay.plan.seeds import COLLATE, SAMPLE, seed_of
+from forebay.collating.slicing import slicing
+from forebay.failures import Failure
+from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.samplers import has_state
+from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
+from forebay.randomness import Seeds, ThreadTurns, seed_generators
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: an iterable dataset has no more
@@ -39,195 +37,156 @@ class MapFetcher:
     """Samples of a map-style dataset, by index.
 
     Args:
-        recipe: What to fetch from, and how.
-        guard: Put around each sample, for threads that share the random generators.
+        spec: What to fetch from, and how.
+        turns: For threads, which share the generators.
     """
 
-    def __init__(
-        self, recipe: Recipe, guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
-        """See the class."""
-        self._recipe = recipe
-        self._guard = guard
-        self._whole = slicing(recipe)
+    def __init__(self, spec: BatchSpec, turns: ThreadTurns | None = None) -> None:
+        self._spec = spec
+        self._turns = turns
+        self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
+        self._together: Any = getattr(spec.dataset, "__getitems__", None)
 
-    def fetch(self, order: Order, skipped: list[SkippedSample]) -> Any:
+    def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
         """Return the list of samples of a batch, or one sample; what is left out is listed.
 
         Raises:
             SampleError: A sample raised.
         """
-        recipe, dataset = self._recipe, self._recipe.dataset
-        if not recipe.auto_collation:
-            samples = self._samples(order, [order.index], skipped)
+        index = request.index
+        if not self._spec.auto_collation:
+            samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples
-        if getattr(dataset, "__getitems__", None):
+        if self._together is not None:
             try:
-                return self._guarded(order, 0, lambda: dataset.__getitems__(order.index))
+                return self._drawing(request, SAMPLE, lambda: self._together(index))
             except Exception as error:
-                if not recipe.skip_errors:
-                    raise SampleError(order.index) from error
-        return self._samples(order, order.index, skipped)
+                if not self._spec.skip_errors:
+                    raise SampleError(index) from error
+        return self._one_by_one(request, index, failures)
 
-    def _samples(
-        self, order: Order, indices: Iterable[Any], skipped: list[SkippedSample]
+    def _one_by_one(
+        self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
     ) -> list[Any]:
-        samples = []
-        for position, index in enumerate(indices):
+        def fetched(seeds: Seeds | None) -> list[Any]:
+            failures.clear()
+            return self._fetched(request, indices, failures, seeds)
+
+        if self._spec.seed is None:
+            return fetched(None)
+        return fetched(seed_generators) if self._turns is None else self._turns.run(fetched)
+
+    def _fetched(
+        self,
+        request: BatchRequest,
+        indices: Sequence[Any],
+        failures: list[Failure],
+        seeds: Seeds | None,
+    ) -> list[Any]:
+        spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
+        if seeds is not None:
+            assert spec.seed is not None
+            seed = seed_of(spec.seed, SAMPLE, request.epoch)
+        for position, index in enumerate(indices, request.position):
             try:
-                samples.append(self._one(order, index, position))
-            except SampleError as error:
-                if not self._recipe.skip_errors:
-                    raise
-                skipped.append(_skipped(order, error))
+                if seeds is not None:
+                    seeds(child_seed(seed, position))
+                samples.append(dataset[index])
+            except Exception as error:
+                if not spec.skip_errors:
+                    raise SampleError(index) from error
+                failures.append(
+                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
+                )
         return samples
 
-    def whole_batch(self, order: Order) -> Any:
+    def _drawing(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
+        """Call something that may draw for the whole batch, from seeded generators."""
+        if self._spec.seed is None:
+            return call()
+        seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
+
+        def seeded(seeds: Seeds) -> Any:
+            seeds(seed)
+            return call()
+
+        return seeded(seed_generators) if self._turns is None else self._turns.run(seeded)
+
+    def slice(self, request: BatchRequest) -> Any:
         """Return the whole batch by slicing, where the dataset is nothing but arrays; or None."""
-        if self._whole is None:
+        if self._sliced is None:
             return None
         try:
-            return self._whole(order.index)
-        except Exception:
-            if not self._recipe.skip_errors:
-                raise
-            return None  # one by one it shows which sample is to be left out
+            return self._sliced(request.index)
+        except Exception:  # noqa: BLE001 - one by one it shows which sample it is
+            return None
 
-    def again(self, order: Order) -> Any:
-        """Return the batch of an order, in this very thread.
-
-        Raises:
-            IndexError: Every sample of it is left out.
-            Exception: What making it raised.
-        """
-        batch = self.whole_batch(order)
-        if batch is not None:
-            return batch
-        skipped: list[SkippedSample] = []
-        try:
-            samples = self.fetch(order, skipped)
-        except SampleError as error:
-            raise error.__cause__ or error from None
-        if skipped and not samples:
-            raise IndexError(f"every sample of epoch {order.epoch}, batch {order.batch} is bad")
-        return self.collate(order, samples)
-
-    def _one(self, order: Order, index: Any, position: int) -> Any:
-        dataset = self._recipe.dataset
-        try:
-            return self._guarded(order, position, lambda: dataset[index])
-        except Exception as error:
-            raise SampleError(index) from error
-
-    def _guarded(self, order: Order, position: int, get: Callable[[], Any]) -> Any:
-        seed = self._recipe.seed
-        if seed is None:
-            return get()
-        with self._guard():
-            seed_generators(seed_of(seed, SAMPLE, order.epoch, order.batch, position))
-            return get()
-
-    def collate(self, order: Order, samples: Any) -> Any:
+    def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch of the samples."""
-        recipe = self._recipe
-        if recipe.seed is None:
-            return collated(recipe.collate_fn, samples)
-        with self._guard():
-            seed_generators(seed_of(recipe.seed, COLLATE, order.epoch, order.batch))
-            return collated(recipe.collate_fn, samples)
+        collate_fn = self._spec.collate_fn
+        if collate_fn is default_collate:  # it draws nothing
+            return collated(collate_fn, samples)
+        return self._drawing(request, COLLATE, lambda: collated(collate_fn, samples))
 
 
 class IterableFetcher:
-    """Samples of an iterable dataset, in this worker's own order."""
+    """Samples of an iterable dataset, in this worker's own order.
 
-    def __init__(self, recipe: Recipe) -> None:
-        """Begin to iterate."""
-        self._recipe = recipe
-        self._samples: Iterator[Any] = iter(recipe.dataset)
-        self._ended = False
+    Args:
+        spec: What to read, and how.
+        state: Where to begin; None at the beginning.
 
-    @property
-    def ended(self) -> bool:
-        """Whether it is known that there are no more."""
-        return self._ended
+    Attributes:
+        ended: Whether it is known that there are no more.
+    """
 
-    def fetch(self, order: Order) -> Any:
+    def __init__(self, spec: BatchSpec, state: WorkerState | None = None) -> None:
+        """Begin to iterate.
+
+        The dataset's state is restored before its iterator is made, and that of the iterator after:
+        a dataset that is its own iterator may begin anew in `__iter__`.
+        """
+        self._spec = spec
+        self.ended = False
+        dataset = spec.dataset
+        if state is not None and state.dataset is not None:
+            dataset.load_state_dict(state.dataset)
+        self._samples: Iterator[Any] = iter(dataset)
+        if state is not None and state.iterator is not None:
+            self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
+            if state.phase != "within":  # that was before this epoch
+                self._samples = iter(dataset)
+
+    def state(self) -> WorkerState:
+        """Return where dataset and iterator stand."""
+        dataset, samples = self._spec.dataset, self._samples
+        iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[attr-defined]
+        is_own = samples is dataset
+        state = None if is_own or not has_state(dataset) else dataset.state_dict()
+        return WorkerState(state, iterator, "ended" if self.ended else "within")
+
+    def fetch(self, request: BatchRequest) -> Any:
         """Return the next samples as a list, or the next sample.
 
         Raises:
             EndOfDataset: There are no more, or too few for a batch that is not to be dropped.
         """
-        if self._ended:
+        if self.ended:
             raise EndOfDataset
-        if not self._recipe.auto_collation:
+        if not self._spec.auto_collation:
             try:
                 return next(self._samples)
             except StopIteration:
-                self._ended = True
+                self.ended = True
                 raise EndOfDataset from None
         samples = []
-        for _ in order.index:
+        for _ in request.index:
             try:
                 samples.append(next(self._samples))
             except StopIteration:
-                self._ended = True
+                self.ended = True
                 break
-        if not samples or (self._recipe.drop_last and len(samples) < len(order.index)):
-            self._ended = True
+        if not samples or (self._spec.drop_last and len(samples) < len(request.index)):
+            self.ended = True
             raise EndOfDataset
         return samples
-
-
-def slicing(recipe: Recipe) -> Callable[[Any], Any] | None:
-    """Return what makes a whole batch by indexing, if the dataset is tensors or arrays alone.
-
-    The result is what torch's default_collate gives for the single samples, bit for bit.
-    """
-    if not recipe.auto_collation or recipe.collate_fn is not default_collate:
-        return None
-    return _slicing(recipe.dataset)
-
-
-def _slicing(dataset: Any) -> Callable[[Any], Any] | None:
-    if type(dataset) is Subset:
-        inner, chosen = _slicing(dataset.dataset), dataset.indices
-        if inner is None:
-            return None
-        return lambda index: inner([chosen[one] for one in index])
-    if type(dataset) is TensorDataset and dataset.tensors:
-        tensors = dataset.tensors
-        if all(map(_is_plain, tensors)):
-            # A list, since default_collate makes one of tuples.
-            return lambda index: _pick(tensors, index)
-    if _is_plain(dataset) and dataset.dim() > 0:
-        return lambda index: _pick((dataset,), index)[0]
-    if type(dataset) is np.ndarray and dataset.ndim > 1 and dataset.dtype.kind in "biufc":
-        return _slicing(torch.from_numpy(dataset)) if dataset.flags.writeable else None
-    return None
-
-
-def _pick(tensors: tuple[torch.Tensor, ...], index: Any) -> list[torch.Tensor]:
-    rows = torch.as_tensor(index, dtype=torch.int64)
-    try:
-        return [torch.index_select(tensor, 0, rows) for tensor in tensors]
-    except IndexError:  # it knows no negative indices, and is five times as fast without
-        return [tensor[rows] for tensor in tensors]
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not value.requires_grad
-        and not value.is_nested
-        and not value.is_quantized
-    )
-
-
-def _skipped(order: Order, error: SampleError) -> SkippedSample:
-    cause = error.__cause__
-    assert cause is not None
-    text = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    kind = type(cause).__name__
-    return SkippedSample(error.index, order.epoch, order.batch, kind, str(cause), text)

@@ -20,22 +20,21 @@ from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
-from forebay.loading.recipe import Made, Placed, Sealed
+from forebay.loading.messages import BatchRequest, BatchResult, SealedResult
 
 if TYPE_CHECKING:
-    from forebay.loading.job import ProcessBatchJob
+    from forebay.loading.job import ProcessJob
 
 
 class BatchHosting:
     """Hosts a worker that makes batches; see `Hosting`.
 
     Args:
-        recipe: How batches are made, pickled.
+        spec: How batches are made, pickled.
     """
 
-    def __init__(self, recipe: bytes) -> None:
-        """See the class."""
-        self._recipe = recipe
+    def __init__(self, spec: bytes) -> None:
+        self._spec = spec
         self._slots: dict[int, Slot] = {}
         self._leaving: list[Slot] = []
 
@@ -44,15 +43,16 @@ class BatchHosting:
         import cloudpickle
 
         self._slab = Slab()
-        job = RemoteBatchJob(self._recipe, self._slab.fileno(), self._slab.size)
+        job = RemoteJob(self._spec, self._slab.fileno(), self._slab.extent)
         return ProcessPool(cloudpickle.dumps(job), 1, keep=(self._slab.fileno(),))
 
     def incoming(self, assignment: Assignment) -> Assignment:
-        """Give the order a slot."""
+        """Give the request a slot."""
         slot = self._slots.pop(assignment.task, None) or self._slab.take()
         if slot is not None:
             self._slots[assignment.task] = slot
-        return assignment._replace(payload=Placed(assignment.payload, slot))
+        request: BatchRequest = assignment.payload
+        return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
         """Put the bytes of a batch beside its skeleton, without a copy."""
@@ -61,17 +61,17 @@ class BatchHosting:
                 self._free(task)
         if not isinstance(event, TaskFinished):
             return event
-        if not isinstance(event.result, Made):
+        result = event.result
+        if not isinstance(result, BatchResult) or result.is_empty:
             self._free(event.task)
             return event
-        made: Made = event.result
-        slot = made.batch.settle(self._slab, self._slots.pop(event.task, None))
+        slot = result.batch.settle(self._slab, self._slots.pop(event.task, None))
         if slot is None:
             return event
         self._leaving.append(slot)
-        used = max((at + nbytes for at, nbytes in made.batch.spans), default=0)
+        used = max((at + nbytes for at, nbytes in result.batch.spans), default=0)
         body = np.frombuffer(self._slab.view(slot), np.uint8, used)
-        return event._replace(result=made._replace(batch=made.batch._replace(body=body)))
+        return event._replace(result=result._replace(batch=result.batch._replace(body=body)))
 
     def sent(self) -> None:
         """Use the slots again whose bytes have left."""
@@ -85,54 +85,53 @@ class BatchHosting:
             self._slab.give_back(slot)
 
 
-class RemoteBatchJob:
-    """Makes batches in an interpreter that was told nothing but this.
+class RemoteJob:
+    """Makes batches in an interpreter that has nothing but this.
 
     Args:
-        recipe: How batches are made, pickled.
+        spec: How batches are made, pickled.
         descriptor: The slab's, which this process has inherited.
-        size: The slab's.
+        extent: The slab's.
     """
 
     keeps_tasks = False
 
-    def __init__(self, recipe: bytes, descriptor: int, size: int) -> None:
-        """See the class."""
-        self._recipe = recipe
+    def __init__(self, spec: bytes, descriptor: int, extent: int) -> None:
+        self._spec = spec
         self._descriptor = descriptor
-        self._size = size
-        self._job: ProcessBatchJob | None = None
+        self._extent = extent
+        self._job: ProcessJob | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the recipe in the process that forks the workers, so that they share it."""
+        """Load the spec in the process that forks the workers, so that they share it."""
         self.__dict__.update(state)
-        from forebay.loading.job import ProcessBatchJob
+        from forebay.loading.job import ProcessJob
 
-        slab = Slab.attach(self._descriptor, self._size)
-        recipe = pickle.loads(self._recipe)  # noqa: S301 - from our own trainer
-        self._job = ProcessBatchJob(recipe, slab, keeps_tasks=False, meets=make_known)
+        slab = Slab.attach(self._descriptor, self._extent)
+        spec = pickle.loads(self._spec)  # noqa: S301 - from our own trainer
+        self._job = ProcessJob(spec, slab, meets=make_known)
 
-    def open(self, worker: int, lane: int) -> None:
-        """Become a worker."""
+    def open(self, incarnation: int, worker_id: int) -> None:
+        """Set up this process as a worker."""
         assert self._job is not None, "it came by pickle"
-        self._job.open(worker, lane)
+        self._job.open(incarnation, worker_id)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Make one batch; see `ProcessBatchJob`."""
+        """Make one batch; see `ProcessJob`."""
         import cloudpickle
 
         assert self._job is not None, "it came by pickle"
         answer = self._job.run(assignment)
-        if isinstance(answer.result, Made):
+        if isinstance(answer.result, BatchResult):
             return answer
-        return Answer(Sealed(cloudpickle.dumps(answer.result)), answer.nbytes)
+        return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
 
     def close(self) -> None:
-        """Nothing is to be tidied up."""
+        """Do nothing: no cleanup is needed."""
 
 
 def make_known(kind: type) -> None:
-    """Let a class that came by value be pickled by its name: the trainer has it under that."""
+    """Let a class that came by value be pickled by its name, which the trainer knows."""
     module = sys.modules.get(kind.__module__)
     if module is None:
         module = sys.modules[kind.__module__] = ModuleType(kind.__module__)

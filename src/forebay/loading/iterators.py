@@ -1,174 +1,152 @@
-"""Iterators over what workers make: torch's iterator, with forebay's engine behind it.
-
-BatchIterator       torch's ways: its checks and warnings, raising, pinning, worker handles
-├── LaneIterator    torch's rules, see `lanes.py`: batch k is made by worker k mod num_workers
-└── StreamIterator  one epoch of a stream, see `stream.py`: any worker, seeds by position
-"""
+"""The iterator of a loader: torch's, with a pipeline behind it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-from torch.utils.data._utils import pin_memory
-
-from forebay.engine.events import Cause
+from forebay.batches import pinned
 from forebay.errors import WorkerDiedError, shortened
-from forebay.loading.feed import Feed, Taken
-from forebay.loading.handles import WorkerHandle
-from forebay.loading.local import QuickNext
-from forebay.loading.recipe import ENDED, Made, NothingLeft, Order, Raised, SkippedSample
-from forebay.loading.seeding import generators_kept, generators_taken
-from forebay.loading.stream import Stream
-
-# A batch whose worker died, or hung, is made once more.
-RETRIES = 1
+from forebay.failures import Failure
+from forebay.loading.feed import CLOSED
+from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.settings import RETRIES
+from forebay.loading.workers import WorkerHandle
+from forebay.torch_internals import BaseIterator, profiler_is_on
 
 
-class BatchIterator(QuickNext):
-    """Hands out what a feed delivers, as torch's iterators do."""
+class BatchIterator(BaseIterator):  # type: ignore[misc]
+    """Hands out the batches of one epoch, with torch's checks, warnings and ways to raise.
+
+    Args:
+        loader: The loader. It is kept, unless it keeps this iterator: its workers must not end.
+    """
 
     def __init__(self, loader: Any) -> None:
-        """Make torch's checks and draws."""
-        super().__init__(loader)
-        self._skipped: list[SkippedSample] = loader._skipped
-        self._feed: Feed
-        self._workers: list[WorkerHandle] = []
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
+        self.pipeline: Pipeline
+        self._failures = loader._failures
+        self._loader = None if loader._keeps_iterator else loader
+        self._begin(loader, partial(super().__init__, loader), is_new=True)
 
-    def _handed_out(self, taken: Taken, order: Order) -> Any:
-        """Return the batch of a result, or raise what came instead."""
-        if taken.cause is not None:
-            raise _died(taken.cause, order, self._timeout)
-        result = taken.result
-        if isinstance(result, Raised):
-            _raise(result)
-        assert isinstance(result, Made)
-        self._skipped += result.skipped
-        if self._pin_memory:
-            return pin_memory.pin_memory(result.batch, self._pin_memory_device)
-        return result.batch
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._begin(loader, partial(super()._reset, loader, first_iter), is_new=False)
+
+    def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
+        assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
+        self._is_over = False
+        self._workers: list[WorkerHandle] = []
+        self.pipeline, self._planner = loader._begin_epoch(self, draw, is_new)
+        feed = self.pipeline.feed
+        if feed is not None and feed.pool is not None:
+            self._workers = [WorkerHandle(feed, each) for each in range(self._num_workers)]
+
+    def __next__(self) -> Any:
+        # What only an iterable dataset's length and a profiler need.
+        if self._IterableDataset_len_called is not None or profiler_is_on():
+            return super().__next__()
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
 
     def _next_data(self) -> Any:
+        pipeline = self.pipeline
         try:
             with self._one_at_a_time:
-                return self._following()
+                while True:
+                    if pipeline.reader != id(self) or pipeline.feed is None:
+                        self._refuse()
+                    found = self._planner.take()
+                    if found is None:
+                        self._end()
+                        raise StopIteration
+                    request, result = found
+                    if isinstance(result, BatchResult):
+                        pipeline.last = request, result.failures
+                        if result.failures:
+                            self._failures.extend(result.failures)
+                            if result.is_empty:
+                                continue
+                        return pinned(result.batch) if self._pin_memory else result.batch
+                    self._raise(request, result)
         except KeyboardInterrupt:
-            self._feed.interrupted()
+            if pipeline.feed is not None:
+                pipeline.feed.interrupted()
             raise
 
-    def _following(self) -> Any:
-        """Return the next batch."""
-        raise NotImplementedError
+    def _raise(self, request: BatchRequest, result: Any) -> None:
+        """Raise what came instead of a batch."""
+        if isinstance(result, Failure):
+            raise _died(result, request, self._timeout)
+        assert isinstance(result, BatchError)
+        result.reraise()
 
-    def _shutdown_workers(self) -> None:
-        self._feed.close()
-
-    def __del__(self) -> None:
-        """Let the workers go with the last reference."""
-        feed = getattr(self, "_feed", None)
-        if feed is not None:
-            feed.close()
-
-
-class StreamIterator(BatchIterator):
-    """One epoch of a stream."""
-
-    def __init__(self, loader: Any, begin: Callable[[Any, int], tuple[Stream, Feed]]) -> None:
-        """Begin the epoch: `begin` gets this reader, and the base seed that it drew."""
-        generator = loader._drawn_from
-        with generators_taken():
-            before = generator.get_state()
-            super().__init__(loader)
-            if loader.persistent_workers and loader._feed is not None and loader._feed.is_open:
-                generator.set_state(before)  # torch draws it once for workers that persist
-        # The loader knows its reader by a weak reference: a cycle would keep the workers alive.
-        self._loader = loader
-        try:
-            self._stream, self._feed = begin(self, int(self._base_seed))
-        except BaseException:
-            loader._stop()  # what was begun may be torn
-            raise
-        self._epoch, self._is_over = self._stream.epoch, False
-        self._is_inline = self._num_workers == 0
-        self._keeps_workers = loader._keeps_workers
-        self._workers = [WorkerHandle(self._feed, lane) for lane in range(self._num_workers)]
-
-    def _following(self) -> Any:
-        while self._loader._is_read_by(self):
-            with generators_kept() if self._is_inline else nullcontext():
-                found = self._stream.take()
-            if found is None:
-                self._loader._epoch_ended(self)
-                self._is_over = True
-                raise StopIteration
-            taken, order = found
-            if isinstance(taken.result, NothingLeft):
-                self._skipped += taken.result.skipped
-                continue
-            return self._handed_out(taken, order)
+    def _refuse(self) -> None:
         if self._is_over:
             raise StopIteration
+        if self.pipeline.reader == id(self):
+            raise RuntimeError(CLOSED)
         raise RuntimeError(
             "this iterator was ended by a later iter(loader), or by load_state_dict(): with "
-            "`seed`, `buffer`, `backend` or `on_error` a loader is read by one at a time\n"
-            f"  It had handed out a part of epoch {self._epoch}; nothing more comes from it. Make "
-            "a second loader for a loop within a loop."
+            "`seed`, `buffer`, `backend`, `on_error` or `world_size` a loader is read by one "
+            "iterator at a time\n"
+            "  It had handed out a part of its epoch; nothing more comes from it. Make a second "
+            "loader for a loop within a loop."
         )
+
+    def _end(self) -> None:
+        self._is_over = True
+        self.pipeline.reader = None
+        if not self.pipeline.keeps_workers:
+            self.pipeline.close()
 
     def _shutdown_workers(self) -> None:
-        if not self._keeps_workers:
-            self._feed.close()
+        self.pipeline.close()
 
     def __del__(self) -> None:
-        """Let the workers go with the last reference, unless the loader keeps them."""
-        if getattr(self, "_feed", None) is not None:
-            self._shutdown_workers()
+        """Stop the workers with the last reference, unless the loader keeps them."""
+        pipeline = getattr(self, "pipeline", None)
+        if pipeline is None:
+            return
+        is_read = pipeline.reader == id(self) or pipeline.reader is None
+        if self._loader is None or (is_read and not pipeline.keeps_workers):
+            pipeline.close()
 
 
-def _raise(raised: Raised) -> None:
-    """Raise what the user's code raised, as torch does, with forebay's notes."""
-    try:
-        if isinstance(raised.error, BaseException):
-            raise raised.error
-        raised.error.reraise()
-    except BaseException as error:
-        for note in raised.notes:
-            if note not in getattr(error, "__notes__", ()):  # some raise one object again and again
-                error.add_note(note)
-        raise
-
-
-def _died(cause: Cause, order: Order, timeout: float) -> Exception:
-    """Say why a batch could not be made however often it was tried."""
-    samples = f"samples {shortened(order.index)}"
+def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
+    """Return the error for a batch whose retries failed."""
+    epoch, batch = request.epoch, request.batch
+    samples = f"samples {shortened(request.index)}"
     after = "with the next one"
-    here = f"num_workers=0 or, with a seed, loader.replay(epoch={order.epoch}, batch={order.batch})"
-    if order.index is None or (isinstance(order.index, list) and None in order.index):
+    here = f"num_workers=0 or, with a seed, loader.replay(epoch={epoch}, batch={batch})"
+    if request.index is None or (isinstance(request.index, list) and None in request.index):
         samples = "the next samples of its stream"
         after, here = "without the rest of that worker's stream", "num_workers=0"
-    tries = "once" if cause.kind == ENDED else f"{RETRIES + 1} times"
+    attempts = "once" if failure.kind == STREAM else f"{RETRIES + 1} times"
     where = (
-        f"  It was at work on epoch {order.epoch}, batch {order.batch}: {samples}.\n"
-        f"  The batch was tried {tries}; the loader goes on {after}.\n"
-        f"  To see it happen in this process: {here}.\n"
+        f"  It was processing epoch {epoch}, batch {batch}: {samples}.\n"
+        f"  The batch was tried {attempts}; the loader goes on {after}.\n"
+        f"  To reproduce it in this process: {here}.\n"
     )
-    if cause.kind == "timeout":
+    if failure.kind == "timeout":
         return WorkerDiedError(
             f"DataLoader timed out after {timeout:g} seconds: a worker did not finish a batch\n"
-            f"{where}  Raise `timeout`, or see where it hangs:\n{cause.traceback}"
+            f"{where}  Raise `timeout`, or see where it hangs:\n{failure.traceback}"
         )
-    if cause.error == "SystemExit":
+    pid = "" if failure.pid is None else f" (pid(s) {failure.pid})"
+    if failure.error == "SystemExit":
         return WorkerDiedError(
-            f"DataLoader worker exited unexpectedly: sys.exit({cause.message}) was called\n"
-            f"{where}{cause.traceback}"
+            f"DataLoader worker{pid} exited unexpectedly: sys.exit({failure.message}) was called\n"
+            f"{where}{failure.traceback}"
         )
-    if cause.kind in ("exception", ENDED):
+    if failure.kind in ("exception", STREAM):
         return WorkerDiedError(
-            f"a worker could not answer: {cause.error}: {cause.message}\n{where}{cause.traceback}"
+            f"a worker could not answer: {failure.error}: {failure.message}\n{where}"
+            f"{failure.traceback}"
         )
     return WorkerDiedError(
-        f"DataLoader worker exited unexpectedly: {cause.message}\n{where}{cause.traceback}"
+        f"DataLoader worker{pid} exited unexpectedly: {failure.message}\n{where}{failure.traceback}"
     )

@@ -1,87 +1,86 @@
-"""What a worker of the loader does with one order: fetch, collate, pack.
+"""What a worker does with one request: fetch, collate, pack.
 
-The same code runs in a worker process, a worker thread and, without workers, in the trainer.
+BatchJob           in any worker; by itself, in a thread
+├── LocalJob       without workers, in the trainer's thread
+└── ProcessJob     in a worker process: packs batches into shared memory
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
-import torch.utils.data._utils.worker as torch_worker
-from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe
-from torch.utils.data.graph_settings import apply_random_seed
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
+from forebay import torch_internals
+from forebay.batches import nbytes
 from forebay.collating.rules import collated
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.engine.memory.heap import keep_freed
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.errors import shortened
+from forebay.failures import Failure
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
-from forebay.loading.recipe import (
-    ENDED,
-    Lane,
-    LaneEnded,
-    Made,
-    NothingLeft,
-    Order,
-    Placed,
-    Raised,
-    Recipe,
-    SkippedSample,
-    Times,
+from forebay.loading.messages import (
+    STREAM,
+    BatchError,
+    BatchRequest,
+    BatchResult,
+    BatchSpec,
+    Result,
+    WorkerExhausted,
+    WorkerState,
 )
-from forebay.loading.seeding import seed_worker
+from forebay.loading.set_epoch import owner_of_set_epoch
+from forebay.observe.statistics import Timing
+from forebay.randomness import ThreadTurns
+from forebay.ranks import process_group
 
 
 class BatchJob:
-    """Makes batches in the process it is opened in.
+    """Makes batches in the process that it is opened in.
 
     Args:
-        recipe: How they are made.
+        spec: How they are made.
         keeps_tasks: See `Job`.
-        guard: Put around each seeded sample, for threads that share the generators.
+        turns: For threads, which share the generators.
     """
 
+    where = "in DataLoader worker thread {}"
+
     def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        keeps_tasks: bool,
-        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, spec: BatchSpec, *, keeps_tasks: bool = False, turns: ThreadTurns | None = None
     ) -> None:
-        """See the class."""
         self.keeps_tasks = keeps_tasks
-        self._recipe = recipe
-        self._guard = guard
-        self._lane = 0
-        self._begun: tuple[int, int | None] | None = None
+        self._spec = spec
+        self._turns = turns
+        self._worker_id = 0
+        self._begun: tuple[int, int | None] | None = None  # epoch, and the dataset's
         self._dataset_epoch: int | None = None
         self._maps: MapFetcher | None = None
         self._iterates: IterableFetcher | None = None
         self._init_error: BaseException | None = None
         self._idle_since = 0.0
-        self._idle_s = 0.0  # before the present order
+        self._idle_s = 0.0  # before the present request
 
-    def open(self, worker: int, lane: int) -> None:
+    def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
-        self._lane = lane
-        if self._recipe.worker_init_fn is not None:
+        self._worker_id = worker_id
+        if self._spec.worker_init_fn is not None:
             try:
-                self._recipe.worker_init_fn(lane)
+                self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
         self._idle_since = time.perf_counter()
 
     def run(self, assignment: Assignment) -> Answer:
-        """Answer an order with a `Made`, or with what came instead."""
+        """Answer a request with a `BatchResult`, or with what came instead."""
         self._idle_s = time.perf_counter() - self._idle_since
         try:
             return self._answer(assignment.payload)
@@ -89,237 +88,228 @@ class BatchJob:
             self._idle_since = time.perf_counter()
 
     def close(self) -> None:
-        """Nothing is to be tidied up."""
+        """Do nothing: no cleanup is needed."""
 
-    def make(self, order: Order) -> Made | Raised | LaneEnded | NothingLeft:
+    def make(self, request: BatchRequest) -> Result:
         """Make one batch, catching what the user's code raises."""
-        try:
-            if self._recipe.is_iterable:
-                return self._make_of_iterable(order)
-            return self._make_of_map(order)
-        except EndOfDataset:
-            return LaneEnded(self._lane)
-        except SampleError as error:
-            return self.raised(order, error.__cause__ or error, error.index)
-        except Exception as error:  # noqa: BLE001 - whatever collate_fn raises
-            return self.raised(order, error, None)
-        except BaseException as error:  # SystemExit, say
-            if self._recipe.is_iterable:  # a generator is at its end then, and would say no more
-                raise Refusal(ENDED) from error
-            raise
-
-    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
-        """Hand an exception to the trainer, who raises it."""
-        return Raised(error, notes_for(order, index, self._where(), self._recipe.seed))
-
-    def _answer(self, payload: Any) -> Answer:
         if self._init_error is not None:
-            return Answer(self.raised(payload, self._init_error, None), 0)
-        result = self.make(payload)
-        return Answer(result, _nbytes(result.batch) if isinstance(result, Made) else 0)
+            return self.raised(request, self._init_error, None)
+        try:
+            if self._spec.is_iterable:
+                return self._make_of_iterable(request)
+            return self._make_of_map(request)
+        except EndOfDataset:
+            assert self._iterates is not None
+            state = self._iterates.state() if self._spec.tracks_state else None
+            return WorkerExhausted(self._worker_id, state)
+        except SampleError as error:
+            return self.raised(request, error.__cause__ or error, error.index)
+        except Exception as error:  # noqa: BLE001 - whatever collate_fn raises
+            return self.raised(request, error, None)
+        except BaseException as error:  # noqa: BLE001 - SystemExit, for example
+            return self._ended_by(request, error)
 
-    def _where(self) -> str:
-        return f"in DataLoader worker thread {self._lane}"
+    def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
+        """Describe an exception for the trainer, who raises it."""
+        return BatchError(error, self._notes(request, index))
 
-    def _before_collation(self) -> None:
-        """Nothing: the batch goes where collation puts it."""
+    def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
+        if self._spec.is_iterable:  # a generator has ended then, and could not be read on
+            raise Refusal(STREAM) from error
+        raise error
 
-    def _make_of_map(self, order: Order) -> Made | NothingLeft:
+    def _answer(self, request: BatchRequest) -> Answer:
+        result = self.make(request)
+        return Answer(result, nbytes(result.batch) if isinstance(result, BatchResult) else 0)
+
+    def _before_collation(self, request: BatchRequest) -> None:
+        """Prepare for collation; overridden where batches are packed."""
+
+    def _make_of_map(self, request: BatchRequest) -> BatchResult:
+        spec = self._spec
         if self._maps is None:
-            self._maps = MapFetcher(self._recipe, self._guard)
-        self._tell_epoch(order)
-        skipped: list[SkippedSample] = []
+            self._begin_map()
+        assert self._maps is not None
+        if request.dataset_epoch != self._dataset_epoch:
+            self._set_dataset_epoch(request)
+        failures: list[Failure] = []
         began, cpu = time.perf_counter(), time.thread_time()
-        batch = self._maps.whole_batch(order)
-        samples = None
-        if batch is None:
-            samples = self._maps.fetch(order, skipped)
-            if skipped and not samples:
-                return NothingLeft(tuple(skipped))
+        batch = self._maps.slice(request)
+        samples = None if batch is not None else self._maps.fetch(request, failures)
         fetched, fetched_cpu = time.perf_counter(), time.thread_time()
-        self._before_collation()
-        if batch is None:
-            batch = self._maps.collate(order, samples)
+        is_empty = bool(failures) and not samples
+        if not is_empty:
+            self._before_collation(request)
+            if batch is None:
+                batch = self._maps.collate(request, samples)
         done = time.perf_counter()
-        times = Times(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
-        return Made(batch, times, tuple(skipped))
+        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
+        state = None
+        if spec.tracks_state:
+            state = WorkerState(spec.dataset.state_dict(), None, "within")
+        return BatchResult(batch, timing, tuple(failures), is_empty, state)
 
-    def _make_of_iterable(self, order: Order) -> Made:
-        recipe = self._recipe
-        if self._iterates is None and order.epoch == recipe.first_epoch and recipe.lanes:
-            state = recipe.lanes[self._lane].dataset
-            if state is not None:
-                recipe.dataset.load_state_dict(state)
+    def _begin_map(self) -> None:
+        spec = self._spec
+        if spec.worker_states:
+            state = spec.worker_states[self._worker_id]
+            if state.dataset is not None:
+                spec.dataset.load_state_dict(state.dataset)
+        self._maps = MapFetcher(spec, self._turns)
+
+    def _make_of_iterable(self, request: BatchRequest) -> BatchResult:
         # An epoch that was begun ahead is begun anew where `set_epoch` was called otherwise.
-        if self._iterates is None or (order.epoch, order.dataset_epoch) != self._begun:
-            self._begun = order.epoch, order.dataset_epoch
-            self._tell_epoch(order)
-            # worker_init_fn has the last word on how the first one begins.
-            if order.lane_seed is not None and order.epoch != recipe.first_epoch:
-                seed_worker(order.lane_seed, self._lane)
-            self._seed_pipe(order)
-            self._iterates = IterableFetcher(self._recipe)
-            self._read_again(order)
-        began, cpu = time.perf_counter(), time.thread_time()
-        samples = self._iterates.fetch(order)
-        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
-        self._before_collation()
-        batch = collated(self._recipe.collate_fn, samples)
-        done = time.perf_counter()
-        lane = Lane(recipe.dataset.state_dict(), self._iterates.ended) if recipe.lanes else None
-        times = Times(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
-        return Made(batch, times, (), lane)
-
-    def _read_again(self, order: Order) -> None:
-        """Read past what this lane's last worker gave before it died: no other way leads there."""
+        if (request.epoch, request.dataset_epoch) != self._begun:
+            self._begin_iterable(request)
         assert self._iterates is not None
-        for _ in range(order.turn):
+        began, cpu = time.perf_counter(), time.thread_time()
+        samples = self._iterates.fetch(request)
+        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
+        self._before_collation(request)
+        batch = collated(self._spec.collate_fn, samples)
+        done = time.perf_counter()
+        state = self._iterates.state() if self._spec.tracks_state else None
+        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
+        return BatchResult(batch, timing, (), False, state)
+
+    def _begin_iterable(self, request: BatchRequest) -> None:
+        spec, is_first = self._spec, self._iterates is None
+        self._set_dataset_epoch(request)
+        # worker_init_fn has the last word on how the first epoch of a worker begins.
+        if request.worker_seed is not None and request.epoch != spec.first_epoch:
+            torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
+        if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
+            generator = torch.Generator()
+            generator.manual_seed(request.shared_seed)
+            apply_random_seed(spec.dataset, generator)
+        state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
+        if state is not None and request.epoch != spec.first_epoch:
+            state = state._replace(phase="before")
+        self._iterates = IterableFetcher(spec, state)
+        self._begun = request.epoch, request.dataset_epoch
+        # Read past what this worker's predecessor gave before it died: no other way leads there.
+        for _ in range(request.preceding):
             with suppress(Exception):  # it was raised then, too
                 # Collated as well, for the random numbers that this may draw.
-                self._recipe.collate_fn(self._iterates.fetch(order))
+                spec.collate_fn(self._iterates.fetch(request))
 
-    def _seed_pipe(self, order: Order) -> None:
-        if isinstance(self._recipe.dataset, IterDataPipe) and order.shared_seed is not None:
-            generator = torch.Generator()
-            generator.manual_seed(order.shared_seed)
-            apply_random_seed(self._recipe.dataset, generator)
+    def _set_dataset_epoch(self, request: BatchRequest) -> None:
+        epoch = request.dataset_epoch
+        if epoch is not None and epoch != self._dataset_epoch:
+            self._dataset_epoch = epoch
+            owner_of_set_epoch(self._spec.dataset).set_epoch(epoch)
 
-    def _tell_epoch(self, order: Order) -> None:
-        if order.dataset_epoch is not None and order.dataset_epoch != self._dataset_epoch:
-            self._dataset_epoch = order.dataset_epoch
-            holder_of_epoch(self._recipe.dataset).set_epoch(order.dataset_epoch)
+    def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
+        """Return what is added to an exception: sample, batch, and how to see it again."""
+        what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
+        epoch, batch = request.epoch, request.batch
+        where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
+        note = f"forebay: {what}, epoch {epoch}, batch {batch}, {where}"
+        if self._spec.seed is None:
+            return (note,)
+        again = (
+            f"forebay: loader.replay(epoch={epoch}, batch={batch}) makes the same batch in this "
+        )
+        return (note, again + "process, for a debugger")
 
 
-class InlineBatchJob(BatchJob):
+class LocalJob(BatchJob):
     """Makes batches in the trainer's own thread, where there is no worker to be set up."""
 
-    def open(self, worker: int, lane: int) -> None:
-        """Do nothing."""
+    where = "in this process"
 
-    def run(self, assignment: Assignment) -> Answer:
-        """Answer an order; between two of them the thread is the trainer's, not idle."""
-        return self._answer(assignment.payload)
+    def __init__(self, spec: BatchSpec) -> None:
+        """See `BatchJob`."""
+        super().__init__(spec)
+        if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
+            apply_sharding(spec.dataset, *process_group())
 
-    def make(self, order: Order) -> Made | Raised | LaneEnded | NothingLeft:
-        """Make one batch; what would end the process, as sys.exit() does, may do so here."""
-        try:
-            return super().make(order)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's loop
-            return self.raised(order, error, None)
+    def prepare(self, request: BatchRequest) -> None:
+        """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
+        if self._spec.is_iterable and request.epoch != (self._begun or (None,))[0]:
+            self._begin_iterable(request)
 
-    def _where(self) -> str:
-        return "in this process"
+    def state(self) -> WorkerState | None:
+        """Return where an iterable dataset stands; None if it was not read."""
+        return None if self._iterates is None else self._iterates.state()
+
+    def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
+        """Have it raised in the trainer's loop: what would end the process may do so here."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return self.raised(request, error, None)
 
 
-class ProcessBatchJob(BatchJob):
+class ProcessJob(BatchJob):
     """Makes batches in a worker process, and packs them into shared memory.
 
     Args:
-        recipe: How they are made.
+        spec: How they are made.
         slab: Where they go; another process attaches to it by its descriptor.
         keeps_tasks: See `Job`.
         meets: Called with each class in a batch.
     """
 
+    where = "in DataLoader worker process {}"
+
     def __init__(
         self,
-        recipe: Recipe,
+        spec: BatchSpec,
         slab: Slab,
         *,
-        keeps_tasks: bool,
+        keeps_tasks: bool = False,
         meets: Callable[[type], None] | None = None,
     ) -> None:
-        """See the class."""
-        super().__init__(recipe, keeps_tasks=keeps_tasks)
+        super().__init__(spec, keeps_tasks=keeps_tasks)
         self._slab = slab
         self._meets = meets
         self._packer: Packer | None = None
-        self._slot: Slot | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to an interpreter of its own, and the slab's descriptor along."""
+        """Travel to an interpreter of its own, with the slab's descriptor."""
         state = dict(self.__dict__)
-        state["_slab"] = DupFd(self._slab.fileno()), self._slab.size
+        state["_slab"] = DupFd(self._slab.fileno()), self._slab.extent
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach to the slab."""
-        descriptor, size = state.pop("_slab")
+        descriptor, extent = state.pop("_slab")
         self.__dict__.update(state)
-        self._slab = Slab.attach(descriptor.detach(), size)
+        self._slab = Slab.attach(descriptor.detach(), extent)
 
-    def open(self, worker: int, lane: int) -> None:
-        """Become a worker in torch's sense: one thread, a seed, and `get_worker_info()`."""
+    def open(self, incarnation: int, worker_id: int) -> None:
+        """Set up this process as a torch worker: one thread, a seed, and `get_worker_info()`."""
         torch.set_num_threads(1)
         keep_freed()
-        recipe = self._recipe
-        seed = seed_worker(recipe.base_seed, lane)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=lane, num_workers=recipe.num_workers, seed=seed, dataset=recipe.dataset
-        )
+        spec = self._spec
+        seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
+        torch_internals.become_worker(worker_id, spec.num_workers, seed, spec.dataset)
         self._packer = Packer(self._slab, self._meets)
         collate_into(self._packer)
-        super().open(worker, lane)
+        super().open(incarnation, worker_id)
 
-    def _answer(self, payload: Placed) -> Answer:
-        order, slot = payload
-        if self._init_error is not None:
-            return Answer(self.raised(order, self._init_error, None), 0)
+    def _answer(self, request: BatchRequest) -> Answer:
         packer = self._packer
         assert packer is not None, "open comes first"
-        self._slot = slot
-        made = self.make(order)
-        if not isinstance(made, Made):
+        result = self.make(request)
+        if not isinstance(result, BatchResult) or result.is_empty:
             packer.begin(None)
-            return Answer(made, 0)
+            return Answer(result, 0)
         try:
-            parcel = packer.pack(made.batch)
+            packed = packer.pack(result.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
-            return Answer(self.raised(order, error, None), 0)
-        made = made._replace(batch=None)  # what is still there of it from here on is the user's
-        parcel = packer.seal(parcel)
-        return Answer(made._replace(batch=parcel), parcel.nbytes)
+            return Answer(self.raised(request, error, None), 0)
+        result = result._replace(batch=None)  # what is left of it from here on is the user's
+        packed = packer.seal(packed)
+        return Answer(result._replace(batch=packed), packed.nbytes)
 
-    def raised(self, order: Order, error: BaseException, index: Any) -> Raised:
+    def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, where it is raised again, as torch does."""
         info = (type(error), error, error.__traceback__)
-        wrapper = ExceptionWrapper(info, where=self._where())
-        return Raised(wrapper, notes_for(order, index, self._where(), self._recipe.seed))
+        where = self.where.format(self._worker_id)
+        wrapper = torch_internals.ExceptionWrapper(info, where=where)
+        return BatchError(wrapper, self._notes(request, index))
 
-    def _before_collation(self) -> None:
+    def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
-        self._packer.begin(self._slot)
-
-    def _where(self) -> str:
-        return f"in DataLoader worker process {self._lane}"
-
-
-def notes_for(order: Order, index: Any, where: str, seed: int | None) -> tuple[str, ...]:
-    """Return what is added to an exception: which sample, which batch, and how to see it again."""
-    what = f"sample {index!r}" if index is not None else f"the samples {shortened(order.index)}"
-    place = f"epoch {order.epoch}, batch {order.batch}"
-    note = f"forebay: {what}, {place}, {where.removeprefix('in DataLoader ')}"
-    if seed is None:
-        return (note,)
-    again = f"loader.replay(epoch={order.epoch}, batch={order.batch})"
-    return (note, f"forebay: {again} makes the same batch in this process, for a debugger")
-
-
-def holder_of_epoch(dataset: Any) -> Any:
-    """Return the dataset that has a `set_epoch`, within subsets too; None if there is none."""
-    while dataset is not None and not hasattr(dataset, "set_epoch"):
-        dataset = getattr(dataset, "dataset", None)
-    return dataset
-
-
-def _nbytes(batch: Any) -> int:
-    """Return the bytes of the tensors and arrays in a batch, the usual containers searched."""
-    if isinstance(batch, torch.Tensor):
-        return batch.nbytes
-    if isinstance(batch, dict):
-        return sum(map(_nbytes, batch.values()))
-    if isinstance(batch, list | tuple):
-        return sum(map(_nbytes, batch))
-    return int(getattr(batch, "nbytes", 0))
+        self._packer.begin(request.slot)

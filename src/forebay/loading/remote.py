@@ -3,8 +3,8 @@
     worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of our slab
 
 The host's slab holds a batch until it is on its way, and the object store until it has come, so
-neither grows with the buffer: that is the trainer's memory alone. The batch in it is the
-trainer's own, to be written to and kept, as if it had been made here.
+neither grows with the buffer: that is the trainer's memory alone. The batch in it is the trainer's
+own, to be written to and kept, as if it had been made here.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import land
 from forebay.engine.memory.slab import Slab
 from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.preflight import Proof
+from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.loading.hosting import BatchHosting
-from forebay.loading.recipe import Made, Recipe, Sealed
+from forebay.loading.messages import BatchResult, BatchSpec, SealedResult
 from forebay.observe.progress import note
 from forebay.options import Ray
 
-# Messages with batches that a worker may have out: what of its it keeps in the object store.
+# How many messages with batches each worker may keep in the object store.
 MESSAGES_AHEAD = 2
 
 
 def pool_on_cluster(
-    recipe: Recipe, cluster: Ray, count: int, slab: Slab, slots: dict[int, Slot]
+    spec: BatchSpec, cluster: Ray, count: int, slab: Slab, slots: dict[int, Slot]
 ) -> RayPool:
-    """Return a pool on a cluster whose workers make batches by a recipe.
+    """Return a pool on a cluster whose workers make batches.
 
-    What comes from there is brought into the slab, and `slots` tells where it is, by task.
+    What comes from there is copied into the slab, and `slots` gets its slot, by task.
     """
-    payload = shipped(recipe)
+    payload = shipped(spec)
     hosting = BatchHosting(payload)
     arrive = partial(_landed, slab, slots)
     return RayPool(
-        hosting, cluster, Proof(payload), count, ahead=MESSAGES_AHEAD, arrive=arrive, say=note
+        hosting, cluster, NodeCheck(payload), count, ahead=MESSAGES_AHEAD, arrive=arrive, say=note
     )
 
 
@@ -50,14 +50,14 @@ def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
     if not isinstance(event, TaskFinished):
         return event
     result = event.result
-    if isinstance(result, Sealed):
+    if isinstance(result, SealedResult):
         return event._replace(result=result.opened())
-    if not isinstance(result, Made):
+    if not isinstance(result, BatchResult) or result.is_empty:
         return event
-    parcel, slot = land(result.batch, slab)
+    packed, slot = land(result.batch, slab)
     if slot is not None:
         earlier = slots.pop(event.task, None)
-        if earlier is not None:  # of a try that was given up, and came after all
+        if earlier is not None:  # of an attempt that was given up, and came after all
             slab.give_back(earlier)
         slots[event.task] = slot
-    return event._replace(result=result._replace(batch=parcel))
+    return event._replace(result=result._replace(batch=packed))

@@ -1,4 +1,4 @@
-"""Seeds as functions of where a sample stands in the stream, never of who makes it. PURE.
+"""Seeds as functions of where a sample is in the plan, never of which worker makes it. PURE.
 
 The mixing is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 2014): each number of the path is added to the state, and the state is scrambled.
@@ -6,22 +6,31 @@ The mixing is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom n
 
 from __future__ import annotations
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
 
-# What a seed is for; part of its path, so that equal numbers elsewhere never meet.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER = range(5)
+# What a seed is for: the first number of its path, so that equal numbers elsewhere never meet.
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES = range(6)
 
 
 def seed_of(seed: int, *path: int) -> int:
     """Return 64 bits that depend on `seed` and on every number of the path, in order."""
-    state = _scrambled(seed & _MASK)
+    state = scrambled(seed & MASK)
     for step in path:
-        state = _scrambled((state + _GOLDEN * (step + 1)) & _MASK)
+        state = child_seed(state, step)
     return state
 
 
-def _scrambled(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+def child_seed(seed: int, step: int) -> int:
+    """Return what `seed_of` returns for a path that is one step longer than that of `seed`."""
+    value = (seed + GOLDEN * (step + 1)) & MASK  # `scrambled`, without the call: once per sample
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def scrambled(value: int) -> int:
+    """Return 64 bits in which every bit depends on every bit of `value`."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
     return value ^ (value >> 31)

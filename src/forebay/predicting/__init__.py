@@ -1,1 +1,1 @@
-"""predict's own rooms: where samples come from, the model, and the parts that come of them."""
+"""What predict is made of: batches of ranges of samples, the model, files of predictions."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
+from forebay.batches import is_transparent, moved
 from forebay.errors import OptionError
-from forebay.predicting.records import Found, Loaded
+from forebay.predicting.reader import Loaded
+from forebay.trees import leaves
 
 
 def is_factory(model: Any) -> bool:
@@ -65,7 +67,6 @@ class Model:
     """
 
     def __init__(self, model: Any, device: str | torch.device | None) -> None:
-        """See the class."""
         self.device = None if device is None else torch.device(device)
         self._model = model
         self._is_module = isinstance(model, torch.nn.Module)
@@ -80,63 +81,39 @@ class Model:
     def __call__(self, batch: Any) -> Any:
         """Return what the model makes of a batch."""
         if self.device is not None:
-            batch = _moved(batch, self.device)
+            batch = moved(batch, self.device)
         with torch.inference_mode() if self._is_module else nullcontext():
             return self._model(batch)
 
-    def ahead(self, found: Iterator[Found]) -> Iterator[Found]:
-        """Pass batches on; on a GPU, each is copied there while the one before is worked on."""
+    def ahead(self, batches: Iterator[Loaded]) -> Iterator[Loaded]:
+        """Pass batches on; on a GPU, each is copied there while the one before is worked on.
+
+        A batch that hides tensors in an object is moved when its turn comes: a tensor that is
+        copied on a stream of its own must be recorded on the stream that uses it.
+        """
         if self.device is None or self.device.type != "cuda":
-            yield from found
+            yield from batches
             return
         copies = torch.cuda.Stream(self.device)
-        waiting: tuple[Found, torch.cuda.Event] | None = None
-        for each in found:
+        waiting: tuple[Loaded, torch.cuda.Event] | None = None
+        for loaded in batches:
             with torch.cuda.stream(copies):
-                try:
-                    there = [
-                        Loaded(one.indices, _moved(one.batch, self.device)) for one in each.loaded
-                    ]
-                except torch.OutOfMemoryError:
-                    there = each.loaded  # moved when its turn comes, in smaller batches
+                # Where the memory runs out, it is moved when its turn comes, in smaller batches.
+                with suppress(torch.OutOfMemoryError):
+                    if is_transparent(loaded.batch):
+                        loaded = loaded._replace(batch=moved(loaded.batch, self.device))
                 copied = torch.cuda.Event()
                 copied.record(copies)
             if waiting is not None:
                 yield self._arrived(*waiting)
-            waiting = Found(there, each.lost), copied
+            waiting = loaded, copied
         if waiting is not None:
             yield self._arrived(*waiting)
 
-    def _arrived(self, found: Found, copied: torch.cuda.Event) -> Found:
+    def _arrived(self, loaded: Loaded, copied: torch.cuda.Event) -> Loaded:
         here = torch.cuda.current_stream(self.device)
         copied.wait(here)
-        for one in found.loaded:
-            for tensor in _tensors_of(one.batch):
-                tensor.record_stream(here)  # its memory is not the copying stream's to reuse
-        return found
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if hasattr(batch, "to"):  # a tensor, a PackedSequence, a tokenizer's batch
-        if isinstance(batch, torch.Tensor):
-            return batch.to(device, non_blocking=True)
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _moved(item, device) for key, item in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(item, device) for item in batch))
-    if type(batch) in (list, tuple):
-        return type(batch)(_moved(item, device) for item in batch)
-    return batch
-
-
-def _tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        if batch.is_cuda:
-            yield batch
-    elif isinstance(batch, Mapping):
-        for item in batch.values():
-            yield from _tensors_of(item)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            yield from _tensors_of(item)
+        for leaf in leaves(loaded.batch):
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                leaf.record_stream(here)  # the copying stream must not reuse its memory
+        return loaded

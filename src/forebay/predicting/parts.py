@@ -1,7 +1,7 @@
 """What is done for one part: its batches through the model, and into one Parquet file.
 
-source ──> bisection ── model ──> columns ──> part-00007.parquet
-└───> lost samples ──> ledger
+reader ──> bisection ── model ──> columns ──> part-00007.parquet
+               └── failures ──> ledger
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 from pyarrow import parquet
 
 from forebay.errors import FailuresError, OutputError
-from forebay.predicting.bisect import Bisection, Predicted
-from forebay.predicting.columns import (
+from forebay.failures import Failure
+from forebay.predicting.bisection import Bisection, Predicted
+from forebay.predicting.completed import record_of
+from forebay.predicting.model import Model
+from forebay.predicting.prediction_columns import (
     INDEX,
     Columns,
     Spec,
@@ -26,14 +29,10 @@ from forebay.predicting.columns import (
     columns_of,
     specs_of,
 )
-from forebay.predicting.model import Model
-from forebay.predicting.records import Found, LostSample
-from forebay.predicting.source import Source
+from forebay.predicting.reader import Loaded, RangeReader
 
 # If this many samples were tried and none came through, it is not the samples.
 ALIKE = 20
-# Lost samples of one part whose frames are kept.
-MOST_TRACED = 100
 # Rows are held until they take up so much, and become a group of the file.
 GROUP_BYTES = 16 * 2**20
 
@@ -44,22 +43,23 @@ def part_name(part: int) -> str:
 
 
 class PartWork:
-    """Makes the part of a row of "first" and "count"; returns what the ledger is to know of it.
+    """Makes the part of a row of "first" and "count"; returns its record for the ledger.
 
     Args:
-        source: Where the samples come from.
+        reader: Reads the samples.
         model: The model, or what makes it.
         makes: Whether it has to be made, which is done once, in the worker.
         device: Where the model runs.
-        table: The metadata columns, a row a sample; None if there are none.
-        known: What columns the run has, if a part of it is done already.
-        parts: Those that will be asked for, in this order, if it is all here; otherwise None.
+        table: The metadata columns, a row per sample; None if there are none.
+        known: The columns of the run, if a part of it is done already.
+        parts: The parts in the order of the calls, where all are made in this process; otherwise
+            None.
         advance: Called with how many samples came through and how many did not.
     """
 
     def __init__(
         self,
-        source: Source,
+        reader: RangeReader,
         model: Any,
         *,
         makes: bool,
@@ -69,75 +69,61 @@ class PartWork:
         parts: list[int] | None,
         advance: Callable[[int, int], None] | None,
     ) -> None:
-        """See the class."""
         # A worker that has a model of its own loads its batches itself.
-        inline = replace(source, num_workers=0, backend="process", timeout=0, settings={})
-        self._source, self._made_by, self._makes = inline if makes else source, model, makes
+        inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
+        self._reader, self._made_by, self._makes = inline if makes else reader, model, makes
         self._device, self._table, self._known = device, table, known
         self._parts, self._advance = parts, advance
         self._model: Model | None = None
         self._bisect: Bisection | None = None
-        self._reading: Iterator[Found] | None = None
-        self._lost_at_first: int | None = 0 if known is None else None
+        self._reading: Iterator[Loaded] | None = None
+        self._watches = known is None  # whether the first samples all fail alike
 
-    def __call__(self, row: dict[str, int], out: Any) -> dict[str, Any]:
+    def __call__(self, row: dict[str, int], out: Any) -> Any:
         """Write the part.
 
         Raises:
             OutputError: The outputs of the model are no rows of this table.
             FailuresError: Of the first samples, none came through.
         """
-        part = row["first"] // self._source.part_size
-        lost: list[LostSample] = []
+        part = row["first"] // self._reader.part_size
+        failures: list[Failure] = []
         rows = 0
-        writer = PartWriter(lambda: out.file(part_name(part)), self._table)
-        with writer:
-            for found in self._found(part):
-                lost += found.lost
-                before = rows, len(lost) - len(found.lost)
-                for each in found.loaded:
-                    assert self._bisect is not None
-                    for outcome in self._bisect(each):
-                        if isinstance(outcome, Predicted):
-                            self._take(outcome, writer)
-                            rows += len(outcome.indices)
-                        else:
-                            lost.append(outcome)
-                    self._stop_if_all_fail(rows, lost)
-                self._stop_if_all_fail(rows, lost)
+        with PartWriter(lambda: out.file(part_name(part)), self._table) as writer:
+            for outcome in self._outcomes(part, row["count"]):
+                if isinstance(outcome, Predicted):
+                    self._take(outcome, writer)
+                    rows += len(outcome.indices)
+                    self._watches = False
+                else:
+                    failures.append(outcome)
+                    self._stop_if_all_fail(failures)
                 if self._advance is not None:
-                    self._advance(rows - before[0], len(lost) - before[1])
-        lost.sort(key=lambda one: one.index)
-        told = [
-            [one.index, one.error, one.message, one.traceback if at < MOST_TRACED else ""]
-            for at, one in enumerate(lost)
-        ]
-        return {"rows": rows, "columns": self._known if rows else None, "lost": told}
+                    done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
+                    self._advance(done, 0 if done else 1)
+        return record_of(rows, self._known, failures)
 
     def close(self) -> None:
         """End the workers that load."""
         if self._reading is not None:
             self._reading.close()  # type: ignore[attr-defined]
 
-    def _found(self, part: int) -> Iterator[Found]:
-        """Yield what comes of each batch of a part."""
+    def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
+        """Yield what came of each sample of a part."""
         if self._model is None:
             if self._makes:
                 # A forked process must not use the threads that its parent had; and there are as
                 # many workers as cores.
                 torch.set_num_threads(1)
             self._model = Model(self._made_by() if self._makes else self._made_by, self._device)
-            self._bisect = Bisection(self._model, self._source.load)
-        if self._parts is None:
-            yield from self._model.ahead(self._source.read([part]))
-            return
-        if self._reading is None:
-            self._reading = self._model.ahead(self._source.read(self._parts))
-        number = part * self._source.batches_in_part
-        end = number + self._source.batches_in_part
-        while number < end and self._source.indices(number):
-            yield next(self._reading)
-            number += 1
+            self._bisect = Bisection(self._model, self._reader.load)
+        assert self._bisect is not None
+        if self._reading is None or self._parts is None:
+            self._reading = self._model.ahead(self._reader.read(self._parts or [part]))
+        while count:
+            loaded = next(self._reading)
+            count -= len(loaded.indices) + len(loaded.failures)
+            yield from self._bisect(loaded)
 
     def _take(self, predicted: Predicted, writer: PartWriter) -> None:
         columns = columns_of(predicted.outputs, predicted.indices)
@@ -147,19 +133,18 @@ class PartWork:
         check_specs(self._known, specs, predicted.indices[0])
         writer.add(predicted.indices, columns)
 
-    def _stop_if_all_fail(self, rows: int, lost: list[LostSample]) -> None:
-        if self._lost_at_first is None:
+    def _stop_if_all_fail(self, failures: list[Failure]) -> None:
+        if not self._watches or len(failures) < ALIKE:
             return
-        if rows:
-            self._lost_at_first = None
-        elif len(lost) >= ALIKE and len({one.error for one in lost}) == 1:
-            last = lost[-1]
-            raise FailuresError(
-                f"stopped early: the first {len(lost)} samples all failed alike, with "
-                f"{last.error}\n  The last of them, {last}\n"
-                f"  Nothing was kept. Mend the cause, and make the same call again.\n"
-                f"{last.traceback}"
-            )
+        if len({failure.error for failure in failures}) > 1:
+            self._watches = False
+            return
+        last = failures[-1]
+        raise FailuresError(
+            f"stopped early: the first {len(failures)} samples all failed alike, with "
+            f"{last.error}\n  The last of them, {last}\n"
+            f"  Nothing was kept. Fix the cause, and make the same call again.\n{last.traceback}"
+        )
 
 
 class PartWriter:
@@ -167,11 +152,10 @@ class PartWriter:
 
     Args:
         path: Returns where to write.
-        table: The metadata columns, a row a sample; None if there are none.
+        table: The metadata columns, a row per sample; None if there are none.
     """
 
     def __init__(self, path: Callable[[], Any], table: pa.Table | None) -> None:
-        """See the class."""
         self._path, self._metadata = path, table
         self._own = [INDEX] if table is None else [INDEX, *table.column_names]
         self._file: parquet.ParquetWriter | None = None

@@ -46,8 +46,8 @@ class PoolTests:
         """A pool with so many started workers, closed at the end."""
         pool = self.make_pool(job or FaultyJob())
         try:
-            for worker in range(workers):
-                pool.start(worker, lane=0)
+            for incarnation in range(workers):
+                pool.start(incarnation, worker_id=0)
             heard: list[Event] = []
             while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
                 heard += self.hear(pool)
@@ -73,7 +73,7 @@ class PoolTests:
         """`start` is followed by exactly one `WorkerStarted`."""
         pool = self.make_pool(FaultyJob())
         try:
-            pool.start(7, lane=0)
+            pool.start(7, worker_id=0)
             assert self.hear(pool) == [WorkerStarted(7)]
         finally:
             pool.close()
@@ -93,7 +93,7 @@ class PoolTests:
             pool.send(0, [Assignment(3, 2, "x")])
             (event,) = self.hear(pool)
         assert isinstance(event, TaskFinished)
-        assert (event.worker, event.task, event.attempt, event.nbytes) == (0, 3, 2, 1)
+        assert (event.incarnation, event.task, event.attempt, event.nbytes) == (0, 3, 2, 1)
         assert event.seconds >= 0
 
     @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
@@ -103,22 +103,23 @@ class PoolTests:
             pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
             failed, finished = self.hear(pool, lambda heard: len(heard) == 2)
         assert isinstance(failed, TaskFailed)
-        assert failed.cause.error == ("ValueError" if fault == "raise" else "SystemExit")
-        assert failed.cause.kind == "exception"
-        assert "faults.py" in failed.cause.traceback
+        assert failed.failure.error == ("ValueError" if fault == "raise" else "SystemExit")
+        assert failed.failure.kind == "exception"
+        assert "faults.py" in failed.failure.traceback
         assert isinstance(finished, TaskFinished)
 
     def test_a_job_that_cannot_be_set_up_is_a_death_with_its_exception(self) -> None:
-        """The cause of the death is the exception, so that the run can end with it."""
+        """The failure is the exception, so that the run can end with it."""
         pool = self.make_pool(FaultyJob(broken="raise"))
         try:
-            pool.start(0, lane=0)
+            pool.start(0, worker_id=0)
             heard = self.hear(pool, self.died)
         finally:
             pool.close()
-        (death,) = heard
+        death, *later = heard
         assert isinstance(death, WorkerDied)
-        assert (death.cause.kind, death.cause.error) == ("exception", "ValueError")
+        assert all(isinstance(event, WorkerDied) for event in later)  # that its process ended
+        assert (death.failure.kind, death.failure.error) == ("exception", "ValueError")
 
     def test_large_payloads_and_results_come_through(self) -> None:
         """Megabytes both ways at once neither block nor tear."""
@@ -150,9 +151,9 @@ class PoolTests:
             *answers, death = self.hear(pool, self.died)
         assert [event.task for event in answers] == [0, 1]  # type: ignore[union-attr]
         assert isinstance(death, WorkerDied)
-        assert death.cause.kind == "crash"
+        assert death.failure.kind == "crash"
         word = {"os._exit": "code 3", "SIGSEGV": "SIGSEGV", "SIGKILL": "SIGKILL"}[fault]
-        assert word in death.cause.message
+        assert word in death.failure.message
 
     def test_a_death_leaves_the_other_workers_alone(self) -> None:
         """One worker's death is nobody else's, and a replacement can be started."""
@@ -163,7 +164,7 @@ class PoolTests:
             assert self.died(self.hear(pool))
             pool.send(0, [Assignment(1, 1, "to the dead")])
             pool.send(1, [Assignment(2, 1, "to the living")])
-            pool.start(2, lane=0)
+            pool.start(2, worker_id=0)
             heard = self.hear(pool, lambda heard: len(heard) == 2)
         assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
 
@@ -191,7 +192,7 @@ class PoolTests:
             if not self.survives_death:
                 gate.open()  # let the abandoned thread end
         assert isinstance(death, WorkerDied)
-        assert "in wait" in death.cause.traceback
+        assert "in wait" in death.failure.traceback
 
     def test_closing_does_not_wait_for_a_hang(self, tmp_path: Any) -> None:
         """`close` returns although a worker is in the middle of a task that never ends."""

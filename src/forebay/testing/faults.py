@@ -96,10 +96,9 @@ class FaultyJob:
     keeps_tasks = False
 
     def __init__(self, broken: str | None = None) -> None:
-        """See the class."""
         self._broken = broken
 
-    def open(self, worker: int, lane: int) -> None:
+    def open(self, incarnation: int, worker_id: int) -> None:
         """Meet the fault that was asked for, if any."""
         if self._broken is not None:
             FAULTS[self._broken]()

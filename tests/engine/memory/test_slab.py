@@ -15,7 +15,7 @@ import pytest
 from costs import blocks, descriptors
 
 from forebay.engine.memory.layout import LEAST_CAPACITY, Slot
-from forebay.engine.memory.slab import LEAST, MOST, Slab
+from forebay.engine.memory.slab import EXTENT, LEAST, Slab
 from forebay.errors import OptionError
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
@@ -27,7 +27,7 @@ def test_a_slab_is_one_descriptor_and_no_name(slab):
     before = descriptors()
     other = Slab()
     assert descriptors() == before + 1
-    assert other.size == MOST
+    assert other.extent == EXTENT
     assert blocks(other) == 0
     assert os.readlink(f"/proc/self/fd/{other.fileno()}") == "/memfd:forebay (deleted)"
     assert os.fstat(other.fileno()).st_dev != os.stat("/dev/shm").st_dev
@@ -49,7 +49,7 @@ def test_300_mb_are_written_through_a_slot_which_is_then_used_again(slab):
 
 
 def test_a_crash_of_the_process_does_not_write_the_slab_to_a_core_file(slab):
-    """Sixteen terabytes of address space would fill a disk."""
+    """Its address space would fill a disk."""
     with open("/proc/self/smaps") as smaps:
         mapped = smaps.read().partition("/memfd:forebay")[2]
     flags = re.search(r"^VmFlags:(.*)$", mapped, re.MULTILINE)[1].split()
@@ -76,13 +76,13 @@ def test_another_program_attaches_by_the_descriptor(slab):
         import os, sys
         from forebay.engine.memory.layout import Slot
         from forebay.engine.memory.slab import Slab
-        descriptor, size, offset, capacity = map(int, sys.argv[1:])
+        descriptor, extent, offset, capacity = map(int, sys.argv[1:])
         before = len(os.listdir("/proc/self/fd"))
-        slab = Slab.attach(descriptor, size)
+        slab = Slab.attach(descriptor, extent)
         assert len(os.listdir("/proc/self/fd")) == before
         slab.view(Slot(offset, capacity))[:5] = b"hello"
     """
-    numbers = [slab.fileno(), slab.size, *slot]
+    numbers = [slab.fileno(), slab.extent, *slot]
     subprocess.run(
         [sys.executable, "-c", code, *map(str, numbers)], pass_fds=[slab.fileno()], check=True
     )
@@ -91,7 +91,7 @@ def test_another_program_attaches_by_the_descriptor(slab):
 
 def test_a_slab_attached_beside_its_owner_has_its_own_descriptor(slab):
     """Closing one of them leaves the other."""
-    twin = Slab.attach(os.dup(slab.fileno()), slab.size)
+    twin = Slab.attach(os.dup(slab.fileno()), slab.extent)
     assert twin.fileno() != slab.fileno()
     slot = slab.take()
     twin.view(slot)[0] = 7
@@ -110,7 +110,7 @@ LIMITED = """if True:
     slab = Slab()
     slot = slab.take()
     slab.view(slot)[:] = bytes(len(slab.view(slot)))
-    print(slab.size)
+    print(slab.extent)
 """
 
 
@@ -182,7 +182,7 @@ def test_a_slab_in_a_folder_lies_on_its_disk_and_has_no_name_there(slab, tmp_pat
         assert other.reserve(slot, 0, MIB) is None
         assert blocks(other) >= MIB // 512
         other.view(slot)[: len(b"hello")] = b"hello"
-        twin = Slab.attach(os.dup(other.fileno()), other.size)
+        twin = Slab.attach(os.dup(other.fileno()), other.extent)
         assert twin.is_bounded
         assert bytes(twin.view(slot)[:5]) == b"hello"
         twin.close()

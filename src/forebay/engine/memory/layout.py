@@ -1,11 +1,12 @@
 """Where things lie: slots in the slab, and buffers in a slot. Pure arithmetic, no memory.
 
-    slab    |  slot  |  slot  |        slot        |  room not yet cut . . .
+    slab    | extent                                      | extent . . .
+    extent  |  slot  |  slot  |        slot        |  room not yet cut . . .
     slot    | buffer | buffer | . . . . |
 
 Slots of one capacity are alike, so the one that came back last, whose pages are warm, goes out
 next. The capacity follows the batches. When it changes, the slots of the old capacity are outdated:
-they do not go out again, their pages are let go and their ranges are cut anew.
+they do not go out again, their pages are freed and their ranges are cut anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FIRST_CAPACITY = 1 << 30
 LEAST_CAPACITY = 1 << 16
 # Room for batches that are larger than those seen so far.
 SLACK = 4
-# A slab must hold several slots, even a small one.
+# An extent must hold several slots, even a small one.
 LEAST_SLOTS = 8
 
 
@@ -70,14 +71,14 @@ class Cursor:
 
 
 def capacity_for(largest: int | None, size: int) -> int:
-    """Return how large slots should be in a slab of `size` bytes.
+    """Return how large slots should be in extents of `size` bytes.
 
     Args:
         largest: Bytes of the largest batch seen; None before the first.
-        size: Bytes of the slab.
+        size: Bytes of an extent, a power of two.
 
     Returns:
-        A power of two: `SLACK` times the largest batch or, where the slab is small, less.
+        A power of two: `SLACK` times the largest batch or, where extents are small, less.
     """
     wanted = FIRST_CAPACITY if largest is None else _power_of_two(SLACK * largest)
     needed = 0 if largest is None else largest
@@ -93,19 +94,23 @@ def _power_of_two(nbytes: int) -> int:
 class Space:
     """Cuts the slab's addresses into slots.
 
-    Kept at all times: a byte belongs to at most one of the slots out, the idle slots and the room.
+    Kept at all times: a byte belongs to at most one of the slots out, the idle slots and the room;
+    and a slot lies in one extent.
 
     Attributes:
         capacity: Bytes of the slots that go out now.
+        largest: Bytes of the largest batch seen.
+        extents: How many extents there are.
         out: How many slots are out.
     """
 
-    def __init__(self, size: int) -> None:
-        """Begin with `size` bytes of room and no slot."""
-        self._size = size
-        self._largest: int | None = None
-        self.capacity = capacity_for(None, size)
-        self._room = [Slot(0, size)]
+    def __init__(self, extent: int) -> None:
+        """Begin with one extent of so many bytes, all of it room."""
+        self._extent = extent
+        self.extents = 1
+        self.largest: int | None = None
+        self.capacity = capacity_for(None, extent)
+        self._room = [Slot(0, extent)]
         self._idle: list[Slot] = []
         self._out: set[Slot] = set()
 
@@ -114,16 +119,21 @@ class Space:
         """How many slots are out."""
         return len(self._out)
 
+    def grow(self) -> None:
+        """Add an extent."""
+        self._room.append(Slot(self.extents * self._extent, self._extent))
+        self.extents += 1
+
     def saw(self, nbytes: int) -> list[Slot]:
         """Take note of a batch's size.
 
         Returns:
             Idle slots that this made outdated: nobody uses their pages any more.
         """
-        if self._largest is not None and nbytes <= self._largest:
+        if self.largest is not None and nbytes <= self.largest:
             return []
-        self._largest = nbytes
-        capacity = capacity_for(nbytes, self._size)
+        self.largest = nbytes
+        capacity = capacity_for(nbytes, self._extent)
         if capacity == self.capacity:
             return []
         self.capacity = capacity
@@ -160,7 +170,7 @@ class Space:
         Returns:
             Those no longer kept, the coldest ones: nobody uses their pages any more.
         """
-        keep = min(len(self._idle), keep_bytes // max(1, self._largest or self.capacity))
+        keep = min(len(self._idle), keep_bytes // max(1, self.largest or self.capacity))
         cold = self._idle[: len(self._idle) - keep]
         del self._idle[: len(cold)]
         for slot in cold:
@@ -175,7 +185,8 @@ class Space:
         """Cut a slot from the room; small pieces of earlier slots are used up first."""
         if not self._out:
             # No idle slot either, or nobody would ask: what was lost in small pieces is whole.
-            self._room = [Slot(0, self._size)]
+            starts = range(0, self.extents * self._extent, self._extent)
+            self._room = [Slot(start, self._extent) for start in reversed(starts)]
         for at in range(len(self._room) - 1, -1, -1):
             start, length = self._room[at]
             if length < self.capacity:

@@ -15,6 +15,7 @@ reader unpickles it over the slot, without a copy, and may write to whatever com
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from forebay import torch_internals
 from forebay.engine.memory import room
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.parcel import Parcel
@@ -88,7 +89,6 @@ class Packer:
         """Pack into slots of this slab; `meets` is called with each class in a batch."""
         self._slab = slab
         self._pickler = Skeletons(meets)
-        self._base = np.frombuffer(slab.view(Slot(0, 1)), np.uint8).ctypes.data
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0
         # Whether the user's code lets go of the batches that it returns.
@@ -109,7 +109,8 @@ class Packer:
             self._pickler.aim(self._view, 0)
         else:
             reserve = partial(self._slab.reserve, slot) if self._slab.is_bounded else None
-            self._pickler.aim(self._view, self._base + slot.offset, reserve)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self._view))
+            self._pickler.aim(self._view, address, reserve)
         self._owner, self._alive = _NOTHING, None
         self._thread = get_ident()
 
@@ -170,31 +171,33 @@ def collate_into(packer: Packer) -> Callable[[], None]:
     Returns:
         A function that undoes it.
     """
-    original = default_collate_fn_map[torch.Tensor]
 
-    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-        first = batch[0]
-        dtype = first.dtype
-        if type(first) is not torch.Tensor or dtype not in CODES or not is_plain(first):
-            return cast(torch.Tensor, original(batch, collate_fn_map=collate_fn_map))
-        shape = (len(batch), *first.shape)
-        out = packer.new(shape, dtype)
-        if out is None:
-            stacked = torch.stack(batch)
-            if stacked.dtype is dtype and stacked.is_contiguous() and not stacked.requires_grad:
-                return stacked
-            # torch's own workers stack into a contiguous tensor like the first, or refuse to.
-            out = torch.empty(shape, dtype=dtype, device="cpu")
-        return torch.stack(batch, out=out)
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+            first = batch[0]
+            dtype = first.dtype
+            if type(first) is not torch.Tensor or dtype not in CODES or not is_plain(first):
+                return cast(torch.Tensor, original(batch, collate_fn_map=collate_fn_map))
+            shape = (len(batch), *first.shape)
+            out = packer.new(shape, dtype)
+            if out is None:
+                stacked = torch.stack(batch)
+                if stacked.dtype is dtype and stacked.is_contiguous() and not stacked.requires_grad:
+                    return stacked
+                # torch's own workers stack into a contiguous tensor like the first, or refuse to.
+                out = torch.empty(shape, dtype=dtype, device="cpu")
+            return torch.stack(batch, out=out)
+
+        return collate_tensors
 
     def place(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         return packer.new(shape, dtype) if dtype in CODES else None
 
-    default_collate_fn_map[torch.Tensor] = collate_tensors
+    restore_torch = torch_internals.replace_tensor_collation(replace)
     close_room = room.open_room(place)
 
     def undo() -> None:
-        default_collate_fn_map[torch.Tensor] = original
+        restore_torch()
         close_room()
 
     return undo

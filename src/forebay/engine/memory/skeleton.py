@@ -10,13 +10,14 @@ import ctypes
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.storage import TypedStorage, UntypedStorage
 
+from forebay import torch_internals
 from forebay.engine.memory.layout import Cursor
+from forebay.torch_internals import TypedStorage, UntypedStorage
 
 # A dtype travels as its place in this list. Both ends run one torch; older ones lack the last few.
 _DTYPES = [
@@ -89,7 +90,7 @@ class Skeletons(pickle.Pickler):
             return _storage, (self._place(whole, obj.nbytes()),)
         if kind is TypedStorage:
             # torch would write a file of its own format into the pickle.
-            return _typed_storage, (obj._untyped_storage, obj.dtype)
+            return torch_internals.typed, (torch_internals.untyped(obj), obj.dtype)
         if self._meets is not None and isinstance(obj, type):
             self._meets(obj)
         return NotImplemented
@@ -171,7 +172,7 @@ def _unusual(tensor: torch.Tensor) -> Any:
     # torch's own pickles of these keep every tensor for ever, or warn when they are read.
     layout, shape = tensor.layout, tuple(tensor.shape) if not tensor.is_nested else ()
     if layout is torch.sparse_coo:
-        return _sparse, (tensor._indices(), tensor._values(), shape, tensor.is_coalesced())
+        return _sparse, (*torch_internals.sparse_parts(tensor), shape, tensor.is_coalesced())
     if layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
         return _compressed, (*parts, shape, layout)
@@ -179,7 +180,8 @@ def _unusual(tensor: torch.Tensor) -> Any:
         parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
         return _compressed, (*parts, shape, layout)
     if tensor.is_quantized and tensor.qscheme() is torch.per_tensor_affine:
-        return _quantized, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
+        scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
+        return torch_internals.quantized, (tensor.int_repr(), scale, zero_point)
     return NotImplemented
 
 
@@ -224,14 +226,5 @@ def _compressed(
     )
 
 
-def _quantized(numbers: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)
-
-
 def _storage(data: Any) -> UntypedStorage:
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
-
-
-def _typed_storage(storage: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
-    kind: Any = TypedStorage
-    return cast(TypedStorage, kind(wrap_storage=storage, dtype=dtype, _internal=True))

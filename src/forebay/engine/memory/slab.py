@@ -1,6 +1,7 @@
-"""The slab: one nameless file, mapped once in every process that works on batches.
+"""The slab: one nameless file, mapped in every process that works on batches.
 
-Its size is address space; pages come when they are written and stay until they are let go. As the
+It is mapped an extent at a time, as slots are needed: 64 GiB of addresses, so that a process has
+room for a thousand loaders. Pages come when they are written and stay until they are freed. As the
 file is in memory and no part of a mounted file system, the size of /dev/shm does not matter, and as
 it has no name, nothing is left of it when its processes are killed. It may lie on a disk instead;
 the system then keeps in memory what it has room for, and a disk can be full.
@@ -17,15 +18,14 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from typing import cast
 
 import numpy as np
 
 from forebay.engine.memory.layout import Slot, Space
 from forebay.errors import OptionError
 
-# Far more than any machine holds, so that growing never means mapping again.
-MOST = 1 << 44
+# Addresses to map at a time. Where the system grants less, they are halved.
+EXTENT = 1 << 36
 LEAST = 1 << 26
 
 
@@ -36,7 +36,7 @@ class Slab:
     point of a program; everything else belongs to one thread of the process that owns the slab.
 
     Attributes:
-        size: Bytes of the mapping.
+        extent: Bytes that are mapped at a time; a slot lies in one extent.
         is_bounded: Whether room has to be reserved: to write where there is none would kill.
     """
 
@@ -52,21 +52,21 @@ class Slab:
         self._map(_file_in_memory() if directory is None else _file_in(directory), None)
 
     @classmethod
-    def attach(cls, descriptor: int, size: int) -> Slab:
+    def attach(cls, descriptor: int, extent: int) -> Slab:
         """Map a slab that another process owns.
 
         Args:
             descriptor: A descriptor of it, which is closed: the mapping brings its own.
-            size: Its `size` there.
+            extent: Its `extent` there.
 
         Returns:
             The slab, in which slots can be viewed and not taken.
         """
         slab = cls.__new__(cls)
-        slab._map(descriptor, size)
+        slab._map(descriptor, extent)
         return slab
 
-    def _map(self, descriptor: int, size: int | None) -> None:
+    def _map(self, descriptor: int, extent: int | None) -> None:
         try:
             # Files in memory alone belong to a file system without a size. They need no room
             # reserved, and it would cost: 1.1 ms for 38 MB of warm pages, which take 1.6 ms to
@@ -74,18 +74,23 @@ class Slab:
             blocks = os.fstatvfs(descriptor).f_blocks
             self.is_bounded = blocks > 0 and hasattr(os, "posix_fallocate")
             earlier = _descriptors_of(descriptor)
-            mapping = _widest(descriptor) if size is None else mmap.mmap(descriptor, size)
+            mapping = _widest(descriptor) if extent is None else mmap.mmap(descriptor, extent)
             # A mapping opens a descriptor and keeps it to itself. One is enough: this one.
             (self._descriptor,) = _descriptors_of(descriptor) - earlier
         finally:
             os.close(descriptor)
+        self.extent = len(mapping)
+        self._space = Space(self.extent)
+        # The only references to mappings: when one and its last lease are gone, it is unmapped.
+        self._extents: dict[int, memoryview] = {}
+        self._returned = _Returned(self.extent)
+        self._add(0, mapping)
+
+    def _add(self, number: int, mapping: mmap.mmap) -> None:
         with contextlib.suppress(OSError):
             mapping.madvise(mmap.MADV_DONTDUMP)
-        # The only reference to the mapping: when it and the last lease are gone, so is the mapping.
-        self._bytes = memoryview(mapping)
-        self.size = len(mapping)
-        self._space = Space(self.size)
-        self._returned = _Returned(mapping)
+        self._extents[number] = memoryview(mapping)
+        self._returned.mappings[number] = weakref.ref(mapping)
 
     def fileno(self) -> int:
         """Return the slab's one descriptor, for a worker to attach by; it lives as the mapping."""
@@ -98,9 +103,39 @@ class Slab:
         return self._space.out
 
     def take(self) -> Slot | None:
-        """Return a slot that nobody else has, or None if all addresses are in use."""
-        self._drain()
-        return self._space.take()
+        """Return a slot that nobody else has, or None if the system grants no more addresses."""
+        if self._returned.slots:
+            self._drain()
+        space = self._space
+        slot = space.take()
+        if slot is None and space.capacity <= self.extent and self._grow():
+            slot = space.take()
+        return slot
+
+    def _grow(self) -> bool:
+        """Map one more extent; return False if the system does not grant it."""
+        number = self._space.extents
+        try:
+            os.ftruncate(self._descriptor, (number + 1) * self.extent)
+            self._extent(number)
+        except (OSError, OverflowError):
+            return False
+        self._space.grow()
+        return True
+
+    def _extent(self, number: int) -> memoryview:
+        """Return an extent, mapped now if need be: its owner has made the file that long."""
+        view = self._extents.get(number)
+        if view is None:
+            start = number * self.extent
+            self._add(number, mmap.mmap(self._descriptor, self.extent, offset=start))
+            view = self._extents[number]
+        return view
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest batch seen; -1 before the first."""
+        return -1 if self._space.largest is None else self._space.largest
 
     def saw(self, nbytes: int) -> None:
         """Take note of a batch's size: slots are cut to suit the largest."""
@@ -109,11 +144,12 @@ class Slab:
 
     def give_back(self, slot: Slot) -> None:
         """Let a slot be used again, when it is next asked for one."""
-        self._returned.append(slot)
+        self._returned.add(slot, os.getpid())
 
     def _drain(self) -> None:
-        while self._returned:
-            slot = self._returned.popleft()
+        slots = self._returned.slots
+        while slots:
+            slot = slots.popleft()
             if not self._space.give_back(slot):
                 self.free(slot)
 
@@ -129,7 +165,7 @@ class Slab:
 
     def free(self, slot: Slot) -> None:
         """Give a slot's pages back to the system; it reads as zeros then."""
-        _free(self._mapping(), slot)
+        self._returned.free(slot)
 
     def reserve(self, slot: Slot, start: int, nbytes: int) -> str | None:
         """Get room for bytes of a slot before they are written, where the slab `is_bounded`.
@@ -155,7 +191,8 @@ class Slab:
 
     def view(self, slot: Slot) -> memoryview:
         """Return the bytes of a slot, writable."""
-        return self._bytes[slot.offset : slot.offset + slot.capacity]
+        number, start = divmod(slot.offset, self.extent)
+        return self._extent(number)[start : start + slot.capacity]
 
     def lease(self, slot: Slot, nbytes: int) -> memoryview:
         """Return the first bytes of a slot, which comes back by itself when nothing views them.
@@ -167,50 +204,43 @@ class Slab:
         Returns:
             A writable view. Slices of it, and arrays and tensors over them, keep the slot too.
         """
-        owner = np.frombuffer(self._bytes, np.uint8, nbytes, slot.offset)
-        back = weakref.finalize(owner, _give_back, self._returned, slot, os.getpid())
+        number, start = divmod(slot.offset, self.extent)
+        owner = np.frombuffer(self._extents[number], np.uint8, nbytes, start)
+        back = weakref.finalize(owner, self._returned.add, slot, os.getpid())
         back.atexit = False
         return owner.data
 
     def close(self) -> None:
         """Unmap the slab, now or when the last lease ends; it hands out nothing any more."""
-        self._bytes.release()
-
-    def _mapping(self) -> mmap.mmap:
-        return cast(mmap.mmap, self._bytes.obj)
+        for view in self._extents.values():
+            view.release()
 
 
 class _Returned:
     """Slots on their way back. Filled by finalizers, which run anywhere, in `take` too: no lock."""
 
-    def __init__(self, mapping: mmap.mmap) -> None:
+    def __init__(self, extent: int) -> None:
         self.is_retired = False
-        self._mapping = weakref.ref(mapping)  # leases keep it
-        self._slots: deque[Slot] = deque()
+        self.mappings: dict[int, weakref.ref[mmap.mmap]] = {}  # leases keep them
+        self._extent = extent
+        self.slots: deque[Slot] = deque()
 
-    def append(self, slot: Slot) -> None:
+    def add(self, slot: Slot, owner: int) -> None:
+        # A fork of the owner drops the same arrays, while the owner may still read them.
+        if os.getpid() != owner:
+            return
         if not self.is_retired:
-            self._slots.append(slot)
-        elif (mapping := self._mapping()) is not None:  # nobody comes to fetch it
-            _free(mapping, slot)
+            self.slots.append(slot)
+        else:  # the slab takes nothing back any more
+            self.free(slot)
 
-    def popleft(self) -> Slot:
-        return self._slots.popleft()
-
-    def __bool__(self) -> bool:
-        return bool(self._slots)
-
-
-def _free(mapping: mmap.mmap, slot: Slot) -> None:
-    # Some file systems cannot punch holes; there the pages stay until the slab ends.
-    with contextlib.suppress(OSError):
-        mapping.madvise(mmap.MADV_REMOVE, slot.offset, slot.capacity)
-
-
-def _give_back(returned: _Returned, slot: Slot, owner: int) -> None:
-    # A fork of the owner drops the same arrays, while the owner may still read them.
-    if os.getpid() == owner:
-        returned.append(slot)
+    def free(self, slot: Slot) -> None:
+        number, start = divmod(slot.offset, self._extent)
+        mapping = self.mappings[number]() if number in self.mappings else None
+        if mapping is not None:
+            # Some file systems cannot punch holes; there the pages stay until the slab ends.
+            with contextlib.suppress(OSError):
+                mapping.madvise(mmap.MADV_REMOVE, start, slot.capacity)
 
 
 def _file_in_memory() -> int:
@@ -230,8 +260,8 @@ def _file_in(directory: str | os.PathLike[str]) -> int:
 
 
 def _widest(descriptor: int) -> mmap.mmap:
-    """Map the file as wide as the system lets us; a shared mapping of a file reserves nothing."""
-    size = MOST
+    """Map an extent as wide as the system lets us; a shared mapping of a file reserves nothing."""
+    size = EXTENT
     while True:
         try:
             os.ftruncate(descriptor, size)

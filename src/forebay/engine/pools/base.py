@@ -25,15 +25,15 @@ class Pool(ABC):
     at_rest = False
 
     @abstractmethod
-    def start(self, worker: int, lane: int) -> None:
+    def start(self, incarnation: int, worker_id: int) -> None:
         """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows from `wait`."""
 
     @abstractmethod
-    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Hand over tasks to be run in this order; never blocks; no-op for a dead worker."""
 
     @abstractmethod
-    def kill(self, worker: int) -> None:
+    def kill(self, incarnation: int) -> None:
         """Kill a worker that hangs; `WorkerDied`, with the stack of the hang, follows."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import final
 from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkerStarted
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
-from forebay.engine.pools.worker import cause_of, perform
+from forebay.engine.pools.worker import failure_of, perform
 
 
 @final
@@ -26,33 +26,33 @@ class InlinePool(Pool):
         self._held: deque[tuple[int, Assignment]] = deque()
         self._open = False
 
-    def start(self, worker: int, lane: int) -> None:
+    def start(self, incarnation: int, worker_id: int) -> None:
         """Set the job up, now."""
         try:
-            self._job.open(worker, lane)
+            self._job.open(incarnation, worker_id)
         except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
-            self._events.append(WorkerDied(worker, cause_of(error)))
+            self._events.append(WorkerDied(incarnation, failure_of(error)))
             return
         self._open = True
-        self._events.append(WorkerStarted(worker))
+        self._events.append(WorkerStarted(incarnation))
 
-    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Keep the tasks for the next calls of `wait`."""
-        self._held.extend((worker, each) for each in assignments)
+        self._held.extend((incarnation, each) for each in assignments)
 
-    def kill(self, worker: int) -> None:
+    def kill(self, incarnation: int) -> None:
         """Do nothing: whoever calls this is the one who would have to be killed."""
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what is known, or else run one task and return how it went."""
         if not self._events and self._held:
             # Ctrl-C in the midst of it leaves the task where it was.
-            worker, assignment = self._held[0]
+            incarnation, assignment = self._held[0]
             self.at_rest = True
-            event = perform(worker, self._job, assignment)
-            if isinstance(event, TaskFailed) and event.cause.error == "KeyboardInterrupt":
-                assert event.cause.exception is not None
-                raise event.cause.exception  # the user at the keyboard, not the task
+            event = perform(incarnation, self._job, assignment)
+            if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
+                assert event.failure.exception is not None
+                raise event.failure.exception  # the user at the keyboard, not the task
             self.at_rest = False
             self._held.popleft()
             return [event]

@@ -19,12 +19,13 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, final
 
-from forebay.engine.events import Cause, Event, WorkerDied
+from forebay.engine.events import Event, WorkerDied
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel, roomy_pipe
 from forebay.errors import OptionError
+from forebay.failures import Failure
 
 # How long `close` leaves a worker to finish what it is doing before it is killed.
 CLOSE_S = 0.5
@@ -96,7 +97,7 @@ class ProcessPool(Pool):
             self.close()
             raise
 
-    def start(self, worker: int, lane: int) -> None:
+    def start(self, incarnation: int, worker_id: int) -> None:
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
@@ -107,27 +108,27 @@ class ProcessPool(Pool):
             os.close(tasks)
             os.close(put)
             raise
-        self._order(zygote.START, worker, lane, descriptors=[tasks, answers])
+        self._order(zygote.START, incarnation, worker_id, descriptors=[tasks, answers])
         os.close(tasks)
         os.close(answers)
         os.set_blocking(put, False)
         _our_ends.update((get, put))
-        self._workers[worker] = channel = Channel(get, put)
-        self._selector.register(channel, selectors.EVENT_READ, worker)
+        self._workers[incarnation] = channel = Channel(get, put)
+        self._selector.register(channel, selectors.EVENT_READ, incarnation)
 
-    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Queue the tasks in the worker's channel."""
-        channel = self._workers.get(worker)
+        channel = self._workers.get(incarnation)
         if channel is None or channel.ended:
             return
         channel.queue([tuple(each) for each in assignments])
-        if worker not in self._blocked and channel.flush():
-            self._blocked.add(worker)
-            self._selector.register(channel.outgoing, selectors.EVENT_WRITE, worker)
+        if incarnation not in self._blocked and channel.flush():
+            self._blocked.add(incarnation)
+            self._selector.register(channel.outgoing, selectors.EVENT_WRITE, incarnation)
 
-    def kill(self, worker: int) -> None:
+    def kill(self, incarnation: int) -> None:
         """Have the zygote take the worker's stacks and kill it."""
-        self._order(zygote.KILL, worker)
+        self._order(zygote.KILL, incarnation)
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what the workers said and who died."""
@@ -136,17 +137,17 @@ class ProcessPool(Pool):
             ready = self._selector.select(timeout)
             self.at_rest = False
             for key, mask in ready:
-                worker = key.data
-                if worker is None:
+                incarnation = key.data
+                if incarnation is None:
                     self._hear_zygote()
-                elif worker == _WAKE:
+                elif incarnation == _WAKE:
                     with suppress(BlockingIOError):
                         os.read(self._woken, 4096)
-                elif worker in self._workers:
+                elif incarnation in self._workers:
                     if mask & selectors.EVENT_WRITE:
-                        self._unblock(worker)
+                        self._unblock(incarnation)
                     else:
-                        self._hear(worker)
+                        self._hear(incarnation)
         events, self._events = self._events, []
         return events
 
@@ -164,8 +165,8 @@ class ProcessPool(Pool):
         """
         if self._woken < 0 or os.getpid() != self._owner:
             return
-        for worker in list(self._workers):
-            self._forget(worker)
+        for incarnation in list(self._workers):
+            self._forget(incarnation)
         if self._zygote is not None:
             self._order(zygote.CLOSE, seconds=CLOSE_S)
             self._bury_zygote(patience_s=CLOSE_S + 1.0)
@@ -179,22 +180,22 @@ class ProcessPool(Pool):
 
     # ---- the workers ---------------------------------------------------------------------------
 
-    def _hear(self, worker: int) -> None:
-        channel = self._workers[worker]
+    def _hear(self, incarnation: int) -> None:
+        channel = self._workers[incarnation]
         self._events.extend(channel.receive_nowait())
         if channel.ended:  # it is dead or dying; the zygote tells how
             self._selector.unregister(channel)
 
-    def _unblock(self, worker: int) -> None:
-        channel = self._workers[worker]
+    def _unblock(self, incarnation: int) -> None:
+        channel = self._workers[incarnation]
         if not channel.flush():
-            self._blocked.discard(worker)
+            self._blocked.discard(incarnation)
             self._selector.unregister(channel.outgoing)
 
-    def _forget(self, worker: int) -> None:
-        channel = self._workers.pop(worker)
-        if worker in self._blocked:
-            self._blocked.discard(worker)
+    def _forget(self, incarnation: int) -> None:
+        channel = self._workers.pop(incarnation)
+        if incarnation in self._blocked:
+            self._blocked.discard(incarnation)
             self._selector.unregister(channel.outgoing)
         if not channel.ended:
             self._selector.unregister(channel)
@@ -205,13 +206,13 @@ class ProcessPool(Pool):
         _our_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
-    def _lay_to_rest(self, worker: int, death: WorkerDied) -> None:
+    def _lay_to_rest(self, incarnation: int, death: WorkerDied) -> None:
         """Hear a dead worker's last words, then report its death."""
-        if worker in self._workers:
-            channel = self._workers[worker]
+        if incarnation in self._workers:
+            channel = self._workers[incarnation]
             if not channel.ended:
-                self._hear(worker)
-            self._forget(worker)
+                self._hear(incarnation)
+            self._forget(incarnation)
             self._events.append(death)
 
     # ---- the zygote ----------------------------------------------------------------------------
@@ -254,15 +255,15 @@ class ProcessPool(Pool):
     def _order(
         self,
         what: int,
-        worker: int = 0,
-        lane: int = 0,
+        incarnation: int = 0,
+        worker_id: int = 0,
         *,
         descriptors: Sequence[int] = (),
         seconds: float = 0.0,
     ) -> None:
         if self._zygote is None:
             return
-        order = zygote.ORDER.pack(what, worker, lane, seconds)
+        order = zygote.ORDER.pack(what, incarnation, worker_id, seconds)
         control = socket.socket(fileno=self._zygote[1].outgoing)
         # If the zygote is dead, `wait` reads its channel's end and says so.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -276,27 +277,28 @@ class ProcessPool(Pool):
             self._heed(*message)
         if channel.ended:
             self._bury_zygote(patience_s=0.0)
-            cause = Cause("crash", "WorkerDiedError", "the process that forks the workers died")
-            for worker in list(self._workers):
+            failure = Failure("crash", "WorkerDiedError", "the process that forks the workers died")
+            for incarnation in list(self._workers):
                 # The kernel kills the worker, and nobody what it had started.
-                if (pid := self.pids.get(worker)) is not None:
+                if (pid := self.pids.get(incarnation)) is not None:
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
-                self._lay_to_rest(worker, WorkerDied(worker, cause, blameless=True))
+                self._lay_to_rest(incarnation, WorkerDied(incarnation, failure, blameless=True))
 
     def _heed(self, what: str, *facts: Any) -> None:
         if what == "forked":
-            worker, pid = facts
-            self.pids[worker] = pid
+            incarnation, pid = facts
+            self.pids[incarnation] = pid
         elif what == "exited":
-            worker, code, peak_bytes, stacks = facts
-            self.exit_codes[worker] = code
-            cause = Cause("crash", "WorkerDiedError", describe_exit(code, peak_bytes), stacks)
-            self._lay_to_rest(worker, WorkerDied(worker, cause))
+            incarnation, code, peak_bytes, stacks = facts
+            self.exit_codes[incarnation] = code
+            message, pid = describe_exit(code, peak_bytes), self.pids.get(incarnation)
+            failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
+            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
         else:
-            (cause,) = facts
-            for worker in list(self._workers):
-                self._lay_to_rest(worker, WorkerDied(worker, cause))
+            (failure,) = facts
+            for incarnation in list(self._workers):
+                self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
 
     def _bury_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None
@@ -329,13 +331,13 @@ def describe_exit(code: int, peak_bytes: int) -> str:
     if code >= 0:
         return f"the worker exited with code {code} ({peak}): the function ended its process"
     try:
-        name = signal.Signals(-code).name
+        name, words = signal.Signals(-code).name, signal.strsignal(-code)
     except ValueError:
-        name = f"signal {-code}"
+        name, words = f"signal {-code}", "unknown"
     usual = {
         "SIGKILL": "usually the machine ran out of memory, or somebody killed it",
         "SIGSEGV": "native code crashed",
         "SIGBUS": "native code crashed, or a mapped file shrank",
         "SIGABRT": "native code gave up",
     }.get(name, "something sent it that signal")
-    return f"the worker was killed by {name} ({peak}): {usual}"
+    return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

@@ -1,7 +1,7 @@
 """Workers as threads of this process: no pickling, one interpreter lock.
 
 A thread cannot be killed. One that hangs is abandoned: it is a daemon, nothing waits for it, and
-whatever it still says is dropped, since the flow knows its number no more.
+its late answers are dropped, since the flow no longer knows its incarnation.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import final
 
-from forebay.engine.events import Cause, Event, WorkerDied
+from forebay.engine.events import Event, WorkerDied
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import serve
+from forebay.failures import Failure
 
 # How long `close` waits for workers that are in the middle of a task, in all.
 CLOSE_S = 1.0
@@ -27,13 +28,13 @@ class _Worker:
     """A thread and the queue of what it is to do; None in it means that it is over."""
 
     def __init__(
-        self, number: int, lane: int, job: Job, events: queue.SimpleQueue[Event | None]
+        self, incarnation: int, worker_id: int, job: Job, events: queue.SimpleQueue[Event | None]
     ) -> None:
         self.tasks: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(
             target=serve,
-            args=(number, lane, job, self._receive, events.put),
-            name=f"forebay-worker-{number}",
+            args=(incarnation, worker_id, job, self._receive, events.put),
+            name=f"forebay-worker-{incarnation}",
             daemon=True,
         )
         self.thread.start()
@@ -58,33 +59,33 @@ class ThreadPool(Pool):
     def __init__(
         self, job: Job, abandoned: Callable[[threading.Thread], bool] | None = None
     ) -> None:
-        """See the class."""
         self._job = job
         self._abandoned = abandoned
         self._workers: dict[int, _Worker] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
-    def start(self, worker: int, lane: int) -> None:
+    def start(self, incarnation: int, worker_id: int) -> None:
         """Start a thread."""
-        self._workers[worker] = _Worker(worker, lane, copy.copy(self._job), self._events)
+        job = copy.copy(self._job)
+        self._workers[incarnation] = _Worker(incarnation, worker_id, job, self._events)
 
-    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Put the tasks into the thread's queue."""
-        if worker in self._workers:
-            self._workers[worker].tasks.put(assignments)
+        if incarnation in self._workers:
+            self._workers[incarnation].tasks.put(assignments)
 
-    def kill(self, worker: int) -> None:
+    def kill(self, incarnation: int) -> None:
         """Abandon a thread, noting where it hangs."""
-        abandoned = self._workers.pop(worker)
+        abandoned = self._workers.pop(incarnation)
         abandoned.tasks.put(None)
         waited = self._abandoned is not None and self._abandoned(abandoned.thread)
         frame = sys._current_frames().get(abandoned.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        cause = Cause("crash", "WorkerDiedError", "the thread was abandoned", stack)
-        self._events.put(WorkerDied(worker, cause, blameless=waited))
+        failure = Failure("crash", "WorkerDiedError", "the thread was abandoned", stack)
+        self._events.put(WorkerDied(incarnation, failure, blameless=waited))
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return everything that the threads have said."""
+        """Return the events of all threads."""
         try:
             events = [self._events.get(timeout=timeout)]
         except queue.Empty:
@@ -94,7 +95,7 @@ class ThreadPool(Pool):
         return [event for event in events if event is not None]
 
     def wake(self) -> None:
-        """Put in an event that says nothing."""
+        """Put in an empty event."""
         self._events.put(None)
 
     def close(self) -> None:
@@ -104,4 +105,6 @@ class ThreadPool(Pool):
         share = CLOSE_S / max(len(self._workers), 1)
         for worker in self._workers.values():
             worker.thread.join(share)
+            if worker.thread.is_alive() and self._abandoned is not None:
+                self._abandoned(worker.thread)
         self._workers.clear()

@@ -11,9 +11,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from forebay.engine.events import (
-    Cause,
     Event,
     TaskFailed,
     TaskFinished,
@@ -23,9 +23,10 @@ from forebay.engine.events import (
 )
 from forebay.engine.job import Assignment, Job, Refusal
 from forebay.engine.limits import GIVE_BACK_S
+from forebay.failures import Failure, message_of
 
 
-def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
+def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
     """Run one task and return the event that tells how it went."""
     task, attempt, _ = assignment
     began = time.perf_counter()
@@ -34,25 +35,26 @@ def perform(worker: int, job: Job, assignment: Assignment) -> TaskFinished | Tas
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
         final = isinstance(error, Refusal)
         if isinstance(error, Refusal):
-            cause = cause_of(error.__cause__ or error, error.kind)
+            failure = failure_of(error.__cause__ or error, error.kind)
         else:
-            cause = cause_of(error)
-        return TaskFailed(worker, task, attempt, cause, time.perf_counter() - began, final)
-    return TaskFinished(worker, task, attempt, result, nbytes, time.perf_counter() - began)
+            failure = failure_of(error)
+        seconds = time.perf_counter() - began
+        return TaskFailed(incarnation, task, attempt, failure, seconds, final)
+    return TaskFinished(incarnation, task, attempt, result, nbytes, time.perf_counter() - began)
 
 
-def cause_of(error: BaseException, kind: str = "exception") -> Cause:
+def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     """Describe an exception, without the frames of forebay's own loop that led to it."""
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return Cause(kind, type(error).__name__, str(error), text, error)
+    return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
 def serve(
-    worker: int,
-    lane: int,
+    incarnation: int,
+    worker_id: int,
     job: Job,
     receive: Callable[[bool], Sequence[Assignment] | None],
     report: Callable[[Event], None],
@@ -60,19 +62,19 @@ def serve(
     """Serve until `receive` says that it is over.
 
     Args:
-        worker: This worker's number.
-        lane: Its lane, see `Job.open`.
+        incarnation: See `Job.open`.
+        worker_id: See `Job.open`.
         job: What to do; its `open` is called first.
         receive: Returns tasks, waiting for some if called with True, or None when it is over.
             Called with False it returns at once, with an empty sequence if there are none.
         report: Sends an event to the driver.
     """
     try:
-        job.open(worker, lane)
+        job.open(incarnation, worker_id)
     except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
-        report(WorkerDied(worker, cause_of(error)))
+        report(WorkerDied(incarnation, failure_of(error)))
         return
-    report(WorkerStarted(worker))
+    report(WorkerStarted(incarnation))
     held: deque[Assignment] = deque()
     received: Sequence[Assignment] | None = ()
     while received is not None:
@@ -85,11 +87,11 @@ def serve(
         held.extend(received)
         if not held:
             continue
-        report(perform(worker, job, held.popleft()))
+        report(perform(incarnation, job, held.popleft()))
         if not job.keeps_tasks and time.monotonic() - began > GIVE_BACK_S:
             while received := receive(False):
                 held.extend(received)
-            report(TasksReturned(worker, tuple(each.task for each in held)))
+            report(TasksReturned(incarnation, tuple(each.task for each in held)))
             held.clear()
     job.close()
 
@@ -102,7 +104,6 @@ class SealedError(Exception):
     """
 
     def __init__(self, body: bytes) -> None:
-        """See the class."""
         super().__init__(body)
         self._body = body
 
@@ -117,17 +118,16 @@ class SealedError(Exception):
 
 def portable(event: TaskFailed) -> TaskFailed:
     """Return the event fit for pickling: without an exception that does not come through whole."""
-    cause = event.cause
-    assert cause.exception is not None, "it was raised in this process"
-    if _is_whole(cause.exception, pickle.dumps):
+    failure = event.failure
+    assert failure.exception is not None, "it was raised in this process"
+    if _is_whole(failure.exception, pickle.dumps):
         return event
     sealed = None
     import cloudpickle
 
-    if _is_whole(cause.exception, cloudpickle.dumps):
-        sealed = SealedError(cloudpickle.dumps(cause.exception))
-    bare = Cause(cause.kind, cause.error, cause.message, cause.traceback, sealed)
-    return TaskFailed(event.worker, event.task, event.attempt, bare, event.seconds, event.final)
+    if _is_whole(failure.exception, cloudpickle.dumps):
+        sealed = SealedError(cloudpickle.dumps(failure.exception))
+    return replace(event, failure=replace(failure, exception=sealed))
 
 
 def _is_whole(error: BaseException, dumps: Callable[[BaseException], bytes]) -> bool:

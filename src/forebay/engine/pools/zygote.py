@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from forebay.engine.events import Event, TaskFailed, TaskFinished
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.channel import Channel
-from forebay.engine.pools.worker import cause_of, portable, serve
+from forebay.engine.pools.worker import failure_of, portable, serve
 
 # Orders from the driver, all of one size: what, which worker, its lane, seconds. "start" carries
 # the worker's ends of its channel.
@@ -54,7 +54,7 @@ _CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
 
 @dataclass(slots=True)
 class _Child:
-    worker: int
+    incarnation: int
     stacks: int  # descriptor of the file that faulthandler writes to
     kill_at: float | None = None
 
@@ -106,7 +106,7 @@ class _Zygote:
             # From the driver, never from a disk.
             self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
-            self._driver.send(("broken", cause_of(error)))
+            self._driver.send(("broken", failure_of(error)))
         gc.freeze()  # keep the collector from touching, and so copying, what the workers share
 
     def serve(self) -> None:
@@ -148,19 +148,19 @@ class _Zygote:
             return False
         if len(order) < ORDER.size:
             return False
-        what, worker, lane, seconds = ORDER.unpack(order)
+        what, incarnation, worker_id, seconds = ORDER.unpack(order)
         if what == START:
-            self._fork(worker, lane, descriptors)
+            self._fork(incarnation, worker_id, descriptors)
         elif what == KILL:
             for pid, child in self._children.items():
-                if child.worker == worker and child.kill_at is None:
+                if child.incarnation == incarnation and child.kill_at is None:
                     child.kill_at = time.monotonic() + STACKS_S
                     os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stacks
         else:
             self._closing_at = time.monotonic() + seconds
         return True
 
-    def _fork(self, worker: int, lane: int, descriptors: list[int]) -> None:
+    def _fork(self, incarnation: int, worker_id: int, descriptors: list[int]) -> None:
         if self._job is None:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -181,13 +181,13 @@ class _Zygote:
                     os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(worker, lane, self._job, Channel(*descriptors), stacks)
+                _be_a_worker(incarnation, worker_id, self._job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._children[pid] = _Child(worker, stacks)
-        self._driver.send(("forked", worker, pid))
+        self._children[pid] = _Child(incarnation, stacks)
+        self._driver.send(("forked", incarnation, pid))
         os.close(told)
         os.close(telling)
 
@@ -204,10 +204,12 @@ class _Zygote:
             stacks = _read_end(child.stacks)
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             code = os.waitstatus_to_exitcode(status)
-            self._driver.send(("exited", child.worker, code, peak, stacks))
+            self._driver.send(("exited", child.incarnation, code, peak, stacks))
 
 
-def _be_a_worker(worker: int, lane: int, job: Job, channel: Channel, stacks: int) -> NoReturn:
+def _be_a_worker(
+    incarnation: int, worker_id: int, job: Job, channel: Channel, stacks: int
+) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
     _die_first_when_memory_runs_out()
@@ -233,11 +235,11 @@ def _be_a_worker(worker: int, lane: int, job: Job, channel: Channel, stacks: int
             if not isinstance(event, TaskFinished):
                 raise
             bad = TaskFailed(
-                worker, event.task, event.attempt, cause_of(error), event.seconds, final=True
+                incarnation, event.task, event.attempt, failure_of(error), event.seconds, final=True
             )
             channel.send(portable(bad))
 
-    serve(worker, lane, job, receive, report)
+    serve(incarnation, worker_id, job, receive, report)
     flush_streams()
     os._exit(0)
 

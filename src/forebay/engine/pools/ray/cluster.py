@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from forebay.engine.pools.ray.door import door
 from forebay.engine.pools.ray.nodes import Node
+from forebay.engine.pools.ray.ray_internals import connects_by_itself, free_resources
+from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.errors import OptionError
 
 # Where `ray start` put a cluster's address, and what asks Ray for it.
@@ -115,16 +116,13 @@ def hold(on: bool) -> None:
     It would otherwise, wherever a thread of ours asks something of Ray after the user has shut it
     down.
     """
-    from ray._private import auto_init_hook
-
     global _guards, _was_automatic  # noqa: PLW0603 - Ray's own switch is one for the process
     with _guards_lock:
         if on and not _guards:
-            _was_automatic = auto_init_hook.enable_auto_connect
-            auto_init_hook.enable_auto_connect = False
+            _was_automatic = connects_by_itself(False)
         _guards += 1 if on else -1
         if not _guards:
-            auto_init_hook.enable_auto_connect = _was_automatic
+            connects_by_itself(_was_automatic)
 
 
 @contextmanager
@@ -134,7 +132,7 @@ def up() -> Iterator[None]:
     Raises:
         ConnectionError: It is not there.
     """
-    with door().held():
+    with shutdown_guard().held():
         if not _ray().is_initialized():
             raise ConnectionError("Ray was shut down")
         yield
@@ -153,12 +151,9 @@ def nodes() -> list[Node]:
         ConnectionError: The cluster is gone.
     """
     ray = _ray()
-    from ray._private import state
-
-    look: Any = state.available_resources_per_node  # the public ones add all nodes up
     try:
         with up():
-            free = look()
+            free = free_resources()
             listed = ray.nodes()
     except Exception as error:  # whatever Ray raises when its head does not answer
         raise ConnectionError(first_line(error)) from error

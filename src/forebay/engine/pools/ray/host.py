@@ -59,7 +59,6 @@ class PlainHosting:
     """
 
     def __init__(self, job: bytes) -> None:
-        """See the class."""
         self._job = job
 
     def pool(self) -> Pool:
@@ -97,12 +96,12 @@ class Host:
         self._pool: Pool | None = None
         self._over = False
 
-    def order(self, what: str, worker: int, payload: Any = None) -> None:
+    def order(self, what: str, incarnation: int, payload: Any = None) -> None:
         """Take an order for the worker: "send" (with assignments), "kill" or "close"."""
         if what == "send":
-            self._inbox.append(lambda pool: pool.send(worker, self._incoming(payload)))
+            self._inbox.append(lambda pool: pool.send(incarnation, self._incoming(payload)))
         elif what == "kill":
-            self._inbox.append(lambda pool: pool.kill(worker))
+            self._inbox.append(lambda pool: pool.kill(incarnation))
         else:
             self._over = True
         if self._pool is not None:
@@ -122,11 +121,11 @@ class Host:
     def _incoming(self, payload: Sequence[Any]) -> list[Assignment]:
         return [self._hosting.incoming(Assignment(*each)) for each in payload]
 
-    def events(self, worker: int, lane: int) -> Iterator[list[Event]]:
+    def events(self, incarnation: int, worker_id: int) -> Iterator[list[Event]]:
         """Start the worker; yield what happens to it until it dies or is told to go."""
         pool = self._pool = self._hosting.pool()
         try:
-            pool.start(worker, lane)
+            pool.start(incarnation, worker_id)
             is_alive = True
             while is_alive and not self._over:
                 while self._inbox:

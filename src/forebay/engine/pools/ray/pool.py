@@ -4,6 +4,8 @@
        ^                               ^                     │
        └────────── events ─────────────┴──── events() <──────┘   a thread a worker listens
 
+Long because who has a place, waits for one or lost it is one record with one owner.
+
 Ray places and connects; it decides nothing else. Hosts are never restarted and their calls never
 retried by Ray, for the flow owns every retry. A host that is lost, with its node or by itself, is
 a death that no input is to blame for; what its worker does is told by the host (see `host.py`).
@@ -20,20 +22,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-from forebay.engine.events import Cause, Event, RoomGrew, WorkerDied
+from forebay.engine.events import Event, RoomGrew, TaskFailed, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
-from forebay.engine.pools.ray.door import door
-from forebay.engine.pools.ray.ear import Message, listen
 from forebay.engine.pools.ray.host import Host, Hosting
+from forebay.engine.pools.ray.listener import Message, listen
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
-from forebay.engine.pools.ray.preflight import Proof
+from forebay.engine.pools.ray.preflight import NodeCheck
+from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.engine.pools.ray.watch import Gone, Look, Watch, environment_of
+from forebay.engine.pools.worker import failure_of
 from forebay.errors import WorkerDiedError
+from forebay.failures import Failure
 from forebay.options import Ray
 
 # How long a host may take to kill its worker before it is killed itself.
@@ -50,7 +54,7 @@ class _Member:
 
     node: str
     host: Any
-    ear: threading.Thread
+    listener: threading.Thread
     kill_at: float | None = None
     hangs: bool = False
 
@@ -62,7 +66,7 @@ class RayPool(Pool):
     Args:
         hosting: What each host does, with the job in it; sent once, to be shared by all.
         where: Which cluster, and what one worker takes of it.
-        proof: What each node must prove before it gets work.
+        check: What each node must prove before it gets work.
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
         ahead: Messages of a worker that may wait to be listened to before it is held up.
@@ -82,7 +86,7 @@ class RayPool(Pool):
         self,
         hosting: Hosting,
         where: Ray,
-        proof: Proof,
+        check: NodeCheck,
         most: int | None,
         *,
         ahead: int = -1,
@@ -102,15 +106,16 @@ class RayPool(Pool):
         self._arrive = arrive
         self._heard: queue.SimpleQueue[Message | Look | Gone | None] = queue.SimpleQueue()
         self._members: dict[int, _Member] = {}
-        self._waiting: deque[tuple[int, int]] = deque()  # workers without a place, and lanes
+        self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a place, worker IDs
         self._waiting_since: float | None = None
         self._said_at = 0.0
         self._fresh: Counter[str] = Counter()  # placed since the last look
         self._gone: str | None = None
         self._closed = threading.Event()
+        self._owner = os.getpid()
         cluster.hold(True)
         try:
-            self._watch = Watch(where, proof, self._heard.put)
+            self._watch = Watch(where, check, self._heard.put)
         except BaseException:
             self._leave()
             raise
@@ -123,21 +128,21 @@ class RayPool(Pool):
         # anything after that. What is registered later is called sooner.
         atexit.register(self.close)
 
-    def start(self, worker: int, lane: int) -> None:
+    def start(self, incarnation: int, worker_id: int) -> None:
         """Give the worker a place; it waits for one if there is no room."""
-        self._waiting.append((worker, lane))
+        self._waiting.append((incarnation, worker_id))
         self._settle()
 
-    def send(self, worker: int, assignments: Sequence[Assignment]) -> None:
+    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Order the worker's host to hand the tasks on."""
-        self._order(worker, "send", [tuple(each) for each in assignments])
+        self._order(incarnation, "send", [tuple(each) for each in assignments])
 
-    def kill(self, worker: int) -> None:
+    def kill(self, incarnation: int) -> None:
         """Order the host to kill its worker, and remember to kill a host that does not."""
-        member = self._members.get(worker)
+        member = self._members.get(incarnation)
         if member is not None:
             member.kill_at, member.hangs = time.monotonic() + KILL_S, True
-        self._order(worker, "kill")
+        self._order(incarnation, "kill")
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what hosts told, and see to those who wait for room.
@@ -180,31 +185,31 @@ class RayPool(Pool):
 
     def close(self) -> None:
         """Tell every host to go, kill those that do not, and leave a cluster of our own."""
-        if self._closed.is_set():
-            return
+        if self._closed.is_set() or os.getpid() != self._owner:
+            return  # in a fork of the driver, the hosts are not this process's
         self._closed.set()
-        for worker in self._members:
-            self._order(worker, "close")
-        self._join_ears(CLOSE_S)
+        for incarnation in self._members:
+            self._order(incarnation, "close")
+        self._join_listeners(CLOSE_S)
         for member in self._members.values():
             self._kill(member)
-        self._join_ears(CLOSE_S)
-        with door().held():
+        self._join_listeners(CLOSE_S)
+        with shutdown_guard().held():
             self._members.clear()
             self._hosting = None
         self._watch.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
 
-    def _join_ears(self, patience_s: float) -> None:
+    def _join_listeners(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         for member in self._members.values():
-            while member.ear.is_alive() and time.monotonic() < until:
+            while member.listener.is_alive() and time.monotonic() < until:
                 while not self._heard.empty():
                     message = self._heard.get_nowait()
                     if isinstance(message, Message):
                         message.taken.set()
-                member.ear.join(0.01)
+                member.listener.join(0.01)
 
     def _leave(self) -> None:
         cluster.hold(False)
@@ -226,7 +231,7 @@ class RayPool(Pool):
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _employ(self, worker: int, lane: int, node: str) -> None:
+    def _employ(self, incarnation: int, worker_id: int, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         try:
@@ -242,24 +247,49 @@ class RayPool(Pool):
                 ).remote(self._hosting, os.getcwd(), list(sys.path))
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be made for it: {cluster.first_line(error)}"
-            cause = Cause("crash", "WorkerDiedError", message)
-            self._heard.put(Message([WorkerDied(worker, cause, blameless=True)]))
+            failure = Failure("crash", "WorkerDiedError", message)
+            self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
             return
-        ear = threading.Thread(
+        listener = threading.Thread(
             target=listen,
-            args=(worker, lane, host, self._ahead, self._heard.put, self._closed),
-            name=f"forebay-ear-{worker}",
+            args=(incarnation, worker_id, host, self._ahead, self._heard.put, self._closed),
+            name=f"forebay-listener-{incarnation}",
             daemon=True,
         )
-        self._members[worker] = _Member(node, host, ear)
-        ear.start()
+        self._members[incarnation] = _Member(node, host, listener)
+        listener.start()
 
-    def _order(self, worker: int, what: str, payload: Any = None) -> None:
-        member = self._members.get(worker)
+    def _order(self, incarnation: int, what: str, payload: Any = None) -> None:
+        member = self._members.get(incarnation)
         if member is None:
             return
-        with suppress(Exception), cluster.up():  # it is dead, or Ray is; the ear hears that
-            member.host.order.options(concurrency_group="orders").remote(what, worker, payload)
+        try:
+            with cluster.up():
+                order = member.host.order.options(concurrency_group="orders")
+                order.remote(what, incarnation, payload)
+        except Exception:  # noqa: BLE001 - whatever Ray raises
+            if what == "send":
+                self._send_portable(incarnation, payload)
+            # Otherwise the host is dead, or Ray is: the listener reports that.
+
+    def _send_portable(self, incarnation: int, payload: Sequence[tuple[int, int, Any]]) -> None:
+        """Fail the tasks of a message that cannot be pickled, and send the others."""
+        import cloudpickle
+
+        portable, failed = [], []
+        for task, attempt, what in payload:
+            try:
+                cloudpickle.dumps(what)
+            except Exception as error:  # noqa: BLE001 - whatever the user's classes raise
+                failed.append(
+                    TaskFailed(incarnation, task, attempt, failure_of(error), 0.0, final=True)
+                )
+            else:
+                portable.append((task, attempt, what))
+        if failed:
+            self._heard.put(Message(list(failed)))
+            if portable:
+                self._order(incarnation, "send", portable)
 
     def _kill(self, member: _Member) -> None:
         with suppress(Exception), cluster.up():  # it is dead, or Ray is
@@ -283,7 +313,7 @@ class RayPool(Pool):
     def _event(self, event: Event) -> Event:
         if not isinstance(event, WorkerDied):
             return self._arrive(event)
-        member = self._members.pop(event.worker, None)
+        member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
         self._kill(member)
@@ -295,17 +325,11 @@ class RayPool(Pool):
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
         if death.blameless:
             self._nodes = [each for each in self._nodes if each.id != node]
-        cause = death.cause
-        where = Cause(
-            cause.kind,
-            cause.error,
-            f"{cause.message} (on node {name})",
-            cause.traceback,
-            cause.exception,
-        )
+        message = f"{death.failure.message} (on node {name})"
+        where = replace(death.failure, message=message)
         # A host that had to be killed because of its worker's hang was not lost.
         blameless = death.blameless and not member.hangs
-        return WorkerDied(death.worker, where, blameless, death.doubtful)
+        return WorkerDied(death.incarnation, where, blameless, death.doubtful)
 
     def _look(self, look: Look) -> list[Event]:
         for error in look.refused.values():

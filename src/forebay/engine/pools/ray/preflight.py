@@ -28,7 +28,7 @@ _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class NodeCheck:
     """What a node must prove.
 
     Attributes:
@@ -59,12 +59,14 @@ class Seen:
     missing: tuple[str, ...]
 
 
-def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[str, ForebayError]:
+def prove(
+    nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any]
+) -> dict[str, ForebayError]:
     """Have nodes prove themselves, all at once.
 
     Args:
         nodes: Which.
-        proof: What they prove.
+        check: What they prove.
         options: Further options of the task, such as its runtime environment.
 
     Returns:
@@ -75,11 +77,11 @@ def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[
     import ray
 
     nonce = secrets.token_hex(8)
-    name = _spoken(proof.folder, nonce)
+    name = _spoken(check.folder, nonce)
     if name is not None:
         _write(name, nonce)
     try:
-        shared = ray.put(proof)
+        shared = ray.put(check)
         look: Any = ray.remote(look_around)
         answers = [
             look.options(
@@ -92,7 +94,7 @@ def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[
         ]
         ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
         verdicts = [
-            _verdict(ray, node, answer, proof, nonce)
+            _verdict(ray, node, answer, check, nonce)
             for node, answer in zip(nodes, answers, strict=True)
         ]
     finally:
@@ -103,15 +105,15 @@ def prove(nodes: Sequence[Node], proof: Proof, options: dict[str, Any]) -> dict[
     }
 
 
-def look_around(proof: Proof, nonce: str, node: str, path: Sequence[str]) -> Seen:
+def look_around(check: NodeCheck, nonce: str, node: str, path: Sequence[str]) -> Seen:
     """Look, on a node, at what it has; the driver, whose `sys.path` is given, judges."""
     find_in(path)
     unloadable = folder = ""
     try:
-        pickle.loads(proof.work)  # noqa: S301 - from our own driver
+        pickle.loads(check.work)  # noqa: S301 - from our own driver
     except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
         unloadable = f"{type(error).__name__}: {error}"
-    name = _spoken(proof.folder, nonce)
+    name = _spoken(check.folder, nonce)
     if name is not None:
         try:
             if _read(name) == nonce:
@@ -122,7 +124,7 @@ def look_around(proof: Proof, nonce: str, node: str, path: Sequence[str]) -> See
             folder = "absent"
         except Exception as error:  # noqa: BLE001 - whatever a file system raises
             folder = f"{type(error).__name__}: {error}"
-    missing = tuple(path for path in proof.inputs if not os.path.exists(path))
+    missing = tuple(path for path in check.inputs if not os.path.exists(path))
     return Seen(versions(), unloadable, folder, missing)
 
 
@@ -137,7 +139,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _verdict(ray: Any, node: Node, answer: Any, proof: Proof, nonce: str) -> ForebayError | None:
+def _verdict(
+    ray: Any, node: Node, answer: Any, check: NodeCheck, nonce: str
+) -> ForebayError | None:
     try:
         seen: Seen = ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
@@ -149,17 +153,17 @@ def _verdict(ray: Any, node: Node, answer: Any, proof: Proof, nonce: str) -> For
         )
     if seen.folder == "absent":
         return OutputError(
-            f"node {node.name} does not see the output folder {proof.folder!r}\n"
+            f"node {node.name} does not see the output folder {check.folder!r}\n"
             "  A file that this process wrote there is not there. With several nodes the output "
             "must be a folder that all of them mount (NFS, Lustre, …) at the same path, or a "
             "bucket: output='s3://bucket/folder'."
         )
     if seen.folder:
         return OutputError(
-            f"node {node.name} cannot write to the output folder {proof.folder!r}: {seen.folder}\n"
+            f"node {node.name} cannot write to the output folder {check.folder!r}: {seen.folder}\n"
             "  See to its mount and permissions there."
         )
-    name = _spoken(proof.folder, nonce)
+    name = _spoken(check.folder, nonce)
     if name is not None:
         its = f"{name}-{node.id}"
         try:
@@ -169,7 +173,7 @@ def _verdict(ray: Any, node: Node, answer: Any, proof: Proof, nonce: str) -> For
         _remove(its)
         if not agrees:
             return OutputError(
-                f"what node {node.name} writes to the output folder {proof.folder!r} does not "
+                f"what node {node.name} writes to the output folder {check.folder!r} does not "
                 "arrive here\n  Mount the same folder everywhere, or use a bucket."
             )
     ours = versions()

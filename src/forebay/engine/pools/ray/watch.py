@@ -9,7 +9,7 @@ from typing import Any
 
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.nodes import Node, room
-from forebay.engine.pools.ray.preflight import Proof, prove
+from forebay.engine.pools.ray.preflight import NodeCheck, prove
 from forebay.errors import ForebayError
 from forebay.options import Ray
 
@@ -42,7 +42,7 @@ class Watch:
 
     Args:
         where: What a worker needs; smaller nodes need not prove anything.
-        proof: What a node must prove before it is used, once.
+        check: What a node must prove before it is used, once.
         tell: Called in the watch's thread with each `Look`, and at the end with a `Gone`.
 
     Attributes:
@@ -52,11 +52,11 @@ class Watch:
         ForebayError: Of the nodes that are there from the start, one cannot prove itself.
     """
 
-    def __init__(self, where: Ray, proof: Proof, tell: Callable[[Look | Gone], None]) -> None:
+    def __init__(self, where: Ray, check: NodeCheck, tell: Callable[[Look | Gone], None]) -> None:
         """Look once; have every node prove itself."""
         self._need = where.need()
         self._environment: dict[str, Any] = environment_of(where)
-        self._proof = proof
+        self._check = check
         self._tell = tell
         self._proven: set[str] = set()
         self._bad: set[str] = set()
@@ -92,7 +92,7 @@ class Watch:
         new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
         if not new:
             return {}
-        refused = prove(new, self._proof, self._environment)
+        refused = prove(new, self._check, self._environment)
         self._bad.update(refused)
         self._proven.update(node.id for node in new if node.id not in refused)
         return refused

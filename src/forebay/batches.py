@@ -1,0 +1,156 @@
+"""What is done with a whole batch, whatever containers it is made of: count, move, pin, cut, copy.
+
+Each of these walks the batch by `trees.py` and knows what to do with a leaf.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from forebay import torch_internals, trees
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc)
+
+
+def nbytes(batch: Any) -> int:
+    """Return the bytes of all tensors, arrays and byte strings in a batch.
+
+    An object that is no container and has no `nbytes` counts what its attributes hold, so a graph
+    of PyG's counts its tensors. What is referred to twice counts twice.
+    """
+    return sum(_leaf_nbytes(leaf, depth=0) for leaf in trees.leaves(batch))
+
+
+def _leaf_nbytes(leaf: Any, depth: int) -> int:
+    if isinstance(leaf, torch.Tensor):
+        return _tensor_nbytes(leaf)
+    if isinstance(leaf, bytes | bytearray | memoryview):
+        return memoryview(leaf).nbytes
+    if isinstance(leaf, str | int | float | type) or leaf is None:
+        return 0
+    size = getattr(leaf, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    known = getattr(leaf, "__dict__", None)
+    if known is None or depth > 3:  # deeper than any batch; it ends what refers to itself
+        return 0
+    return sum(_leaf_nbytes(each, depth + 1) for each in trees.leaves(known))
+
+
+def _tensor_nbytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return tensor.nbytes
+    if tensor.is_nested:
+        return sum(map(_tensor_nbytes, tensor.unbind()))
+    if tensor.layout is torch.sparse_coo:
+        indices, values = torch_internals.sparse_parts(tensor)
+        return indices.nbytes + values.nbytes
+    if tensor.layout not in _COMPRESSED:  # torch says nothing of others, such as mkldnn's
+        return tensor.numel() * tensor.element_size()
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    outer = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    inner = tensor.col_indices() if by_row else tensor.row_indices()
+    return outer.nbytes + inner.nbytes + tensor.values().nbytes
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device; other leaves are the same objects.
+
+    An object with a `to` method, such as a PackedSequence, a graph or a tokenizer's batch, is moved
+    by that. Tensors are copied without waiting (`non_blocking=True`), so a copy from page-locked
+    memory is complete when the current stream has come to it.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    branch = trees.opened(batch)
+    if branch is None:
+        return batch
+    return trees.rebuilt(batch, branch, [moved(value, device) for value in branch.values])
+
+
+def is_transparent(batch: Any) -> bool:
+    """Tell whether every tensor of a batch can be found: no object with its own `to` hides any.
+
+    What is copied on a side stream has to be recorded there, tensor by tensor.
+    """
+    return not any(
+        callable(getattr(leaf, "to", None)) and not isinstance(leaf, torch.Tensor)
+        for leaf in trees.leaves(batch)
+    )
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch in page-locked memory, as `pin_memory=True` gives it.
+
+    Tensors, and objects with a `pin_memory` method, are what that returns; containers keep their
+    types, and all other leaves are the same objects.
+    """
+    if callable(getattr(batch, "pin_memory", None)):
+        return batch.pin_memory()
+    branch = trees.opened(batch)
+    if branch is None:
+        return batch
+    return trees.rebuilt(batch, branch, [pinned(value) for value in branch.values])
+
+
+def copied(sample: Any) -> Any:
+    """Return a sample with copies of its tensors and arrays, in containers of its own."""
+    return trees.mapped(_copied_leaf, sample)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def halves(batch: Any, count: int) -> tuple[Any, Any] | None:
+    """Cut a batch of `count` samples after its first half.
+
+    Args:
+        batch: Tensors and arrays whose first dimension is the batch, lists of one item per sample,
+            and any containers of these.
+        count: How many samples it has, at least 2.
+
+    Returns:
+        Views of both halves; None if there is no telling where to cut.
+    """
+    middle = count // 2
+    try:
+        return _cut(batch, count, slice(0, middle)), _cut(batch, count, slice(middle, count))
+    except _UnknownError:
+        return None
+
+
+class _UnknownError(Exception):
+    """There is no telling which samples a value belongs to."""
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    if isinstance(value, torch.Tensor) and (value.is_nested or value.layout is not torch.strided):
+        return False
+    return isinstance(value, torch.Tensor | np.ndarray) and value.shape[:1] == (count,)
+
+
+def _cut(value: Any, count: int, which: slice) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if not _has_rows(value, count):
+            raise _UnknownError
+        return value[which]
+    branch = trees.opened(value)
+    if branch is None:
+        raise _UnknownError
+    if type(value) in (list, tuple) and all(
+        isinstance(item, str | bytes | int | float) for item in value
+    ):
+        if len(value) != count:
+            raise _UnknownError
+        return value[which]
+    if type(value) is list and len(value) == count and all(_has_rows(one, count) for one in value):
+        raise _UnknownError  # a list of fields, or of samples
+    return trees.rebuilt(value, branch, [_cut(item, count, which) for item in branch.values])

@@ -1,0 +1,187 @@
+"""How much to make ahead: `forebay.Buffer`, and what `buffer=` may be instead of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import warnings
+from dataclasses import dataclass, field
+
+from forebay.errors import OptionError
+from forebay.options import usable_memory
+
+# Where only a size is given, refilling begins when this share of a full buffer is left.
+REFILL_SHARE = 0.8
+
+# A buffer that is bounded by bytes alone holds no more batches than this.
+MAX_BATCHES = 1 << 20
+
+# A smaller budget is a slip: it would hold less than one small batch.
+LEAST_BYTES = 1 << 10
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """How many batches a loader makes ahead of the trainer.
+
+    Workers fill it to the high mark, rest, and begin again below the low mark; the trainer does not
+    take part in that.
+
+    Attributes:
+        max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
+            such as "30GB" (10^9) or "30GiB" (2^30), or a share of the memory that this process may
+            use, such as "50%". None: no limit by bytes.
+        max_batches: High mark: batches that are ready or being made. None: no limit by number.
+        refill_below: Low mark: once full, rest until fewer batches than this are ready or being
+            made. None: 80 % of what there was when it was full.
+        directory: A folder on whose disk the buffer is kept, in one file without a name; None
+            keeps it in memory. Batches of up to 16 KiB stay in memory, and so does what is no
+            tensor, array or other large block of bytes.
+
+    Raises:
+        OptionError: A mark is impossible, or both high marks are missing.
+    """
+
+    max_bytes: int | str | None = None
+    max_batches: int | None = field(default=None, kw_only=True)
+    refill_below: int | None = field(default=None, kw_only=True)
+    directory: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the marks."""
+        if self.max_bytes is None and self.max_batches is None:
+            raise OptionError("Buffer() needs max_bytes or max_batches: how much is it to hold?")
+        if self.max_bytes is not None:
+            object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
+        for name in ("max_batches", "refill_below"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and value > 0):
+                raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, … or None")
+        if None not in (self.max_batches, self.refill_below) and (
+            self.refill_below > self.max_batches  # type: ignore[operator]
+        ):
+            raise OptionError(
+                f"refill_below={self.refill_below} is above max_batches={self.max_batches}\n"
+                "  The low mark has to be below the high mark, such as 800 below 1000."
+            )
+        if self.directory is not None and not os.path.isdir(self.directory):
+            raise OptionError(
+                f"directory={os.fspath(self.directory)!r} is not a folder\n"
+                "  Nothing was started. Make it first, on a disk with room for the buffer."
+            )
+        if self.directory is None and self.nbytes is not None:
+            _warn_of_little_memory(self.nbytes)
+
+    @property
+    def nbytes(self) -> int | None:
+        """The high mark in bytes, as a number."""
+        return None if self.max_bytes is None else int(self.max_bytes)
+
+    def low_mark(self) -> int | float:
+        """Return the low mark: a number of batches, or a share of what there was when full."""
+        return REFILL_SHARE if self.refill_below is None else self.refill_below
+
+    def described(self) -> str:
+        """Return the high marks in words."""
+        marks = [] if self.nbytes is None else [f"{self.nbytes / 1e9:,.3g} GB"]
+        marks += [] if self.max_batches is None else [f"{self.max_batches:,} batches"]
+        return " or ".join(marks)
+
+    @classmethod
+    def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:
+        """Return what the `buffer` argument means.
+
+        Raises:
+            OptionError: It is no size, or so small that it is a slip.
+        """
+        if buffer is None or isinstance(buffer, Buffer):
+            return buffer
+        nbytes = parse_bytes(buffer)
+        if nbytes < LEAST_BYTES:
+            raise OptionError(
+                f"buffer={buffer!r} is {nbytes:,} bytes, which hold no batch\n"
+                f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "
+                f"forebay.Buffer(max_batches={nbytes})."
+            )
+        return cls(nbytes)
+
+
+def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: int) -> None:
+    """Tell the user that a batch did not fit on the buffer's disk."""
+    folder = os.fspath(directory)
+    try:
+        free = f"{shutil.disk_usage(folder).free:,} bytes are free there"
+    except OSError as error:
+        free = str(error)
+    warnings.warn(
+        f"the buffer's disk has no room: directory={folder!r}, {reason}\n"
+        f"  A batch of {nbytes:,} bytes did not fit; {free} now.\n"
+        "  It was kept in memory instead, and so is every further one that does not fit; no batch "
+        "is lost, and this is said once.\n"
+        "  Make room, name a larger disk as directory=, or lower max_bytes=.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _warn_of_little_memory(nbytes: int) -> None:
+    memory = usable_memory()
+    if memory is not None and nbytes > memory:
+        warnings.warn(
+            f"a buffer of {nbytes / 1e9:,.0f} GB is larger than the memory that this process may "
+            f"use, {memory / 1e9:,.0f} GB\n"
+            "  It is made as asked; the system will end a process when memory runs out. Use "
+            'buffer="50%" for half of the memory, or Buffer(..., directory=) for a disk.',
+            RuntimeWarning,
+            stacklevel=_depth_in_forebay(),
+        )
+
+
+def _depth_in_forebay() -> int:
+    """Return how many calls lie between the function that asks and the user's code."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("forebay."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a number of bytes written as a number, or as a string such as "30GB" or "50%".
+
+    Raises:
+        OptionError: It is neither, or not above zero.
+    """
+    value = -1.0
+    if isinstance(size, int) and not isinstance(size, bool):
+        value = size
+    elif isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", size)
+        if match and match[2] == "%":
+            value = float(match[1]) / 100 * _memory_for(size)
+        elif match and match[2].upper() in _UNITS:
+            value = float(match[1]) * _UNITS[match[2].upper()]
+    if value < 1:
+        raise OptionError(
+            f"buffer={size!r} is no size; it takes bytes as a number, or a string such as "
+            "'800MB', '30GB', '30GiB' or '50%'"
+        )
+    return int(value)
+
+
+def _memory_for(size: str) -> int:
+    memory = usable_memory()
+    if memory is None:
+        raise OptionError(
+            f"buffer={size!r}: the system does not say how much memory there is\n"
+            "  Give a size, such as '30GB'."
+        )
+    return memory

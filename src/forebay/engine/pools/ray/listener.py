@@ -1,0 +1,81 @@
+"""What a thread does that listens to one host: it hands on what the host reports."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.engine.events import Event, WorkerDied
+from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.ray_internals import stream_options
+from forebay.engine.pools.ray.shutdown_guard import CALL_S, shutdown_guard
+from forebay.failures import Failure
+
+
+@dataclass(slots=True)
+class Message:
+    """Events that a host reported together, and whether they were taken in."""
+
+    events: list[Event]
+    taken: threading.Event = field(default_factory=threading.Event)
+
+
+def listen(
+    incarnation: int,
+    worker_id: int,
+    host: Any,
+    ahead: int,
+    report: Callable[[Message], None],
+    closed: threading.Event,
+) -> None:
+    """Start a host's worker and hand on what the host reports, until it ends.
+
+    Args:
+        incarnation: Which worker.
+        worker_id: The worker's ID.
+        host: The actor.
+        ahead: Messages that may wait on the host's node before it is held up; -1 for any number.
+        report: Takes a message. The next one is fetched when this one was taken.
+        closed: Set when a lost host need not be reported any more.
+    """
+    import ray
+
+    has_ended = False
+    stream = reference = message = None
+    try:
+        with cluster.up():
+            stream = host.events.options(**stream_options(ahead)).remote(incarnation, worker_id)
+        while True:
+            with cluster.up():
+                if not ray.wait([stream], timeout=CALL_S, fetch_local=True)[0]:
+                    continue
+                reference = next(stream, None)
+                if reference is None:
+                    break
+                message = Message(ray.get(reference))
+            ended = any(isinstance(event, WorkerDied) for event in message.events)
+            has_ended = has_ended or ended
+            report(message)
+            # One message of each worker at a time: what lies in the object store here could keep
+            # the batch that all wait for from coming.
+            message.taken.wait()
+            with cluster.up():
+                reference = message = None
+        why, blameless = "its host ended", True
+    except ray.exceptions.OutOfMemoryError as error:
+        # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
+        why = (
+            f"Ray killed it for want of memory: {cluster.first_line(error)}; with "
+            "forebay.Ray(num_cpus=2), say, fewer share a node"
+        )
+        blameless = False
+    except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
+        why, blameless = f"its host was lost: {cluster.first_line(error)}", True
+    finally:
+        with shutdown_guard().held():
+            stream = reference = None
+    if not has_ended and not closed.is_set():
+        failure = Failure("crash", "WorkerDiedError", why)
+        report(Message([WorkerDied(incarnation, failure, blameless, doubtful=not blameless)]))

@@ -1,0 +1,75 @@
+"""Keeps Ray from shutting down while one of forebay's threads is in a call of it.
+
+    listeners, orders ──> with cluster.up(): ──> Ray <── ray.shutdown(), which waits for them
+
+Ray frees what its calls depend on while it shuts down. A thread that waits in a call just then,
+makes one, or drops a reference, crashes the whole process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from forebay.engine.pools.ray.ray_internals import replace_connection_lock
+
+# How long a guarded call may wait for something; a shutdown waits for it.
+CALL_S = 0.25
+# How long a shutdown waits for them at most: with a lost cluster a call may never return.
+PATIENCE_S = 10.0
+
+
+class ShutdownGuard:
+    """Takes the place of the lock that Ray holds while it connects and shuts down.
+
+    Args:
+        lock: That lock.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        """Begin with no call running."""
+        self._lock = lock
+        self._changed = threading.Condition(threading.Lock())
+        self._running = 0
+        self._shutting: int | None = None  # the thread in which Ray connects or shuts down
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        """Block new calls and wait up to PATIENCE_S for running ones; Ray enters here."""
+        self._lock.acquire()
+        with self._changed:
+            self._shutting = threading.get_ident()
+            self._depth += 1
+            self._changed.wait_for(lambda: not self._running, PATIENCE_S)
+
+    def __exit__(self, *error: object) -> None:
+        """Allow calls again."""
+        with self._changed:
+            self._depth -= 1
+            if not self._depth:
+                self._shutting = None
+                self._changed.notify_all()
+        self._lock.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep Ray from connecting and shutting down for the block; many threads may at once."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._shutting in (None, thread))
+            is_shutting = self._shutting == thread  # a finalizer that the shutdown itself runs
+            self._running += not is_shutting
+        try:
+            yield
+        finally:
+            if not is_shutting:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+
+def shutdown_guard() -> ShutdownGuard:
+    """Return the guard of this process; the first call installs it."""
+    return replace_connection_lock(ShutdownGuard, ShutdownGuard)

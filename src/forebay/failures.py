@@ -1,0 +1,111 @@
+"""One record of what failed, wherever it failed, and a bounded log of such records.
+
+The engine makes the record where something raises, hangs or dies. Whoever knows more about it
+(which input, which sample, how many attempts) adds that with `dataclasses.replace`.
+"""
+
+from __future__ import annotations
+
+import traceback as _traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# What a log keeps: a run of weeks may have millions of failures, and each traceback is kilobytes.
+MAX_KEPT = 1000
+MAX_TRACED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an input, a sample, a batch or a worker failed.
+
+    Attributes:
+        kind: "exception", "timeout", "crash" (the worker died), "input" (the input is missing or is
+            a folder), "output" (an output's name is not acceptable), or "stream" (an iterable
+            dataset cannot be read any further).
+        error: Type of the error, such as "ValueError".
+        message: The error's own text, one or more lines.
+        traceback: The user's frames, or the stack of a hang or a crash; "" if there is none.
+        source: What failed: an input's path, a manifest row as JSON, or a sample's index.
+        epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
+        batch: Number of the sample's batch in the epoch, from 0; None likewise.
+        attempts: How often it was tried.
+        seconds: Wall time of the last attempt.
+        pid: Number of the worker process that died; None for anything else.
+        exception: The exception itself, where it is known and can be sent between processes.
+    """
+
+    kind: str
+    error: str
+    message: str
+    traceback: str = ""
+    source: Any = None
+    epoch: int | None = None
+    batch: int | None = None
+    attempts: int = 1
+    seconds: float = 0.0
+    pid: int | None = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Failure:
+        """Return the record of an exception.
+
+        Args:
+            error: The exception. It is described, not kept: its frames hold the user's data.
+            kind: See the class.
+            **known: Further attributes.
+        """
+        text = "".join(_traceback.format_exception(error))
+        return cls(kind, type(error).__name__, message_of(error), text, **known)
+
+    @property
+    def index(self) -> Any:
+        """The sample's index, where a sample failed: the same as `source`."""
+        return self.source
+
+    def __str__(self) -> str:
+        """Return the failure in one line."""
+        words = self.message.splitlines()[0] if self.message else ""
+        what = self.source if isinstance(self.source, str) else f"sample {self.source!r}"
+        named = "" if self.source is None else f"{what}: "
+        return f"{named}{self.error}" + (f": {words}" if words else "")
+
+
+class FailureLog:
+    """The first failures of a run, and the number of all of them.
+
+    Attributes:
+        total: How many were added.
+    """
+
+    def __init__(self, failures: Iterable[Failure] = ()) -> None:
+        """Start with these."""
+        self.total = 0
+        self._kept: list[Failure] = []
+        self.extend(failures)
+
+    def extend(self, failures: Iterable[Failure]) -> None:
+        """Add failures: the first `MAX_KEPT` are kept, the first `MAX_TRACED` with tracebacks."""
+        for failure in failures:
+            if self.total < MAX_KEPT:
+                traced = self.total < MAX_TRACED
+                self._kept.append(failure if traced else replace(failure, traceback=""))
+            self.total += 1
+
+    def __iter__(self) -> Iterator[Failure]:
+        """Yield the failures that are kept, in the order in which they were added."""
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._kept)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception, also of one whose own code fails to give it."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - the user's __str__
+        return f"<its __str__ raised {type(second).__name__}>"

@@ -1,0 +1,60 @@
+"""Detect changes made to a sampler or dataset after batches were planned.
+
+A buffer plans epochs that have not begun. What is based on a sampler's weights, or on the length of
+a dataset, has to be dropped when those change. The comparison is shallow: attributes by value or
+identity, tensors by their version too, containers by their length. What it cannot see (an array
+written to in place, an object within an object) is what `DataLoader.refresh` is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import torch
+
+from forebay.torch_internals import version_of
+
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return what an object's attributes are compared by.
+
+    Generators are left out, since drawing from them changes them.
+    """
+    known = getattr(thing, "__dict__", {})
+    return {
+        name: _token(value)
+        for name, value in list(known.items())
+        if not isinstance(value, torch.Generator)
+    }
+
+
+def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
+    """Return what differs once the object has changed.
+
+    Args:
+        thing: A sampler or a dataset.
+        ignored: Attributes that may change.
+    """
+    known = {name: token for name, token in attributes(thing).items() if name not in ignored}
+    return id(thing), _length(thing), known
+
+
+def _token(value: Any) -> Any:
+    if isinstance(value, _BY_VALUE):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), version_of(value), tuple(value.shape)
+    shape = getattr(value, "shape", None)
+    return id(value), shape if isinstance(shape, tuple) else _length(value)
+
+
+def _length(thing: Any) -> int | None:
+    if not isinstance(thing, Sized):
+        return None
+    try:
+        return len(thing)
+    except Exception:  # noqa: BLE001 - whatever the user's class does; it has none then
+        return None

@@ -1,0 +1,43 @@
+"""What other libraries do to loaders, where forebay has to know of it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+def torchs_init() -> Any:
+    """Return `torch.utils.data.DataLoader.__init__`, as torch has it.
+
+    While it calls a hook, Lightning replaces the `__init__` of every class of loaders that is
+    loaded by one which records the arguments, to make the loader again. Where forebay's is loaded
+    only in the hook, it would record those that forebay passes to torch.
+    """
+    init: Any = DataLoader.__init__
+    while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
+        init = init.__wrapped__
+    return init
+
+
+def warn_if_stock_loader() -> None:
+    """Warn if a sampler of forebay's is read by a loader that is not; called while it is read."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            if owner is not None and type(owner).__module__.startswith("forebay."):
+                return
+            warnings.warn(
+                "a stock torch DataLoader was made around the sampler of a forebay.DataLoader, so "
+                "buffer=, seed=, world_size= and the state are lost; to keep them, pass "
+                "world_size='auto' and do not hand the loader to the library's prepare() "
+                "(docs/how-to/frameworks.md)",
+                stacklevel=2,
+            )
+            return

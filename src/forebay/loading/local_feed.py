@@ -1,0 +1,79 @@
+"""Batches without workers: each is made in the caller's thread, when it is taken."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from forebay.engine.engine import NewTask
+from forebay.engine.job import Refusal
+from forebay.engine.pools.worker import failure_of
+from forebay.loading.job import LocalJob
+from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
+from forebay.observe.statistics import Counters
+from forebay.randomness import generators_kept
+
+
+class LocalFeed:
+    """A `Feed` without workers. What the user's code raises is a `BatchError`.
+
+    Args:
+        spec: How batches are made.
+        counters: Counts what happens.
+    """
+
+    is_open, in_flight, empty, pool = True, 0, 0, None
+    ready: tuple[()] = ()
+
+    def __init__(self, spec: BatchSpec, counters: Counters) -> None:
+        self.exhausted: dict[int, int] = {}
+        self._job = LocalJob(spec)
+        self._is_seeded = spec.seed is not None
+        self._counters = counters
+        self._queue: deque[NewTask] = deque()
+
+    def put(self, tasks: list[NewTask]) -> None:
+        """Queue requests; an iterable dataset is begun now, as torch does."""
+        self._job.prepare(tasks[0].payload)
+        self._queue.extend(tasks)
+
+    def forget(self, before: int) -> None:
+        """Drop every task with a lower number."""
+        while self._queue and self._queue[0].task < before:
+            self._queue.popleft()
+
+    def take(self) -> tuple[int, Result]:
+        """Make the next batch, and return it with its task."""
+        task = self._queue.popleft()
+        began, result = time.perf_counter(), None
+        try:
+            if self._is_seeded:
+                with generators_kept():
+                    result = self._job.make(task.payload)
+            else:
+                result = self._job.make(task.payload)
+        except Refusal as refusal:
+            result = failure_of(refusal.__cause__ or refusal, refusal.kind)
+        except KeyboardInterrupt:
+            self._queue.appendleft(task)  # it is made when asked for again
+            raise
+        self._counters.waited(time.perf_counter() - began)
+        if isinstance(result, BatchResult):
+            self._counters.made(result.timing)
+        elif isinstance(result, WorkerExhausted):
+            self.exhausted[result.worker_id] = task.task
+        return task.task, result
+
+    def worker_states(self) -> list[WorkerState]:
+        """Return where an iterable dataset stands; nothing if it was not read."""
+        state = self._job.state()
+        return [] if state is None else [state]
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return an empty list: no batch is prefetched."""
+        return []
+
+    def interrupted(self) -> None:
+        """Do nothing: there are no workers to stop."""
+
+    close = interrupted

@@ -1,0 +1,306 @@
+"""What runs behind a loader's iterators: source, planner and feed, and where they stand.
+
+    settings, position ──> Pipeline.begin ──> planner ──> iterator
+
+By torch's rules each iteration has a pipeline of its own, unless workers persist. A loader that
+names any of forebay's own arguments keeps one, since its epochs follow from each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from pickle import PicklingError
+from typing import Any
+
+from torch.utils.data import RandomSampler
+
+from forebay.failures import Failure
+from forebay.loading.feed import Feed
+from forebay.loading.local_feed import LocalFeed
+from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.planner import Planner, worker_seed_of
+from forebay.loading.position import Position
+from forebay.loading.samplers import (
+    draw_seed,
+    set_generator,
+    state_of_generator,
+)
+from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.settings import Settings
+from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
+from forebay.observe.statistics import Counters
+from forebay.plan.batches import Plan
+from forebay.plan.mixture import Mixture
+from forebay.randomness import generators_kept, generators_locked
+from forebay.ranks import check_agreement, check_still
+
+
+class Pipeline:
+    """Makes the batches of one loader, epoch after epoch.
+
+    Args:
+        settings: What the loader is made with.
+        recorders: What the user calls `set_epoch` with.
+        counters: Counts what happens.
+
+    Attributes:
+        seed: What batches depend on; None by torch's rules, and before it is drawn.
+        mixture: How sources are mixed by now; None if there is one dataset.
+        feed: Where batches come from; None before the first epoch, and when closed.
+        planner: Decides what is requested; None before the first epoch.
+        recorders: What the user calls `set_epoch` with.
+        keeps_workers: Whether workers live on at the end of an epoch.
+        reader: The `id` of the iterator that may read; earlier ones have ended.
+        last: The request of the last batch handed out, and its samples that failed.
+        generator_before: By torch's rules: state of the generator before this epoch.
+        drew_base_seed: By torch's rules: whether this epoch began with drawing a base seed.
+    """
+
+    def __init__(
+        self, settings: Settings, recorders: SetEpochRecorders, counters: Counters
+    ) -> None:
+        self.seed: int | None = settings.loader.seed
+        self.mixture: Mixture | None = settings.plan.mixture if settings.plan else None
+        self.feed: Feed | LocalFeed | None = None
+        self.planner: Planner | None = None
+        self.keeps_workers = settings.keeps_workers
+        self.reader: int | None = None
+        self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
+        self.recorders, self._counters = recorders, counters
+        self.generator_before: str | None = None
+        self.drew_base_seed = True
+        self._dataset_seen: Any = None
+        self._replaces_workers = False
+        self._has_agreed = False
+
+    # ---- an epoch ------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        settings: Settings,
+        position: Position,
+        iterator: Any,
+        draw: Callable[[], None],
+        *,
+        is_new: bool,
+    ) -> Planner:
+        """Begin an epoch, or the rest of one; return what hands out its batches.
+
+        Args:
+            settings: What the loader is made with by now.
+            position: Where to begin.
+            iterator: The iterator that this is for, and that `draw` sets up.
+            draw: Makes torch's checks, and draws what torch draws.
+            is_new: Whether that includes a base seed.
+        """
+        self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
+        if not self.keeps_workers:
+            self.close()
+        resumes = position.batch > 0 and settings.by_torchs_rules
+        skip = position.batch if settings.is_iterable and not position.knows_workers else 0
+        if skip:  # the only way to where the dataset stood is to read it again
+            position = replace(position, batch=0, sample=0, worker_states=(), next_worker=0)
+        loader, generator = settings.loader, settings.drawn_from
+        # The global generator is the user's, who goes on with it from where it is.
+        with generators_kept() if resumes and loader.generator is None else generators_locked():
+            if position.generator is not None:
+                set_generator(generator, position.generator)
+            before = generator.get_state()
+            if settings.by_torchs_rules:
+                self.generator_before = state_of_generator(generator)
+            # torch draws a base seed once for workers that persist.
+            goes_on = loader.persistent_workers and self.feed is not None and self.feed.is_open
+            self.drew_base_seed = position.draws_base_seed and not goes_on
+            draw()
+            if is_new and not self.drew_base_seed:
+                generator.set_state(before)
+            is_shuffled = isinstance(loader.sampler, RandomSampler)
+            if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
+                draw_seed(None)  # as torch does for the order: the user's next draw is equal
+            planner, feed = self._opened(settings, position, iterator)
+            if not position.knows_workers:
+                planner.begin(feed, position.start, position.next_worker)
+                if resumes:
+                    planner.read_ahead()
+                for _ in range(skip):
+                    planner.take()
+        if position.knows_workers:  # not before: the dataset may restore the generators itself
+            planner.begin(feed, position.start, position.next_worker)
+        return planner
+
+    def _opened(
+        self, settings: Settings, position: Position, iterator: Any
+    ) -> tuple[Planner, Feed | LocalFeed]:
+        """Return a planner and a feed for what the loader is now; those there are, if they fit."""
+        loader, base_seed = settings.loader, int(iterator._base_seed)
+        if not settings.by_torchs_rules and self.seed is None:
+            self.seed = base_seed
+        if position.mixture is not None and self.mixture is not None:
+            self.mixture = replace(self.mixture, **position.mixture)
+        planner = self.planner_for(settings)
+        source = planner.source
+        if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
+            source.plan = plan  # the dataset has another length
+            planner.refresh()
+        if isinstance(source, SamplerSource) and settings.by_torchs_rules:
+            source.begun = iterator._sampler_iter
+        planner.shared_seed = iterator._shared_seed
+        if self._replaces_workers:  # they begin with the dataset as it is now
+            self.close()
+            planner.worker_states = []
+        planner.worker_states = self._worker_states(settings, position, planner)
+        if loader.ranks is not None and not self._has_agreed:
+            if loader.world_size == "auto":
+                check_still(loader.ranks)
+            facts: dict[str, Any] = {
+                "seed": self.seed,
+                "epoch": position.epoch,
+                "batch": position.batch,
+            }
+            facts |= asdict(settings.made_with)
+            facts |= {"tail": loader.tail, "sampler": type(loader.sampler).__name__}
+            facts |= {} if self.mixture is None else {"weights": self.mixture.weights}
+            check_agreement(loader.ranks, facts)
+            self._has_agreed = True
+        feed = self.feed
+        if feed is None or not feed.is_open or self._has_old_dataset(settings):
+            self.close()
+            seed = None
+            # Threads draw from the process's generators, unless a seed is asked for.
+            if not settings.by_torchs_rules and (
+                loader.seed is not None or loader.backend != "thread"
+            ):
+                seed = self.seed
+            if settings.is_iterable and loader.seed is not None:
+                base_seed = worker_seed_of(loader.seed, position.epoch)
+            self._replaces_workers = False
+            self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
+            states = tuple(planner.worker_states)
+            spec = settings.spec(base_seed, seed, position.epoch, states)
+            feed = self.feed = feed_of(settings, spec, self._counters)
+        return planner, feed
+
+    def planner_for(self, settings: Settings) -> Planner:
+        """Return the planner, made now if need be."""
+        if self.planner is None:
+            loader = settings.loader
+            turns = max(loader.num_workers, 1) if settings.by_torchs_rules else 0
+            self.planner = Planner(
+                self._source(settings),
+                self.recorders,
+                settings.depth(),
+                turns=0 if settings.is_local and not settings.is_iterable else turns,
+                in_order=loader.in_order,
+                shares_dataset=loader.backend == "thread" or settings.is_local,
+                may_run_ahead=settings.runs_ahead,
+                worker_seed=loader.seed if settings.is_iterable else None,
+            )
+        return self.planner
+
+    def _source(self, settings: Settings) -> Source:
+        if settings.is_iterable:
+            return IterableSource(settings.batch_size if settings.auto_collation else None)
+        if settings.plan is not None:
+            return PlanSource(self._plan(settings), settings.auto_collation, settings.is_sliced)
+        return SamplerSource(
+            settings.index_sampler,
+            None if settings.by_torchs_rules else self.seed,
+            self.recorders,
+            settings.shared,
+            auto_collation=settings.auto_collation,
+            as_tensors=settings.is_sliced,
+        )
+
+    def _plan(self, settings: Settings) -> Plan:
+        assert settings.plan is not None and self.seed is not None
+        return replace(settings.plan, seed=self.seed, mixture=self.mixture)
+
+    def _worker_states(
+        self, settings: Settings, position: Position, planner: Planner
+    ) -> list[WorkerState]:
+        if not settings.tracks_state:
+            return []
+        if position.worker_states:
+            return copy.deepcopy(list(position.worker_states))
+        if self.keeps_workers and planner.worker_states:
+            return [state._replace(phase="before") for state in planner.worker_states]
+        return [WorkerState()] * (1 if settings.is_local else settings.loader.num_workers)
+
+    def _has_old_dataset(self, settings: Settings) -> bool:
+        """Tell whether the user changed the dataset, of which the workers have older copies."""
+        loader = settings.loader
+        if settings.is_iterable or settings.is_local or loader.persistent_workers:
+            return False
+        if not settings.runs_ahead or loader.backend == "thread":
+            return False
+        return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
+
+    def refresh(self) -> None:
+        """Have the workers replaced, and what was made ahead made again, at the next epoch."""
+        self._replaces_workers = True
+        if self.planner is not None:
+            self.planner.refresh()
+
+    def close(self) -> None:
+        """End the workers; where the pipeline stands stays known."""
+        feed, self.feed = self.feed, None
+        if feed is None:
+            return
+        planner = self.planner  # no global name from here on: this may be the interpreter's end
+        if planner is not None:
+            planner.worker_states = feed.worker_states() or planner.worker_states
+            planner.detach()
+        feed.close()
+
+    # ---- a mixture -----------------------------------------------------------------------------
+
+    def set_weights(self, weights: tuple[float, ...]) -> None:
+        """Draw from the sources of a mixture by other weights, from the next batch on."""
+        assert self.mixture is not None
+        planner = self.planner
+        if planner is None or self.seed is None:
+            self.mixture = replace(self.mixture, weights=weights)
+            return
+        assert isinstance(planner.source, PlanSource)
+        self.mixture = self.mixture.changed(weights, self.seed, self._at(planner))
+        planner.source.plan = replace(planner.source.plan, mixture=self.mixture)
+        planner.replan()
+
+    def given(self, names: Iterable[str]) -> dict[str, tuple[int, float]]:
+        """Return what was handed out of each source of a mixture; see `Statistics.sources`."""
+        planner, mixture = self.planner, self.mixture
+        if planner is None or mixture is None or self.seed is None:
+            return {}
+        known = zip(
+            names, mixture.given(self.seed, self._at(planner)), mixture.lengths, strict=True
+        )
+        return {name: (count, count / length) for name, count, length in known}
+
+    @staticmethod
+    def _at(planner: Planner) -> int:
+        """Return the position in all epochs of a mixture, the earlier ones included."""
+        assert isinstance(planner.source, PlanSource)
+        return planner.start.origin + planner.sample
+
+
+def feed_of(settings: Settings, spec: BatchSpec, counters: Counters) -> Feed | LocalFeed:
+    """Return a new feed, whose workers are being started."""
+    if settings.is_local:
+        return LocalFeed(spec, counters)
+    workers, turns = settings.workers(), settings.by_torchs_rules
+    by_caller = turns and settings.loader.buffer is None
+    limits = settings.limits(settings.depth())
+    try:
+        return Feed(spec, workers, limits, counters, turns=turns, by_caller=by_caller)
+    except (TypeError, AttributeError, PicklingError):
+        if workers.start != "fork":
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process: with this start "
+                "method the dataset, collate_fn and worker_init_fn have to be picklable. Define "
+                "them at the top of a module, or use multiprocessing_context='fork'.",
+                stacklevel=2,
+            )
+        raise

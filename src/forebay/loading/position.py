@@ -1,0 +1,313 @@
+"""Where a loader stands: one record, and one JSON format, for every kind of loader.
+
+    loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
+                                                       └── from_state ──  loader.load_state_dict()
+
+A position counts what was handed out, over all ranks, so it is the same on every rank. It says what
+it was made with; a loader that is made otherwise refuses it, since it would lose or repeat samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from forebay.errors import OptionError
+from forebay.loading.messages import WorkerState
+from forebay.loading.samplers import Carried
+from forebay.loading.sources import Start
+from forebay.mixing import checked_weights
+
+VERSION = 2
+# Above any count of a real run, and below what integers of 64 bits hold.
+MOST = 1 << 60
+PHASES = ("before", "within", "ended")
+DAMAGED = (
+    "the state is damaged: {}\n  Nothing was changed. Load what state_dict() returned, unchanged."
+)
+
+# Kinds of loaders, and what makes a loader one.
+KINDS = {
+    "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler of its own",
+    "sampler": "with seed=, buffer=, on_error=, backend= or world_size=, and a sampler",
+    "torch": "with torch's arguments alone",
+    "iterable": "of an iterable dataset",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeWith:
+    """What a loader was made with, as far as its positions depend on it.
+
+    Attributes:
+        kind: See `KINDS`.
+        global_batch_size: Samples of one step over all ranks; None with a batch sampler.
+        drop_last: Whether the incomplete batch of an epoch is left out.
+        length: Samples of the dataset; None if they are not known.
+        num_workers: Number of workers.
+        shuffle: Whether the order is random; None where a sampler of the user's decides that.
+        sources: Of a mixture: the length of each source, by name.
+    """
+
+    kind: str
+    global_batch_size: int | None = None
+    drop_last: bool = False
+    length: int | None = None
+    num_workers: int = 0
+    shuffle: bool | None = None
+    sources: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a loader stands.
+
+    Attributes:
+        made_with: What the loader was made with.
+        epoch: The epoch, from 0.
+        batch: Global batches of it that were handed out.
+        sample: Samples of it that were handed out, over all ranks.
+        length: Samples of the epoch, where the dataset had another length when it began.
+        origin: Samples of all earlier epochs, over all ranks, where a plan says how many.
+        is_cut_anew: Whether batches were of another size before `sample`.
+        seed: The seed that batches depend on; None by torch's rules.
+        set_epoch: What `set_epoch` was called with before the epoch.
+        sampler: What the sampler carried before the epoch, or after the last batch handed out if it
+            resumes by itself.
+        dataset: State of this process's copy of the dataset, if it has one.
+        generator: By torch's rules: state of the generator before the epoch; None where that is the
+            user's to restore.
+        draws_base_seed: By torch's rules: whether the epoch began with drawing a base seed, which
+            workers that persist do once.
+        worker_states: Where each worker's copy of the dataset stands, if it has a state.
+        next_worker: The worker whose turn it is, if they take turns.
+        mixture: What changes of a `Mixture`: its weights, since when, and the counts before.
+    """
+
+    made_with: MadeWith
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    length: int | None = None
+    origin: int = 0
+    is_cut_anew: bool = False
+    seed: int | None = None
+    set_epoch: tuple[int | None, ...] = ()
+    sampler: Carried | None = None
+    dataset: Any = None
+    generator: str | None = None
+    draws_base_seed: bool = True
+    worker_states: tuple[WorkerState, ...] = ()
+    next_worker: int = 0
+    mixture: dict[str, Any] | None = None
+
+    @property
+    def knows_workers(self) -> bool:
+        """Whether it tells where any worker's copy of the dataset stands."""
+        return any(each.dataset is not None or each.iterator for each in self.worker_states)
+
+    @property
+    def start(self) -> Start:
+        """Where reading begins."""
+        by_sample = self.batch > 0 and self.is_cut_anew
+        return Start(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the position as data for JSON, as far as states of the user's objects are."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        state["made_with"] = asdict(self.made_with)
+        state["set_epoch"] = list(self.set_epoch)
+        state["worker_states"] = [list(each) for each in self.worker_states]
+        return {"version": VERSION, **state}
+
+    @classmethod
+    def from_state(cls, state: Any) -> Position:
+        """Return the position that `to_state` described.
+
+        Raises:
+            OptionError: It is of a newer forebay, or is damaged.
+        """
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if version != VERSION:
+            raise OptionError(
+                f"the state has version {version!r}, and this forebay reads version {VERSION}\n"
+                "  Nothing was changed. Load what state_dict() of a forebay.DataLoader returned, "
+                "with the forebay that saved it."
+            )
+        known = {each.name for each in fields(cls)}
+        values = {name: value for name, value in state.items() if name in known}
+        try:
+            values["made_with"] = MadeWith(**values["made_with"])
+            values["set_epoch"] = tuple(values["set_epoch"])
+            values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
+            values["mixture"] = _mixture_of(values["mixture"])
+            position = cls(**values)
+            position._check()
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise OptionError(DAMAGED.format(f"{type(error).__name__}: {error}")) from error
+        return position
+
+    def _check(self) -> None:
+        """Raise ValueError if a value is of a wrong type or impossible."""
+        made: Any = self.made_with
+        values: Any = self
+        sources, mixture = made.sources or {}, self.mixture or {"weights": (), "counts": ()}
+        counts = {name: getattr(self, name) for name in ("epoch", "batch", "sample", "origin")}
+        counts |= {"next_worker": self.next_worker, "num_workers": made.num_workers}
+        counts |= {"length": self.length or 0, "dataset's length": made.length or 0}
+        counts |= (
+            {"global_batch_size": 1}
+            if made.global_batch_size is None
+            else {"global_batch_size": made.global_batch_size}
+        )
+        counts |= {f"length of {name}": length for name, length in sources.items()}
+        for name, value in counts.items():
+            if type(value) is not int or not 0 <= value < MOST:
+                raise ValueError(f"{name} {value!r}")
+        flags = made.drop_last, made.shuffle or False, self.is_cut_anew, self.draws_base_seed
+        samplers: Any = [] if self.sampler is None else self.sampler
+        is_known = (
+            made.kind in list(KINDS)
+            and all(type(flag) is bool for flag in flags)
+            and isinstance(values.generator, str | None)
+            and type(values.seed) in (int, type(None))
+            and len(self.set_epoch) <= 3
+            and all(type(value) in (int, type(None)) for value in self.set_epoch)
+            and isinstance(samplers, list)
+            and all(each is None or _is_carried(each) for each in samplers)
+            and all(each.phase in PHASES for each in self.worker_states)
+            and len(mixture["weights"]) == len(sources)
+            and len(mixture["counts"]) in (0, len(sources))
+        )
+        if not is_known:
+            raise ValueError("a value of a kind that state_dict() does not give")
+        if made.kind == "plan" and self.sample > (self.length or made.length or 0):
+            raise ValueError(f"sample {self.sample:,} of an epoch of fewer")
+
+    def fitted(
+        self,
+        made_with: MadeWith,
+        world_size: int,
+        seed: int | None,
+        *,
+        strict: bool,
+        may_resize: bool,
+    ) -> Position:
+        """Return the position for a loader, checked against what that was made with.
+
+        Args:
+            made_with: What the loader was made with.
+            world_size: Among how many ranks it shares each global batch.
+            seed: Its seed.
+            strict: Refuse any difference; otherwise count in samples, and finish the epoch as it
+                was begun, so that no sample is lost or repeated.
+            may_resize: Whether an epoch may have another number of samples than the dataset.
+
+        Raises:
+            OptionError: The loader was made otherwise; the message names both values.
+        """
+        was, now = self.made_with, made_with
+        if was.kind != now.kind:
+            raise OptionError(
+                f"the state is of a loader {KINDS.get(was.kind, repr(was.kind))}; this one is a "
+                f"loader {KINDS[now.kind]}\n"
+                "  Nothing was changed. Make the loader as the one that was saved."
+            )
+        if None not in (self.seed, seed) and self.seed != seed:
+            raise OptionError(
+                f"the state is of seed={self.seed}, the loader of seed={seed}\n"
+                "  Nothing was changed. The remaining batches would differ: make the "
+                "loader with the same seed, or with none."
+            )
+        is_split = was.kind == "iterable" or self.knows_workers
+        if is_split and was.num_workers != now.num_workers and self.batch:
+            raise OptionError(
+                f"the state is of num_workers={was.num_workers}, the loader of num_workers="
+                f"{now.num_workers}\n"
+                "  Nothing was changed. Each worker has its own part, or copy, of the dataset, so "
+                "their number has to stay the same within an epoch."
+            )
+        if list((was.sources or {}).items()) != list((now.sources or {}).items()):
+            raise OptionError(
+                f"the state is of a mixture of {_shown(was.sources)}, the loader of "
+                f"{_shown(now.sources)}\n"
+                "  Nothing was changed: the samples would come from other places. Mix the same "
+                "sources, in the same order."
+            )
+        differing = [
+            name
+            for name in ("shuffle", "global_batch_size", "length", "drop_last")
+            if None not in (old := getattr(was, name), new := getattr(now, name)) and old != new
+        ]
+        if not self.batch:  # nothing of the epoch was handed out
+            differing = []
+        if "shuffle" in differing:
+            raise OptionError(
+                f"the state is of shuffle={was.shuffle}, the loader of shuffle={now.shuffle}\n"
+                f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
+                "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
+                "it was."
+            )
+        if strict and differing:
+            raise OptionError(self._mismatch(now, differing[0], world_size))
+        length = self.length
+        if "length" in differing and self.batch:
+            length = length or was.length or 0
+            is_smaller = (now.length or 0) < length
+            if is_smaller or not may_resize:
+                why = "some of it is gone" if is_smaller else "the sampler decides the order"
+                raise OptionError(
+                    f"the state is of {length} samples, the loader of {now.length} samples\n"
+                    f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing "
+                    f"was changed: the rest of that epoch cannot be given, since {why}.\n"
+                    "  Make the loader with the dataset as it was, or load a state of an "
+                    "epoch's end."
+                )
+        is_cut_anew = self.is_cut_anew or bool(differing)
+        return replace(self, made_with=now, length=length, is_cut_anew=is_cut_anew)
+
+    def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
+        old, new = getattr(self.made_with, name), getattr(now, name)
+        words = {"global_batch_size": "global batches of {} samples", "length": "{} samples"}
+        named = words.get(name, f"{name}={{}}")
+        way = "Make the loader as it was"
+        if name == "global_batch_size":
+            fits, rest = divmod(old, world_size)
+            way = (
+                f"Use batch_size={fits}" + f" with world_size={world_size}" * (world_size > 1)
+                if not rest
+                else f"No batch_size fits world_size={world_size}; use a world size that divides "
+                f"{old}: {_divisors(old)}"
+            )
+        return (
+            f"the state is of {named.format(old)}, the loader of {named.format(new)}\n"
+            f"  It was taken in epoch {self.epoch} after {self.batch} batches ({self.sample} "
+            "samples). Nothing was changed: the rest of the epoch would lose or repeat samples.\n"
+            f"  {way}, or finish the epoch as it was begun, counted in samples: "
+            "load_state_dict(state, strict=False)."
+        )
+
+
+def _is_carried(state: Any) -> bool:
+    return isinstance(state, dict) and len({"state", "generator"} & set(state)) == len(state) == 1
+
+
+def _mixture_of(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    weights = checked_weights(dict(enumerate(state["weights"])), range(len(state["weights"])))
+    counts, since = tuple(state["counts"]), state["since"]
+    if any(type(count) is not int or not 0 <= count < MOST for count in (*counts, since)):
+        raise ValueError(f"counts {counts} since {since!r}")
+    return {"weights": weights, "since": since, "counts": counts}
+
+
+def _shown(sources: Mapping[str, int] | None) -> str:
+    shown = ", ".join(f"{name!r} ({length:,} samples)" for name, length in (sources or {}).items())
+    return shown or "no sources"
+
+
+def _divisors(number: int) -> str:
+    found = [each for each in range(1, min(number, 4096) + 1) if number % each == 0]
+    return ", ".join(map(str, found[:16])) + (", …" if len(found) > 16 else "")

@@ -1,0 +1,169 @@
+"""How far a loader has come: its position, its statistics, and which samples of a batch count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forebay.errors import OptionError
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.position import DAMAGED, Position
+from forebay.loading.samplers import (
+    carried_by,
+    chain_of,
+    give_back,
+    has_state,
+    set_generator,
+    state_of_generator,
+)
+from forebay.loading.settings import Settings
+from forebay.observe.statistics import Counters, Statistics
+from forebay.plan.mixture import Mixture
+
+
+def position_of(loader: Any, settings: Settings) -> Position:
+    """Return where a loader is; at the end of an epoch that is before the next."""
+    pipeline: Pipeline | None = loader._pipeline
+    planner = None if pipeline is None else pipeline.planner
+    if pipeline is None or planner is None or planner.epoch < 0:
+        return _start(loader, settings, pipeline, loader._next_epoch, 0)
+    if pipeline.feed is not None:
+        planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
+    states, is_over = planner.worker_states, not planner.has_next()
+    carried, values = planner.carried()
+    epoch = planner.epoch + is_over
+    position = _start(loader, settings, pipeline, epoch, planner.origin_of(epoch))
+    position = replace(position, seed=pipeline.seed, sampler=carried, set_epoch=values)
+    if settings.is_iterable and settings.is_local and states:
+        position = replace(position, dataset=None)  # it is this very copy whose state that is
+    if is_over:
+        lives_on = pipeline.keeps_workers or settings.is_local
+        return replace(
+            position,
+            worker_states=tuple(each._replace(phase="before") for each in states if lives_on),
+            draws_base_seed=not (settings.loader.persistent_workers and settings.by_torchs_rules),
+        )
+    return replace(
+        position,
+        batch=planner.batch,
+        sample=planner.sample,
+        length=planner.start.length,
+        is_cut_anew=planner.start.by_sample,
+        generator=pipeline.generator_before if settings.draws else None,
+        draws_base_seed=pipeline.drew_base_seed,
+        worker_states=tuple(states),
+        next_worker=planner.next_worker,
+    )
+
+
+def _start(
+    loader: Any, settings: Settings, pipeline: Pipeline | None, epoch: int, origin: int
+) -> Position:
+    """Return the position before an epoch that has not begun."""
+    dataset, own = loader.dataset, loader.generator
+    mixture = settings.plan.mixture if settings.plan else None
+    if pipeline is not None:
+        mixture = pipeline.mixture
+    return Position(
+        made_with=settings.made_with,
+        epoch=epoch,
+        origin=origin,
+        seed=loader.seed,
+        set_epoch=loader._recorders.values(),
+        sampler=None if settings.is_iterable else carried_by(settings.index_sampler),
+        dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
+        generator=state_of_generator(own) if own is not None and settings.draws else None,
+        mixture=None if mixture is None else mixture.changing(),
+    )
+
+
+def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
+    """Give the dataset and the samplers of this process the states in a position.
+
+    Raises:
+        OptionError: One of them cannot take its state.
+    """
+    given = position.sampler or []
+    chain = chain_of(sampler)
+    if position.dataset is not None and not has_state(dataset):
+        raise OptionError(_NO_STATE.format("dataset", type(dataset).__name__))
+    for each, state in zip(chain, given, strict=False):
+        takes = has_state(each) if state and "state" in state else hasattr(each, "generator")
+        if state and not takes:
+            raise OptionError(_NO_STATE.format("sampler", type(each).__name__))
+    generators = [each["generator"] for each in given if each and "generator" in each]
+    for state in [*generators, position.generator]:
+        if state is not None:
+            try:
+                set_generator(torch.Generator(), state)
+            except Exception as error:
+                raise OptionError(DAMAGED.format("the state of a generator")) from error
+    if position.dataset is not None:
+        dataset.load_state_dict(copy.deepcopy(position.dataset))
+    give_back(sampler, position.sampler)
+
+
+_NO_STATE = (
+    "the state has that of a {0}, and {1} has no load_state_dict\n"
+    "  Nothing was changed. Make the loader with the {0} that it was saved with."
+)
+
+
+def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float, ...]) -> Position:
+    """Return a position from which the sources of a mixture have other weights."""
+    assert mixture is not None
+    mixture = replace(mixture, **position.mixture or {})
+    if position.seed is None:  # no batch was made yet
+        changed = replace(mixture, weights=weights)
+    else:
+        changed = mixture.changed(weights, position.seed, position.origin + position.sample)
+    return replace(position, mixture=changed.changing())
+
+
+def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
+    """Return which samples of the last batch count; see `DataLoader.mask`."""
+    if pipeline is None or pipeline.last is None:
+        raise OptionError("mask is that of the last batch, and none was handed out yet")
+    request, failures = pipeline.last
+    if isinstance(request.index, list) and None in request.index:
+        raise OptionError("mask is about samples of a plan, and an iterable dataset has none")
+    index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
+    counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
+    for failure in failures:  # left out of the batch, so also here
+        at = index.index(failure.source)
+        del index[at], counts[at]
+    return torch.tensor(counts, dtype=torch.bool)
+
+
+def statistics_of(
+    loader: Any, passes: Iterable[Pipeline], counters: Counters, failures: int
+) -> Statistics:
+    """Return what a loader has done, in its iterations that are under way and before."""
+    feeds = [each.feed for each in passes if each.feed is not None]
+    waiting = [each for feed in feeds for each in feed.waiting()]
+    position, pipeline = loader._resumed, loader._pipeline
+    planner = None if pipeline is None else pipeline.planner
+    epoch, batch = loader._next_epoch - 1, 0
+    ready: list[tuple[int, int]] = []
+    if planner is not None:
+        epoch, batch = planner.epoch, planner.batch
+        if pipeline.feed is not None and loader.in_order:
+            ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
+    if position is not None and position.batch:
+        epoch, batch = position.epoch, position.batch
+    return Statistics(
+        epoch=epoch,
+        batch=batch,
+        ready_batches=len(waiting),
+        ready_bytes=sum(nbytes for _, nbytes in waiting),
+        ready_from=ready[0] if ready else None,
+        ready_to=ready[-1] if ready else None,
+        in_flight=sum(feed.in_flight for feed in feeds),
+        failures=failures,
+        sources={} if planner is None else pipeline.given(getattr(loader.dataset, "datasets", ())),
+        **counters.known(),
+    )

@@ -1,0 +1,128 @@
+"""One batch again, in the trainer's thread, for a debugger."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from forebay.errors import OptionError
+from forebay.failures import Failure
+from forebay.loading.fetch import MapFetcher, SampleError
+from forebay.loading.messages import BatchRequest
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.planner import Planner
+from forebay.loading.position import Position
+from forebay.loading.samplers import give_back, holds_position
+from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.settings import Settings
+from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
+from forebay.randomness import generators_kept
+
+
+def replayed(
+    pipeline: Pipeline, settings: Settings, resumed: Position | None, epoch: int, batch: int
+) -> Any:
+    """Return one batch, made again in this thread; see `DataLoader.replay`.
+
+    Args:
+        pipeline: The loader's.
+        settings: What the loader is made with.
+        resumed: Where the next iteration is to begin, if a state was loaded.
+        epoch: See `DataLoader.replay`.
+        batch: See `DataLoader.replay`.
+    """
+    loader = settings.loader
+    is_seeded = loader.seed is not None or loader.backend != "thread"
+    if settings.by_torchs_rules or pipeline.seed is None or not is_seeded:
+        raise OptionError(
+            "replay() needs a seed: without one, batches depend on more than their number\n"
+            "  Make the loader with seed=0, for example."
+        )
+    if epoch < 0 or batch < 0:
+        raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
+    planner, recorders = pipeline.planner_for(settings), pipeline.recorders
+    source: Source = planner.source
+    values, skip = planner.values_of(epoch), 0
+    start = Start(epoch, batch)
+    if isinstance(source, PlanSource):
+        source, start = _plan_again(source, planner, resumed, start)
+    elif source.carried() is not None:
+        source, start, skip = _source_again(pipeline, settings, start)
+    with generators_kept():
+        found = source.open(start, values).read(skip + 1)
+        if len(found) <= skip:
+            raise IndexError(f"epoch {epoch} has no batch {batch}")
+        index, position, repeated, _ = found[-1]
+        request = BatchRequest(index, epoch, batch, position, repeated)
+        recorders.call_on_dataset(values)
+        try:
+            return _made_here(MapFetcher(settings.spec(seed=pipeline.seed)), request)
+        finally:
+            recorders.call_on_dataset(recorders.values())
+
+
+def _plan_again(
+    source: PlanSource, planner: Planner, resumed: Position | None, start: Start
+) -> tuple[PlanSource, Start]:
+    """Return the source of a planned batch, and where to open it."""
+    plan, begun = source.plan, planner.start
+    origin = planner.origin_of(start.epoch)
+    if resumed is not None:
+        begun, later = resumed.start, start.epoch - resumed.epoch
+        origin = resumed.origin + later * plan.end()
+        if plan.mixture is not None and resumed.mixture is not None:
+            plan = replace(plan, mixture=replace(plan.mixture, **resumed.mixture))
+    sample = start.batch * plan.global_batch_size
+    if begun.epoch == start.epoch and (begun.by_sample or begun.length is not None):
+        sample = begun.sample + (start.batch - begun.batch) * plan.global_batch_size
+        start = start._replace(length=begun.length)
+    mixture = plan.mixture
+    is_before = begun.epoch == start.epoch and begun.by_sample and start.batch < begun.batch
+    if is_before or (mixture is not None and origin + sample < mixture.since):
+        raise OptionError(
+            f"epoch {start.epoch}, batch {start.batch} was made before the weights, or the batch "
+            "size, changed\n  Nothing was changed. Make a loader as it was then, and replay there."
+        )
+    again = PlanSource(plan, source.auto_collation, source.as_tensors)
+    return again, start._replace(sample=sample, origin=origin)
+
+
+def _source_again(
+    pipeline: Pipeline, settings: Settings, start: Start
+) -> tuple[Source, Start, int]:
+    """Return a copy of a source that carries something, where to open it, and what to skip."""
+    planned = pipeline.planner_for(settings).planned(start.epoch)
+    sampler = settings.index_sampler
+    follows = holds_position(sampler)
+    if planned is None or (follows and start.batch < planned.start.batch):
+        raise OptionError(
+            f"the sampler has a state of its own, and that before epoch {start.epoch}, batch "
+            f"{start.batch} is not known\n"
+            "  Load a state that was taken in this epoch and begin to iterate, or use "
+            "shuffle=True, whose order is a function of seed and epoch."
+        )
+    # The original is being read, and must not be disturbed.
+    dataset = settings.loader.dataset
+    sampler = copy.deepcopy(sampler, {id(dataset): dataset})
+    give_back(sampler, planned.carried)
+    recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
+    again = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
+    if follows:  # it goes on from where it stood by itself
+        return again, planned.start, start.batch - planned.start.batch
+    return again, start, 0
+
+
+def _made_here(fetcher: MapFetcher, request: BatchRequest) -> Any:
+    """Return the batch of a request; raise what making it raises, as it was raised."""
+    batch = fetcher.slice(request)
+    if batch is not None:
+        return batch
+    failures: list[Failure] = []
+    try:
+        samples = fetcher.fetch(request, failures)
+    except SampleError as error:
+        raise error.__cause__ or error from None
+    if failures and not samples:
+        raise IndexError(f"every sample of epoch {request.epoch}, batch {request.batch} is bad")
+    return fetcher.collate(request, samples)

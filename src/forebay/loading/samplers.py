@@ -1,0 +1,218 @@
+"""The samplers of a loader whose order is planned, and the states of samplers in general.
+
+A loader with a plan does not read its sampler: the plan says what comes when. The sampler
+exists for code that reads `loader.sampler`, and for libraries that make a loader around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from forebay.loading.frameworks import warn_if_stock_loader
+from forebay.mixing import MixedDataset
+from forebay.plan.batches import BLOCK, Plan
+
+# What each sampler of a chain carries from epoch to epoch, as JSON, as far as it says.
+Carried = list[dict[str, Any] | None]
+
+
+class _Planned:
+    """Gives the order of the epoch that `set_epoch` named, or else of one epoch after the other.
+
+    Attributes:
+        plan: The plan for one rank.
+        epoch: What `set_epoch` named last.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, seed: int | None, **options: Any) -> None:
+        super().__init__(dataset, **options)  # type: ignore[call-arg]
+        self.plan = plan
+        self.epoch: int | None = None
+        self._seed, self._epochs = seed, 0  # the user's seed; without one, it is drawn
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give the order of this epoch from the next iteration on."""
+        self.epoch = operator.index(epoch)
+
+    def __len__(self) -> int:
+        return self.plan.length
+
+    def __iter__(self) -> Iterator[int]:
+        warn_if_stock_loader()
+        seed = draw_seed(getattr(self, "generator", None)) if self._seed is None else self._seed
+        epoch, self._epochs = self._epochs, self._epochs + 1
+        plan = replace(self.plan, seed=seed)
+        for block in plan.blocks(epoch if self.epoch is None else self.epoch):
+            yield from block.indices.ravel().tolist()
+
+
+class PlannedShuffle(_Planned, RandomSampler):
+    """A random order that is a function of seed and epoch."""
+
+
+class PlannedOrder(_Planned, SequentialSampler):
+    """The order of the dataset, or of a mixture that is not shuffled."""
+
+
+def planned(
+    dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None
+) -> PlannedShuffle | PlannedOrder:
+    """Return the sampler that stands for the plan of a dataset."""
+    is_mix = isinstance(dataset, MixedDataset)
+    plan = Plan(
+        length=dataset.samples if is_mix else len(dataset),
+        batch_size=BLOCK,
+        seed=seed or 0,
+        shuffle=shuffle,
+        mixture=dataset.mixture if is_mix else None,
+    )
+    if shuffle:
+        return PlannedShuffle(dataset, plan, seed, generator=generator)
+    return PlannedOrder(dataset, plan, seed)
+
+
+class UnreadSampler:
+    """Has the length of an epoch, and gives nothing: the planner reads, and not torch's iterator.
+
+    Args:
+        steps: Returns the batches of an epoch on this rank.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Draw a seed as torch's samplers do."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def planned_sampler(sampler: Any, batch_sampler: Any) -> PlannedShuffle | PlannedOrder | None:
+    """Return the sampler of a plan that a loader is made with; None if there is none in it."""
+    if batch_sampler is not None:
+        sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
+    return sampler if isinstance(sampler, PlannedShuffle | PlannedOrder) else None
+
+
+# ---- states of samplers ------------------------------------------------------------------------
+
+
+def state_of_generator(generator: torch.Generator) -> str:
+    """Return the state of a generator as a string."""
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode("ascii")
+
+
+def set_generator(generator: torch.Generator, state: str) -> None:
+    """Set a generator to a state that `state_of_generator` returned."""
+    numbers = np.frombuffer(base64.b64decode(state), dtype=np.uint8)
+    generator.set_state(torch.from_numpy(numbers.copy()))
+
+
+def has_state(thing: Any) -> bool:
+    """Tell whether a sampler, a dataset or an iterator has a state of its own."""
+    has_both = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    return has_both and not isinstance(thing, type)
+
+
+def chain_of(sampler: Any) -> list[Any]:
+    """Return a sampler and the one within it."""
+    inner = getattr(sampler, "sampler", None)
+    return [sampler] if inner is None else [sampler, inner]
+
+
+def carried_by(sampler: Any) -> Carried | None:
+    """Return what a sampler and the one within it carry from epoch to epoch; None for nothing.
+
+    It is what the `state_dict` of each says, or else the state of a generator that it holds.
+    """
+    carried = [_carried(each) for each in chain_of(sampler)]
+    return carried if any(each is not None for each in carried) else None
+
+
+def give_back(sampler: Any, carried: Carried | None) -> None:
+    """Set a sampler, and the one within it, to what `carried_by` returned."""
+    for each, state in zip(chain_of(sampler), carried or (), strict=False):
+        if state is not None and "generator" in state:
+            set_generator(each.generator, state["generator"])
+        elif state is not None:
+            each.load_state_dict(copy.deepcopy(state["state"]))
+
+
+def holds_position(sampler: Any) -> bool:
+    """Tell whether a sampler, or the one within it, resumes in the middle of an epoch by itself."""
+    return any(map(has_state, chain_of(sampler)))
+
+
+def _carried(sampler: Any) -> dict[str, Any] | None:
+    if has_state(sampler):
+        return {"state": copy.deepcopy(sampler.state_dict())}
+    generator = getattr(sampler, "generator", None)
+    if isinstance(generator, torch.Generator) and not isinstance(sampler, PlannedShuffle):
+        return {"generator": state_of_generator(generator)}
+    return None
+
+
+def rank_of(sampler: Any) -> tuple[int, int]:
+    """Return the rank of a DistributedSampler, and among how many; (0, 1) for any other."""
+    inner = chain_of(sampler)[-1]
+    if not isinstance(inner, DistributedSampler):
+        return 0, 1
+    return inner.rank, inner.num_replicas
+
+
+def resized(sampler: Any, length: int) -> Any:
+    """Return one of torch's own samplers for a dataset of another length; None for any other."""
+    if type(sampler) is BatchSampler:
+        inner = resized(sampler.sampler, length)
+        return inner and BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return None
+    other: Any = copy.copy(sampler)
+    other.data_source = range(length)
+    is_whole = type(other) is SequentialSampler or other.num_samples == length
+    return other if is_whole and not getattr(other, "replacement", False) else None
+
+
+def rows_of(sampler: Any) -> Iterator[torch.Tensor] | None:
+    """Return the indices of each batch as tensors; None where torch's samplers do not allow it.
+
+    The numbers, and the random draws, are those of the samplers.
+    """
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
+        return None
+    length = len(inner.data_source)
+    if type(inner) is RandomSampler and (inner.replacement or inner.num_samples != length):
+        return None
+    return _rows(inner, length, sampler.batch_size, sampler.drop_last)
+
+
+def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[torch.Tensor]:
+    if type(sampler) is SequentialSampler:
+        order = torch.arange(length)
+    else:
+        generator = sampler.generator
+        if generator is None:
+            generator = torch.Generator()
+            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        order = torch.randperm(length, generator=generator)
+    end = length - length % size if drop_last else length
+    for start in range(0, end, size):
+        yield order[start : min(start + size, end)]
+    if type(sampler) is RandomSampler:
+        torch.randperm(length, generator=generator)  # torch draws once more when it has come here

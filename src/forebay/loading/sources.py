@@ -1,0 +1,359 @@
+"""Where requests come from: a plan, a sampler, or an iterable dataset.
+
+Long because the three sources stand side by side, each with the same few methods.
+
+    source.open(epoch) ──> reader ── read(count) ──> [Selection, …]
+
+A source gives the selections of one epoch after another; `planner.py` makes requests of them. It is
+read in the trainer's thread alone: samplers are the user's code and draw from its generators.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from forebay.loading.samplers import (
+    Carried,
+    carried_by,
+    chain_of,
+    give_back,
+    holds_position,
+    rank_of,
+    resized,
+    rows_of,
+)
+from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.plan.batches import Plan, share_of
+from forebay.plan.seeds import SAMPLER, seed_of
+from forebay.randomness import PrivateGenerators
+
+# Samplers whose code draws from no generator of the process.
+_SELF_CONTAINED = (SequentialSampler, DistributedSampler)
+# Positions of the ranks of a DistributedSampler are so far apart that no two are equal.
+RANK_BITS = 40
+
+
+class Selection(NamedTuple):
+    """What one batch is to be made of.
+
+    Attributes:
+        index: See `BatchRequest`; so are `position` and `repeated`.
+        carried: What a sampler that resumes by itself carries after it.
+    """
+
+    index: Any
+    position: int = 0
+    repeated: int = 0
+    carried: Carried | None = None
+
+
+class Start(NamedTuple):
+    """Where to begin in an epoch.
+
+    Attributes:
+        epoch: The epoch.
+        batch: Batches that were handed out before, to be left out.
+        sample: Samples that were, over all ranks.
+        length: Samples of the epoch, where that is not what the source has now.
+        by_sample: Leave out samples, not batches: these were of another size.
+        origin: Samples of all earlier epochs, over all ranks; a mixture goes on after them.
+    """
+
+    epoch: int
+    batch: int = 0
+    sample: int = 0
+    length: int | None = None
+    by_sample: bool = False
+    origin: int = 0
+
+
+class Reader:
+    """Reads the selections of one epoch.
+
+    Args:
+        selections: The selections.
+        generators: Put around each piece of reading.
+
+    Attributes:
+        is_complete: Whether all of them were read.
+        error: What the sampler raised instead of the next one, if that was not handed out yet.
+        has_failed: Whether it has raised.
+    """
+
+    def __init__(
+        self,
+        selections: Iterator[Selection],
+        generators: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.is_complete = False
+        self.error: Exception | None = None
+        self.has_failed = False
+        self._selections, self._generators = selections, generators
+
+    def read(self, count: int) -> list[Selection]:
+        """Return the next selections; fewer than `count` at the end of the epoch."""
+        found: list[Selection] = []
+        if self.is_complete:
+            return found
+        with self._generators():
+            try:
+                found.extend(itertools.islice(self._selections, count))
+            except Exception as error:  # noqa: BLE001 - it is raised when its turn comes
+                self.error, self.has_failed = error, True
+            except BaseException:
+                self.has_failed = True
+                raise
+        self.is_complete = len(found) < count
+        return found
+
+    def begin(self) -> None:
+        """Read the first selection now, and with it whatever the sampler draws for its order."""
+        self.has_more()
+        self.is_complete = False
+
+    def has_more(self) -> bool:
+        """Tell whether there is another selection, or an exception; it is still to be read."""
+        found = self.read(1)
+        self._selections = itertools.chain(found, self._selections)
+        return bool(found) or self.has_failed
+
+
+class Source(ABC):
+    """Selections, epoch after epoch.
+
+    Attributes:
+        kind: See `position.KINDS`.
+        count: Returns how many samples the index of a selection stands for.
+    """
+
+    kind: str
+    count: Callable[[Any], int] = staticmethod(len)
+
+    @abstractmethod
+    def open(self, start: Start, values: Values) -> Reader:
+        """Return a reader of one epoch.
+
+        Args:
+            start: Where to begin.
+            values: What `set_epoch` was, or will be, called with before it.
+        """
+
+    def handed_out(self, start: Start, batches: int, samples: int) -> int:
+        """Return how many samples of an epoch were handed out, over all ranks.
+
+        Args:
+            start: Where it was begun.
+            batches: How many batches this rank had since.
+            samples: How many samples were in them.
+        """
+        return start.sample + samples
+
+    def end_of(self, start: Start) -> int | None:
+        """Return how many samples an epoch has, over all ranks; None if that is not known."""
+        return None
+
+    def carried(self) -> Carried | None:
+        """Return what is carried from epoch to epoch; None if that is nothing."""
+        return None
+
+    def give_back(self, carried: Carried | None) -> None:  # noqa: B027 - most carry nothing
+        """Take back what `carried` returned."""
+
+
+class PlanSource(Source):
+    """Selections by a plan: no sampler is read, and nothing grows with the dataset.
+
+    Args:
+        plan: The plan.
+        auto_collation: Whether a selection is a list of indices, not one of them.
+        as_tensors: Whether to select by tensors, where batches are sliced.
+    """
+
+    kind = "plan"
+
+    def __init__(self, plan: Plan, auto_collation: bool, as_tensors: bool) -> None:
+        self.plan = plan
+        self.auto_collation, self.as_tensors = auto_collation, as_tensors
+        self.count = len if auto_collation else _one
+
+    def open(self, start: Start, values: Values) -> Reader:
+        """See `Source`: the order is that of the epoch which `set_epoch` of the sampler named."""
+        order = next((value for value in values[:2] if value is not None), None)
+        return Reader(self._selections(self._plan_of(start), start, order))
+
+    def handed_out(self, start: Start, batches: int, samples: int) -> int:
+        """See `Source`."""
+        return min(start.sample + batches * self.plan.global_batch_size, self.end_of(start))
+
+    def end_of(self, start: Start) -> int:
+        """See `Source`."""
+        return self._plan_of(start).end(start.sample)
+
+    def _plan_of(self, start: Start) -> Plan:
+        return self.plan if start.length is None else replace(self.plan, length=start.length)
+
+    def _selections(self, plan: Plan, start: Start, order: int | None) -> Iterator[Selection]:
+        for block in plan.blocks(start.epoch, start.sample, order, start.origin):
+            rows: Any = block.indices
+            if self.as_tensors:
+                rows = torch.from_numpy(rows)
+            else:
+                rows = rows.tolist() if self.auto_collation else rows[:, 0].tolist()
+            for index, position in zip(rows, block.positions.tolist(), strict=True):
+                yield Selection(index, position, block.repeated)
+
+
+class SamplerSource(Source):
+    """Selections by a sampler, read as far as is needed.
+
+    Args:
+        sampler: Gives the index, or the list of indices, of each batch; iterated every epoch.
+        seed: Of generators that the sampler has to itself; None lets it draw from the process's,
+            as torch does.
+        recorders: Sets samplers to an epoch while it is opened.
+        plan: How batches are shared among ranks; None if the sampler's are this rank's own.
+        auto_collation: Whether it gives lists of indices.
+        as_tensors: Whether to select by tensors, where that is quick.
+
+    Attributes:
+        begun: An iterator over the sampler that torch has made; it is read once.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        seed: int | None,
+        recorders: SetEpochRecorders,
+        plan: Plan | None,
+        *,
+        auto_collation: bool,
+        as_tensors: bool = False,
+    ) -> None:
+        self.kind = "torch" if seed is None else "sampler"
+        self.count = _length if auto_collation else _one
+        self.sampler = sampler
+        self.begun: Iterator[Any] | None = None
+        self._seed, self._recorders = seed, recorders
+        self._plan, self._as_tensors = plan, as_tensors
+
+    def open(self, start: Start, values: Values) -> Reader:
+        """See `Source`."""
+        if self._seed is None:
+            begun, self.begun = self.begun, None
+            return Reader(self._selections(start, begun))
+        kinds = [type(each) for each in chain_of(self.sampler)]
+        is_pure = kinds[-1] in _SELF_CONTAINED and kinds[:-1] in ([], [BatchSampler])
+        seed = seed_of(self._seed, SAMPLER, start.epoch)
+        reader = Reader(
+            self._selections(start), nullcontext if is_pure else PrivateGenerators(seed)
+        )
+        with self._recorders.on_samplers(values):
+            reader.begin()  # samplers look at their epoch when they are first asked
+        return reader
+
+    def _selections(self, start: Start, begun: Any = None) -> Iterator[Selection]:
+        sampler: Any = self.sampler
+        if start.length is not None:
+            sampler, begun = resized(sampler, start.length), None
+        if self._plan is not None and self._plan.world_size > 1:
+            yield from self._shared(sampler, start, self._plan)
+            return
+        follows, (rank, ranks) = holds_position(sampler), rank_of(sampler)
+        skip, position = (0 if follows else start.batch), rank << RANK_BITS
+        if start.by_sample and not follows and type(sampler) is BatchSampler:
+            rest = _Rest(sampler.sampler, start.sample // ranks)
+            sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
+            begun = None
+        if not skip:
+            position += start.sample // ranks
+        # One that gives nothing for a whole epoch still stood at the end of the epoch before, as
+        # its state did, and is read again.
+        for _ in range(2 if follows and not start.batch else 1):
+            is_empty = True
+            rows = rows_of(sampler) if self._as_tensors else None
+            for number, index in enumerate(rows or begun or sampler):
+                is_empty = False
+                if number >= skip:
+                    carried = carried_by(self.sampler) if follows else None
+                    yield Selection(index, position, 0, carried)
+                position += self.count(index)
+            begun = None
+            if not is_empty:
+                return
+
+    def _shared(self, sampler: Any, start: Start, plan: Plan) -> Iterator[Selection]:
+        """Yield this rank's part of the batches that all ranks make together."""
+        size, position = plan.global_batch_size, start.sample
+        indices = itertools.islice(iter(sampler.sampler), position, None)
+        while together := list(itertools.islice(indices, size)):
+            if len(together) < size and plan.drop_last:
+                return
+            share = share_of(len(together), plan)
+            own = together[share.first : share.first + share.samples]
+            own += [together[plan.rank % len(together)]] * share.repeated
+            if own:
+                yield Selection(own, position + share.first, share.repeated)
+            position += len(together)
+
+    def handed_out(self, start: Start, batches: int, samples: int) -> int:
+        """See `Source`."""
+        sampler: Any = self.sampler
+        if self._plan is None:
+            return start.sample + samples * rank_of(sampler)[1]
+        sample = start.sample + batches * self._plan.global_batch_size
+        return min(sample, start.length or len(sampler.sampler))
+
+    def carried(self) -> Carried | None:
+        """See `Source`."""
+        return carried_by(self.sampler)
+
+    def give_back(self, carried: Carried | None) -> None:
+        """See `Source`."""
+        give_back(self.sampler, carried)
+
+
+class IterableSource(Source):
+    """Selections of an iterable dataset: so many samples, whichever come next.
+
+    Args:
+        batch_size: Samples of a batch; None for single samples.
+    """
+
+    kind = "iterable"
+
+    def __init__(self, batch_size: int | None) -> None:
+        self._index = None if batch_size is None else [None] * batch_size
+        self.count = _one if batch_size is None else len
+
+    def open(self, start: Start, values: Values) -> Reader:
+        """See `Source`: there is no end but the workers'."""
+        return Reader(itertools.repeat(Selection(self._index)))
+
+
+class _Rest:
+    """What a sampler gives after its first indices."""
+
+    def __init__(self, sampler: Iterable[Any], skip: int) -> None:
+        self._sampler, self._skip = sampler, skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._sampler, self._skip, None)
+
+
+def _one(_: Any) -> int:
+    return 1
+
+
+def _length(index: Any) -> int:
+    try:
+        return len(index)
+    except TypeError:  # only the dataset's __getitems__ knows what it is
+        return 1

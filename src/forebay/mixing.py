@@ -1,0 +1,152 @@
+"""`forebay.mix`: several datasets as one, each drawn from in proportion to its weight.
+
+    {"web": (web, 0.7), "code": (code, 0.3)} ──> MixedDataset ──> DataLoader: 7 of 10 are from web
+
+Which source the sample at a position comes from is a matter of seed and position alone
+(`plan/mixture.py`), so mixing works over ranks, after a resume, and with any number of workers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from forebay.errors import OptionError
+from forebay.plan.mixture import Mixture
+
+# Larger weights could not be added up.
+MOST = 1e100
+
+
+def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
+    """Mix datasets by weight, for a `forebay.DataLoader`.
+
+    Of any stretch of samples, each source gives its share, to within a few samples. A source goes
+    through its samples once before any of them comes again, however long an epoch of the mixture
+    is: a small source with a large weight has several epochs of its own in one of the mixture, and
+    a large source goes on in the next where it was.
+
+    Args:
+        sources: By name, a map-style dataset and its weight. Weights are relative to each other; 0
+            leaves a source out until `DataLoader.set_weights` changes that.
+        samples: Samples of one epoch of the mixture; None for as many as the sources have together.
+
+    Returns:
+        A map-style dataset: the sources laid end to end. The weights take effect in a
+        `forebay.DataLoader`, which needs no sampler; `shuffle=True` shuffles each source.
+
+    Raises:
+        OptionError: A weight or a dataset is impossible.
+    """
+    if not sources:
+        raise OptionError("mix() got no sources\n  Pass at least one: {'name': (dataset, 1.0)}.")
+    datasets, weights = {}, {}
+    pair: Any
+    for name, pair in sources.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise OptionError(
+                f"mix({{{name!r}: ...}}) takes a dataset and a weight; got {type(pair).__name__}\n"
+                f"  Write {{{name!r}: (dataset, 0.5)}}."
+            )
+        dataset, weights[name] = pair
+        is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not is_map or isinstance(dataset, IterableDataset):
+            raise OptionError(
+                f"source {name!r} is a {type(dataset).__name__}, which has no samples to choose "
+                "from\n  mix() takes map-style datasets, with __getitem__ and __len__."
+            )
+        if not len(dataset):
+            raise OptionError(f"source {name!r} is empty\n  Leave it out of mix().")
+        datasets[name] = dataset
+    if samples is not None and (type(samples) is not int or samples < 1):
+        raise OptionError(f"samples={samples!r} is not possible; it takes 1, 2, 3, … or None")
+    return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
+
+
+def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple[float, ...]:
+    """Return the weights in the order of the names.
+
+    Raises:
+        OptionError: A name is missing or unknown, or a weight is impossible.
+    """
+    if set(weights) != set(names):
+        raise OptionError(
+            f"weights are needed for {', '.join(map(repr, names))}; got "
+            f"{', '.join(map(repr, weights)) or 'none'}"
+        )
+    weight: Any
+    for name, weight in weights.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight <= MOST:
+            raise OptionError(
+                f"the weight of {name!r} is {weight!r}; it takes a number from 0 to {MOST:g}"
+            )
+    if not any(weights.values()):
+        raise OptionError("all weights are 0\n  At least one source must have a weight above 0.")
+    return tuple(float(weights[name]) for name in names)
+
+
+class MixedDataset(Dataset[Any]):
+    """Several datasets laid end to end, with a weight for each; made by `mix`.
+
+    Attributes:
+        datasets: The sources, by name.
+        lengths: Their lengths, by name.
+        samples: Samples of one epoch of the mixture.
+        mixture: The lengths and weights.
+    """
+
+    def __init__(
+        self, datasets: Mapping[str, Any], weights: tuple[float, ...], samples: int | None
+    ) -> None:
+        """See `mix`."""
+        self.datasets = dict(datasets)
+        self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
+        lengths = tuple(self.lengths.values())
+        self.mixture = Mixture(lengths=lengths, weights=weights)
+        self.samples = sum(lengths) if samples is None else samples
+        self._ends = list(accumulate(lengths))
+        self._sources = list(self.datasets.values())
+        if any(hasattr(source, "__getitems__") for source in self._sources):
+            self.__getitems__ = self._get_together
+
+    def __len__(self) -> int:
+        """Return the samples of all sources together."""
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample: index 0 is the first of the first source."""
+        source, place = self._find(index)
+        return self._sources[source][place]
+
+    def _get_together(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples, asking each source once."""
+        samples: dict[int, Any] = {}
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for position, index in enumerate(indices):
+            source, place = self._find(index)
+            wanted.setdefault(source, []).append((position, place))
+        for source, places in wanted.items():
+            dataset = self._sources[source]
+            together = getattr(dataset, "__getitems__", None)
+            own = [place for _, place in places]
+            found = together(own) if together is not None else [dataset[each] for each in own]
+            samples.update(zip((position for position, _ in places), found, strict=True))
+        return [samples[position] for position in range(len(indices))]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        at = index if index >= 0 else index + len(self)
+        if not 0 <= at < len(self):
+            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
+        source = bisect_right(self._ends, at)
+        return source, at - (self._ends[source - 1] if source else 0)
+
+    def __repr__(self) -> str:
+        """Return the sources with their lengths and weights."""
+        pairs = zip(self.datasets, self.mixture.lengths, self.mixture.weights, strict=True)
+        shown = ", ".join(f"{name}: {length:,} x {weight:g}" for name, length, weight in pairs)
+        return f"<MixedDataset {shown}>"

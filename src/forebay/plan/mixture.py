@@ -1,0 +1,130 @@
+"""Which source the sample at a position comes from, when several are mixed by weight. PURE.
+
+    position p ── golden-ratio sequence ──> point in [0, 1) ── cumulative weights ──> source
+
+The points `frac(offset + p * golden ratio)` fill the interval evenly from any position on, so after
+`p` samples each source has given `p * weight` of them, to within a few. How many a source has given
+before any position is a sum of floors, which is exact in integers and takes a logarithm of steps
+(Graham, Knuth and Patashnik, "Concrete Mathematics", 1994, section 3.5). So a resume, a rank in the
+middle of a batch, and a change of weights all start where they have to without counting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.plan.permutation import Permutation
+from forebay.plan.seeds import GOLDEN, SOURCES, seed_of
+
+_WHOLE = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Sources, and how often each is drawn from.
+
+    Positions count all samples of all epochs of the mixture. Each source goes through epochs of its
+    own: its sample number `n` is the one at position `n % length` of its epoch `n // length`.
+
+    Attributes:
+        lengths: Samples of each source, at least 1.
+        weights: How often each is drawn from, relative to the others; not negative, not all 0.
+        since: The position from which these weights hold.
+        counts: Samples that each source had given before that position.
+    """
+
+    lengths: tuple[int, ...]
+    weights: tuple[float, ...]
+    since: int = 0
+    counts: tuple[int, ...] = ()
+
+    def changed(self, weights: tuple[float, ...], seed: int, position: int) -> Mixture:
+        """Return the mixture with other weights from a position on."""
+        given = self.given(seed, position)
+        return replace(self, weights=weights, since=position, counts=given)
+
+    def changing(self) -> dict[str, Any]:
+        """Return what may change in the course of a run, as data for JSON."""
+        return {"weights": self.weights, "since": self.since, "counts": self.counts}
+
+    def given(self, seed: int, position: int) -> tuple[int, ...]:
+        """Return how many samples each source has given before a position, from `since` on."""
+        start = seed_of(seed, SOURCES)
+        bounds = [0, *self._bounds()]
+        below = [
+            _count(start, position, bound) - _count(start, self.since, bound) for bound in bounds
+        ]
+        before = self.counts or (0,) * len(self.lengths)
+        steps = zip(before, below, below[1:], strict=False)
+        return tuple(count + high - low for count, low, high in steps)
+
+    def indices(self, seed: int, shuffle: bool, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the samples at `count` positions in a row.
+
+        Args:
+            seed: Of the plan.
+            shuffle: Whether each epoch of a source has a random order.
+            first: The first position.
+            count: How many.
+
+        Returns:
+            Indices into the sources laid end to end.
+        """
+        positions = np.arange(first, first + count, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            points = positions * np.uint64(GOLDEN) + np.uint64(seed_of(seed, SOURCES))
+        bounds = np.array([bound for bound in self._bounds() if bound < _WHOLE], np.uint64)
+        sources = np.searchsorted(bounds, points, side="right")
+        found = np.empty(count, np.int64)
+        offset = 0
+        for source, (length, given) in enumerate(
+            zip(self.lengths, self.given(seed, first), strict=True)
+        ):
+            own = sources == source
+            numbers = np.arange(given, given + int(own.sum()))
+            found[own] = offset + _places(seed, source, length, numbers, shuffle)
+            offset += length
+        return found
+
+    def _bounds(self) -> list[int]:
+        """Return where each source's part of the interval ends, in units of 2^-64."""
+        total = sum(self.weights)
+        bounds = [min(int(sum_ / total * _WHOLE), _WHOLE) for sum_ in accumulate(self.weights)]
+        last = max(at for at, weight in enumerate(self.weights) if weight > 0)
+        return bounds[:last] + [_WHOLE] * (len(bounds) - last)
+
+
+def _places(
+    seed: int, source: int, length: int, numbers: npt.NDArray[np.int64], shuffle: bool
+) -> npt.NDArray[np.int64]:
+    """Return where in a source its samples with these numbers are."""
+    places = numbers % length
+    if shuffle:
+        for epoch in np.unique(numbers // length).tolist():
+            these = numbers // length == epoch
+            order = Permutation(length, seed_of(seed, SOURCES, source, epoch))
+            places[these] = order.at(places[these]).astype(np.int64)
+    return places
+
+
+def _count(start: int, positions: int, bound: int) -> int:
+    """Return how many of the first positions have their point below a bound."""
+    # In units of 2^64, a point x is below the bound if floor(x) exceeds floor(x - bound).
+    whole = _floor_sum(positions, _WHOLE, GOLDEN, start)
+    return whole - _floor_sum(positions, _WHOLE, GOLDEN, start - bound + _WHOLE) + positions
+
+
+def _floor_sum(count: int, modulus: int, factor: int, start: int) -> int:
+    """Return the sum of floor((factor * i + start) / modulus) over i from 0 to count - 1."""
+    total = 0
+    while count:
+        total += (count - 1) * count // 2 * (factor // modulus) + count * (start // modulus)
+        factor, start = factor % modulus, start % modulus
+        count, start = divmod(factor * count + start, modulus)
+        modulus, factor = factor, modulus
+    return total

@@ -1,0 +1,79 @@
+"""The model over batches; where it fails, over ever smaller ones, down to the failing sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from forebay.batches import halves
+from forebay.failures import Failure
+from forebay.predicting.reader import Loaded
+
+
+class Predicted(NamedTuple):
+    """What the model returned for some samples."""
+
+    indices: list[int]
+    outputs: Any
+
+
+class Bisection:
+    """Calls a model, and attributes what it raises to single samples.
+
+    Where the device's memory runs out, all further batches are no larger than what fits.
+
+    Args:
+        model: Called with a batch.
+        load: Loads samples again, for a batch that cannot be cut.
+    """
+
+    def __init__(
+        self, model: Callable[[Any], Any], load: Callable[[list[int]], Iterator[Loaded]]
+    ) -> None:
+        self._model, self._load = model, load
+        self._most: int | None = None  # samples that fit on the device
+
+    def __call__(self, loaded: Loaded) -> Iterator[Predicted | Failure]:
+        """Yield the model's outputs for a batch, in its order, and the samples that failed.
+
+        Raises:
+            BaseException: What is no Exception, such as KeyboardInterrupt.
+        """
+        left = [loaded]
+        while left:
+            one = left.pop()
+            yield from one.failures
+            count = len(one.indices)
+            if not count:
+                continue
+            if self._most is None or count <= self._most:
+                outcome = self._tried(one)
+                if outcome is not None:
+                    yield outcome
+                    continue
+            left += reversed(self._halves(one))
+
+    def _tried(self, one: Loaded) -> Predicted | Failure | None:
+        """Return what came of calling the model; None if it is to be tried with less."""
+        count, index = len(one.indices), one.indices[0]
+        # The exception must be gone before the next try: its frames hold what filled the memory.
+        try:
+            return Predicted(one.indices, self._model(one.batch))
+        except torch.OutOfMemoryError as error:
+            self._most = max(count // 2, 1)
+            failure = Failure.of(error, source=index) if count == 1 else None
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            return Failure.of(error, source=index) if count == 1 else None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return failure
+
+    def _halves(self, one: Loaded) -> list[Loaded]:
+        middle = len(one.indices) // 2
+        indices = one.indices[:middle], one.indices[middle:]
+        cut = halves(one.batch, len(one.indices))
+        if cut is not None:
+            return [Loaded(*pair) for pair in zip(indices, cut, strict=True)]
+        return [loaded for half in indices for loaded in self._load(half)]

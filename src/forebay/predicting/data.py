@@ -1,0 +1,150 @@
+"""What the user passed as `data`: a Dataset, a DataLoader or a table, as something to read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, default_collate
+
+from forebay.errors import InputError, OptionError
+from forebay.items import from_table
+from forebay.jobs.table import find_table
+from forebay.options import Ray, check_backend, cluster_of, usable_cores
+from forebay.predicting.metadata_rows import open_table
+from forebay.predicting.reader import RangeReader
+
+BATCH_SIZE = 64
+# Arguments of a loader that say how its workers work.
+_KEPT = ("prefetch_factor", "worker_init_fn", "multiprocessing_context")
+
+
+class Table(NamedTuple):
+    """A metadata table, and where it is."""
+
+    path: Path
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments of `predict` that say how data is read."""
+
+    batch_size: int | None
+    num_workers: int | None
+    backend: str | Ray
+    collate_fn: Callable[[Any], Any] | None
+    timeout: float | None
+    device: str | torch.device | None
+    part_size: int
+
+
+def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table | None:
+    """Return the table that `data` names; None if it is no path.
+
+    Raises:
+        OptionError: There is a table without a function, or a function without a table.
+        InputError: It cannot be read.
+    """
+    if isinstance(data, str | os.PathLike):
+        path = find_table(data)
+        if not callable(load):
+            raise OptionError(
+                f"data={os.fspath(data)!r} is a table, and load={load!r} does not say what a "
+                "sample is\n  Nothing was started. Pass load=, a function that is given a row as "
+                "a dict and returns the sample."
+            )
+        return Table(path, open_table(path))
+    if load is not None:
+        raise OptionError(
+            f"load= is for the rows of a table, and data is a {type(data).__name__}\n"
+            "  Nothing was started. Leave load out, or pass the table's path as data."
+        )
+    return None
+
+
+def reader_of(
+    data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
+) -> RangeReader:
+    """Return what reads the samples.
+
+    Raises:
+        OptionError: A setting is impossible, or samples cannot be told apart.
+        InputError: There are no samples.
+    """
+    dataset, settings = data, {}
+    batch_size, num_workers, backend = wanted.batch_size, wanted.num_workers, wanted.backend
+    collate_fn, timeout = wanted.collate_fn, wanted.timeout
+    check_backend(backend)
+    if table is not None:
+        assert load is not None, "table_of made sure"
+        dataset = from_table(table.path, load)
+    elif isinstance(data, TorchDataLoader):
+        dataset = data.dataset
+        batch_size = batch_size or _batch_size_of(data)
+        num_workers = data.num_workers if num_workers is None else num_workers
+        backend = getattr(data, "backend", "process") if backend == "process" else backend
+        collate_fn = collate_fn or data.collate_fn
+        timeout = timeout or data.timeout or None
+        settings = {name: getattr(data, name) for name in _KEPT} if num_workers else {}
+    _check_dataset(dataset)
+    if collate_fn is default_collate:
+        collate_fn = None
+    if num_workers is None and cluster_of(backend) is None:
+        num_workers = usable_cores()
+    batch_size = BATCH_SIZE if batch_size is None else batch_size
+    _check_count("batch_size", batch_size)
+    _check_count("part_size", wanted.part_size)
+    samples = len(dataset)
+    if samples < 1:
+        raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
+    on_gpu = wanted.device is not None and torch.device(wanted.device).type == "cuda"
+    return RangeReader(
+        dataset=dataset,
+        samples=samples,
+        part_size=wanted.part_size,
+        batch_size=min(batch_size, wanted.part_size),
+        collate_fn=collate_fn,
+        num_workers=num_workers,
+        backend=backend,
+        timeout=timeout or 0,
+        settings=settings,
+        pins=on_gpu and torch.cuda.is_available(),
+    )
+
+
+def _batch_size_of(loader: Any) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if not isinstance(size, int):
+        raise OptionError(
+            "the loader does not say how large its batches are: it has "
+            f"batch_size={loader.batch_size!r} and a batch sampler of its own\n"
+            "  Nothing was started. Pass batch_size= to predict."
+        )
+    return size
+
+
+def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise OptionError(
+            "an iterable dataset cannot be predicted: its samples have no numbers, so that none "
+            "could be named or found again after a kill\n"
+            f"  Nothing was started; got {type(dataset).__name__}. Give it __getitem__ and "
+            "__len__."
+        )
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise OptionError(
+            "data must be a map-style Dataset, a DataLoader, or the path of a table; got "
+            f"{type(dataset).__name__}\n  Nothing was started."
+        )
+
+
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, …")

@@ -1,0 +1,42 @@
+"""A metadata table: its columns, and fingerprints of its rows for change detection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from forebay.errors import OptionError
+from forebay.jobs.listing import list_inputs
+from forebay.jobs.table import read_table
+from forebay.predicting.prediction_columns import INDEX
+
+
+def open_table(path: Path) -> pa.Table:
+    """Return a table whose columns can stand beside the predictions.
+
+    Raises:
+        OptionError: A column has a name that predict needs.
+        InputError: It cannot be read, or has no rows.
+    """
+    list_inputs(path)  # says what is wrong with it, if anything is
+    table = read_table(path).replace_schema_metadata(None).combine_chunks()
+    if INDEX in table.column_names:
+        raise OptionError(
+            f"the table {str(path)!r} has a column {INDEX!r}, which is what predict calls the "
+            "number of the row\n  Nothing was started. Rename it."
+        )
+    return table
+
+
+def identities(path: Path, size: int) -> Iterator[str]:
+    """Yield a fingerprint for every `size` rows, which covers the files that they name, too."""
+    rows = iter(list_inputs(path))
+    while some := list(islice(rows, size)):
+        digest = hashlib.sha256()
+        for row in some:
+            digest.update(f"{row.row}\n{row.identity}\n".encode())
+        yield digest.hexdigest()[:32]

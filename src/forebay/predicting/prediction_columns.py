@@ -1,0 +1,143 @@
+"""What a model returned, as columns of a table: names, types and shapes that hold for a run.
+
+tensor                     prediction
+dict, NamedTuple           a column for each key or field, by its name
+tuple, list                0, 1, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from forebay.errors import OutputError
+
+INDEX = "index"
+ALONE = "prediction"
+# A column's type and the shape of one sample's value, such as ["float32", [10]]: also as JSON.
+Spec = list[Any]
+# Arrays of one row a sample, by column.
+Columns = dict[str, np.ndarray[Any, Any]]
+
+
+def columns_of(outputs: Any, indices: list[int]) -> Columns:
+    """Return a model's outputs by column, each an array of its own with one row a sample.
+
+    Raises:
+        OutputError: They are not tensors or arrays, or not of one row a sample.
+    """
+    columns: Columns = {}
+    for name, value in _named(outputs):
+        if not isinstance(value, torch.Tensor | np.ndarray):
+            raise OutputError(
+                f"the model returned {_kind(value)} as {name!r}, for the batch of samples "
+                f"{_shown(indices)}\n"
+                "  It takes tensors or arrays whose first dimension is the batch, or a dict, a "
+                "NamedTuple or a tuple of them. Wrap the model in a function that returns those."
+            )
+        rows = value.shape[0] if value.ndim else 0
+        if rows != len(indices):
+            raise OutputError(
+                f"the model returned {rows:,} row{'s' * (rows != 1)} as {name!r} for "
+                f"{len(indices):,} sample{'s' * (len(indices) != 1)}: {_shown(indices)}\n"
+                f"  Its shape is {tuple(value.shape)}, and the first dimension has to be the "
+                "batch. Nothing of this part was kept. Have the model return one row a sample."
+            )
+        columns[name] = _array(name, value)
+    return columns
+
+
+def specs_of(columns: Columns) -> dict[str, Spec]:
+    """Return the type and shape of each column."""
+    return {
+        name: ["str" if array.dtype.kind == "U" else array.dtype.name, list(array.shape[1:])]
+        for name, array in columns.items()
+    }
+
+
+def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int) -> None:
+    """Make sure that a batch has the columns of the run.
+
+    Args:
+        known: Those of the run.
+        found: Those of a batch.
+        index: The first sample of the batch.
+
+    Raises:
+        OutputError: It has not.
+    """
+    if known == found:
+        return
+    for name in dict.fromkeys((*known, *found)):
+        was, now = _spec_text(known.get(name)), _spec_text(found.get(name))
+        if was != now:
+            raise OutputError(
+                f"sample {index} has {now} as {name!r}, and the samples before had {was}\n"
+                "  A column has one type and one shape throughout. Nothing of this part was kept. "
+                "Have the model return the same for every sample: pad, cut or reduce what varies. "
+                "If all is to be as it is now, start over: resume=False, or --restart."
+            )
+    raise OutputError(
+        f"sample {index} has the columns {[*found]}, and the samples before had {[*known]}\n"
+        "  Return them in one order."
+    )
+
+
+def arrow_of(array: np.ndarray[Any, Any]) -> pa.Array:
+    """Return a column as Arrow has it; it shares the array's memory where it can."""
+    if array.ndim == 1:
+        return pa.array(array)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+
+
+def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(outputs, Mapping):
+        yield from ((str(name), value) for name, value in outputs.items())
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        yield from zip(outputs._fields, outputs, strict=True)
+    elif isinstance(outputs, list | tuple):
+        yield from ((str(at), value) for at, value in enumerate(outputs))
+    else:
+        yield ALONE, outputs
+
+
+def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.is_floating_point() and value.dtype not in _FLOATS:
+            value = value.float()  # NumPy and Arrow know neither bfloat16 nor the small ones
+        # Always a copy: it may view a batch whose memory is used again, or what the model keeps.
+        array = np.array(value.cpu().numpy(), order="C")
+    else:
+        array = np.array(value, order="C")
+    if array.dtype.kind == "b" and array.ndim > 1:
+        array = array.view(np.uint8)  # Arrow has no tensors of bits
+    if array.dtype.kind not in ("biuf" if array.ndim > 1 else "biufU"):
+        raise OutputError(
+            f"the model returned {name!r} as {array.dtype}, which no column of Parquet holds\n"
+            "  Return numbers; of complex ones, torch.view_as_real makes two."
+        )
+    return array
+
+
+_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+def _spec_text(spec: Spec | None) -> str:
+    if spec is None:
+        return "nothing"
+    return f"{spec[0]} of shape {tuple(spec[1])}"
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _shown(indices: list[int]) -> str:
+    last = f" … {indices[-1]}" if len(indices) > 1 else ""
+    return f"{indices[0]}{last}"

@@ -1,0 +1,48 @@
+"""What a run of predict has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.failures import Failure
+from forebay.observe.progress import duration
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PredictionReport:
+    """What `predict` returns; its `repr` is a summary.
+
+    Attributes:
+        output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
+        done: Samples with a prediction, those of earlier runs included.
+        failed: Samples without one.
+        resumed: Samples of parts that an earlier run had done already.
+        failures: The samples without a prediction, in order: the first 1,000.
+        elapsed_s: Seconds this run took.
+    """
+
+    output: Path | str
+    done: int
+    failed: int
+    resumed: int
+    failures: tuple[Failure, ...]
+    elapsed_s: float
+
+    def __repr__(self) -> str:
+        """Return the summary."""
+        resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
+        ran = self.done + self.failed - self.resumed
+        rate = f", {ran / self.elapsed_s:,.1f} samples/s" if ran and self.elapsed_s else ""
+        lines = [
+            f"{self.done:,} predicted, {self.failed:,} failed "
+            f"in {duration(self.elapsed_s)}{rate}{resumed}",
+            f"output    {self.output}",
+        ]
+        if self.failures:
+            lines.append("failures")
+            lines += [f"  {failure}" for failure in self.failures[:10]]
+            if self.failed > 10:
+                lines.append(f"  … and {self.failed - 10:,} more: see .failures")
+            lines.append("  They stay without a row. To try them again, start over: resume=False.")
+        return "\n".join(lines)

@@ -1,0 +1,167 @@
+"""Batches of ranges of a dataset, in order, each with the samples that could not be loaded.
+
+    parts 2 3 5 ──> ranges of samples ──> the loader's planner and feed ──> Loaded, Loaded, …
+
+A batch never crosses the end of a part. A sample's random numbers depend on its index alone, so
+they are the same for any batch size and number of workers, and after a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from forebay.batches import pinned
+from forebay.failures import Failure
+from forebay.loader import DataLoader
+from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
+from forebay.loading.pipeline import feed_of
+from forebay.loading.planner import Planner
+from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.loading.settings import Settings
+from forebay.loading.sources import Reader, Selection, Source, Start
+from forebay.observe.statistics import Counters
+from forebay.options import Ray
+
+# Of the samples of a dataset that draw random numbers.
+SEED = 0
+
+
+class Loaded(NamedTuple):
+    """One batch, ready for the model.
+
+    Attributes:
+        indices: Its samples, in dataset order; none if all of them failed.
+        batch: What the collate function made of them; None if there are none.
+        failures: The samples that could not be loaded.
+    """
+
+    indices: list[int]
+    batch: Any
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeReader:
+    """Reads a dataset range by range. Picklable if the dataset is.
+
+    Attributes:
+        dataset: Map-style.
+        samples: Its length.
+        part_size: Samples of a part; the last may have fewer.
+        batch_size: Samples of a batch; the last of a part may have fewer.
+        collate_fn: Makes a batch of a list of samples; None for torch's default.
+        num_workers: Number of workers; 0 for this process; None for as many as a cluster has room
+            for, where each makes whole parts.
+        backend: Where they run.
+        timeout: Seconds that a batch may take; 0 for no limit.
+        settings: Further arguments of the loader.
+        pins: Whether batches are to be in page-locked memory.
+    """
+
+    dataset: Any
+    samples: int
+    part_size: int
+    batch_size: int
+    collate_fn: Callable[[Any], Any] | None
+    num_workers: int | None
+    backend: str | Ray
+    timeout: float
+    settings: dict[str, Any]
+    pins: bool = False
+
+    @property
+    def batches_in_part(self) -> int:
+        """The batches of a whole part."""
+        return -(-self.part_size // self.batch_size)
+
+    def read(self, parts: Sequence[int]) -> Iterator[Loaded]:
+        """Yield the batches of these parts, one part after the other.
+
+        Every sample comes exactly once, in `indices` or in `failures`.
+
+        Args:
+            parts: Their numbers, growing.
+        """
+        return self._read(self._batches(parts), self.num_workers or 0)
+
+    def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
+        """Yield one batch, loaded again in this process; several if it cannot be made as one."""
+        return self._read([indices], 0)
+
+    def _batches(self, parts: Sequence[int]) -> Iterator[range]:
+        for part in parts:
+            first = part * self.part_size
+            end = min(first + self.part_size, self.samples)
+            for begin in range(first, end, self.batch_size):
+                yield range(begin, min(begin + self.batch_size, end))
+
+    def _read(self, batches: Iterable[Sequence[int]], num_workers: int) -> Iterator[Loaded]:
+        in_workers: dict[str, Any] = {"backend": self.backend, "timeout": self.timeout}
+        loader: DataLoader[Any] = DataLoader(
+            self.dataset,
+            batch_size=self.batch_size,
+            collate_fn=self.collate_fn,
+            num_workers=num_workers,
+            seed=SEED,
+            on_error="skip",
+            **(in_workers | self.settings if num_workers else {}),
+        )
+        settings = Settings(loader)
+        planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
+        feed = feed_of(settings, settings.spec(seed=SEED), Counters())
+        try:
+            planner.begin(feed, Start(0))
+            while (found := planner.take()) is not None:
+                yield from self._loaded(*found)
+        finally:
+            feed.close()
+
+    def _loaded(self, request: BatchRequest, result: Result) -> Iterator[Loaded]:
+        indices = list(request.index)
+        if isinstance(result, BatchResult):
+            failed = {failure.index for failure in result.failures}
+            kept = [index for index in indices if index not in failed] if failed else indices
+            batch = pinned(result.batch) if self.pins and kept else result.batch
+            yield Loaded(kept, batch, tuple(map(_of_sample, result.failures)))
+        elif len(indices) == 1:
+            yield Loaded([], None, (_of_sample(_failure(result), indices[0]),))
+        else:
+            middle = len(indices) // 2
+            in_worker = int(isinstance(result, Failure))  # it may end its process
+            yield from self._read([indices[:middle], indices[middle:]], in_worker)
+
+
+class RangeSource(Source):
+    """Selections of given samples, a batch for each list of them.
+
+    Args:
+        batches: The samples of each batch.
+    """
+
+    kind = "plan"
+
+    def __init__(self, batches: Iterable[Sequence[int]]) -> None:
+        self._batches = batches
+
+    def open(self, start: Start, values: Values) -> Reader:
+        """See `Source`; a sample's position is its index."""
+        return Reader(Selection(list(batch), batch[0]) for batch in self._batches)
+
+
+def _failure(result: Result) -> Failure:
+    """Return the record of what came instead of a batch."""
+    if isinstance(result, Failure):
+        return result
+    assert isinstance(result, BatchError)
+    try:
+        result.reraise()
+    except Exception as error:  # noqa: BLE001 - whatever the collate function raises
+        return Failure.of(error)
+    raise AssertionError("it raises")
+
+
+def _of_sample(failure: Failure, index: int | None = None) -> Failure:
+    source = failure.source if index is None else index
+    return replace(failure, source=source, epoch=None, batch=None, exception=None)

@@ -1,0 +1,381 @@
+"""The three usual generators: `random`, numpy's global one and torch's, seeded and left as found.
+
+    seeded        seed_generators(seed)         one sample, one input
+    left alone    with generators_kept(): …     the caller draws on as if nothing had happened
+    private       PrivateGenerators(seed)       a sampler's own stream, in pieces
+    in threads    ThreadTurns                   inputs that several threads work on
+
+Long because everything that seeds the generators takes turns with everything that draws from them.
+A process has one set of generators for all its threads. So whoever seeds them, or draws beside
+somebody who does, takes turns under one lock. numpy and torch are seeded if they are loaded: this
+module imports neither, since a worker may need neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+# Of `random`, numpy's generator and torch's; None for a library that is not loaded.
+States = tuple[Any, Any, Any]
+
+_modules: dict[str, Any] = sys.modules
+# torch's own seeds have no more: `torch.initial_seed()` may be in a sample, as an int64.
+_63_BITS = (1 << 63) - 1
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator from 64 bits."""
+    random.seed(seed)
+    _on_import.seed = seed
+    # A library may be half imported here: in another thread, or by a circular import.
+    numpy: Any = _modules.get("numpy")
+    torch: Any = _modules.get("torch")
+    if hasattr(numpy, "random"):
+        # The other half of the bits: numpy's generator is the same as torch's, which reads the low
+        # 32 bits alone, so from one seed both would draw the same numbers.
+        numpy.random.seed(seed >> 32)
+    if hasattr(torch, "default_generator"):
+        # torch.manual_seed also seeds devices, at a hundred times the cost.
+        torch.default_generator.manual_seed(seed & _63_BITS)
+
+
+def seed_of_text(text: str) -> int:
+    """Return 64 bits that depend on a string, the same on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+# ---- a library that user code imports ----------------------------------------------------------
+
+
+class _SeedOnImport(MetaPathFinder):
+    """Seeds a library for the input at work, the moment its import is complete.
+
+    A worker's first input may be the one that imports it, and which input that is depends on the
+    number of workers.
+    """
+
+    def __init__(self) -> None:
+        self.seed = 0
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name in ("numpy", "torch") else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_seed(module: ModuleType) -> None:
+            execute(module)
+            if name == "numpy":
+                module.random.seed(self.seed >> 32)
+            else:
+                module.default_generator.manual_seed(self.seed & _63_BITS)
+
+        spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
+        return spec
+
+
+_on_import = _SeedOnImport()
+
+
+def seed_on_import(is_on: bool) -> None:
+    """From now on, also seed numpy and torch when user code imports them; or stop doing so."""
+    if is_on and _on_import not in sys.meta_path:
+        sys.meta_path.insert(0, _on_import)
+    elif not is_on and _on_import in sys.meta_path:
+        sys.meta_path.remove(_on_import)
+
+
+# ---- turns -------------------------------------------------------------------------------------
+
+
+class _Turns:
+    """Who uses the generators of the process: many threads side by side, or one thread alone."""
+
+    def __init__(self) -> None:
+        self._found: States | None = None
+        self._changed = threading.Condition()
+        self._together: set[int] = set()
+        self._alone: int | None = None  # the thread that runs alone, or is the next to
+        self._depth = 0  # its blocks within blocks; 0 while it waits for the others to end
+
+    def join(self, thread: int, is_refused: Callable[[], bool]) -> States | None:
+        """Begin to run beside others, once no thread runs alone, unless that is refused then.
+
+        Returns:
+            The generators as the first of those side by side found them; None if refused.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone is None or is_refused())
+            if is_refused():
+                return None
+            if not self._together:
+                self._found = _states()
+            self._together.add(thread)
+            return self._found
+
+    def take(self, thread: int) -> None:
+        """Begin to run alone. One that runs beside others already does not wait for them."""
+        with self._changed:
+            while self._alone != thread:  # again, if it is abandoned while it waits
+                self._changed.wait_for(lambda: self._alone is None)
+                self._alone = thread
+                self._changed.wait_for(
+                    lambda: self._alone != thread or thread in self._together or not self._together
+                )
+            self._depth += 1
+
+    def lend(self, thread: int) -> Callable[[], None]:
+        """Let others run while a thread waits for them; return what undoes that."""
+        with self._changed:
+            depth, is_beside = self._depth, thread in self._together
+            is_alone = self._alone == thread
+            self._together.discard(thread)
+            if is_alone:
+                self._depth, self._alone = 0, None
+            self._changed.notify_all()
+
+        def take_back() -> None:
+            if is_alone:
+                self.take(thread)
+            with self._changed:
+                if is_alone:
+                    self._depth = depth
+                if is_beside:
+                    self._changed.wait_for(lambda: self._alone in (None, thread))
+                    self._together.add(thread)
+
+        return take_back
+
+    def give(self, thread: int) -> None:
+        """End a block alone."""
+        with self._changed:
+            if self._alone == thread:
+                self._depth -= 1
+                if not self._depth:
+                    self._alone = None
+                    self._changed.notify_all()
+
+    def is_taken_by(self, thread: int) -> bool:
+        return self._alone == thread
+
+    def leave(self, thread: int) -> bool:
+        """End all that a thread does here; return whether it ran, and did not only wait."""
+        with self._changed:
+            ran = thread in self._together or (self._alone == thread and self._depth > 0)
+            self._together.discard(thread)
+            if self._alone == thread:
+                self._alone, self._depth = None, 0
+            self._changed.notify_all()
+            return ran
+
+
+_turns = _Turns()
+
+
+def _begin_anew() -> None:
+    global _turns  # noqa: PLW0603 - one for all loaders of the process
+    _turns = _Turns()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@contextmanager
+def generators_locked() -> Iterator[None]:
+    """Keep worker threads from the generators for the block, which may draw from them."""
+    turns, thread = _turns, threading.get_ident()
+    turns.take(thread)
+    try:
+        yield
+    finally:
+        turns.give(thread)
+
+
+@contextmanager
+def generators_kept() -> Iterator[SimpleNamespace]:
+    """Use the generators for the block, and leave them as they were found.
+
+    Yields:
+        An object whose `states` are what they are set to at the end.
+    """
+    with generators_locked():
+        turns, kept = _turns, SimpleNamespace(states=_states())
+        try:
+            yield kept
+        finally:
+            # Otherwise this thread was abandoned, and they are another's.
+            if turns.is_taken_by(threading.get_ident()):
+                _set_states(kept.states)
+
+
+@contextmanager
+def generators_lent() -> Iterator[None]:
+    """Let other threads use the generators for the block, in which this thread only waits.
+
+    A sample may iterate a loader of its own, whose threads need their turns.
+    """
+    turns, thread = _turns, threading.get_ident()
+    states = _states() if turns.is_taken_by(thread) else None
+    take_back = turns.lend(thread)
+    try:
+        yield
+    finally:
+        take_back()
+        if states is not None:
+            _set_states(states)
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Leave the generators as they were found, without keeping other threads from them."""
+    states = _states()
+    try:
+        yield
+    finally:
+        _set_states(states)
+
+
+def _states() -> States:
+    numpy: Any = _modules.get("numpy")
+    torch: Any = _modules.get("torch")
+    return (
+        random.getstate(),
+        numpy.random.get_state() if hasattr(numpy, "random") else None,
+        torch.default_generator.get_state() if hasattr(torch, "default_generator") else None,
+    )
+
+
+def _set_states(states: States) -> None:
+    state, array_state, tensor_state = states
+    random.setstate(state)
+    if array_state is not None:
+        _modules["numpy"].random.set_state(array_state)
+    if tensor_state is not None:
+        _modules["torch"].default_generator.set_state(tensor_state)
+
+
+class PrivateGenerators:
+    """Gives a piece of code generators of its own: each block goes on where the last one ended.
+
+    The process's generators are as before after each block.
+
+    Args:
+        seed: 64 bits to begin with.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Begin with `seed`."""
+        self._seed = seed
+        self._own: States | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Use them for the block."""
+        with generators_kept():
+            if self._own is None:
+                seed_generators(self._seed)
+            else:
+                _set_states(self._own)
+            try:
+                yield
+            finally:
+                self._own = _states()
+
+
+# What seeds the generators from 64 bits; see `ThreadTurns.run`.
+Seeds = Callable[[int], None]
+
+
+class ThreadTurns:
+    """Runs calls of several threads so that each draws as if it were alone, from its own seeds.
+
+    Calls run side by side until the generators are seen to change. Then the call is made again,
+    alone; if it does draw, every later one is made alone from the start.
+    """
+
+    def __init__(self) -> None:
+        """Begin with calls side by side."""
+        self._draws = False
+
+    def run(self, call: Callable[[Seeds], _T], undo: Callable[[], None] = lambda: None) -> _T:
+        """Return what a call returns, or raise what it raises.
+
+        Args:
+            call: The call. It is given what seeds the generators, to be called wherever it is to
+                begin anew with a seed; this does nothing while calls run side by side.
+            undo: Called before a call is made again.
+        """
+        thread = threading.get_ident()
+        found = _turns.join(thread, lambda: self._draws)
+        if found is not None:
+            before = _fingerprint()
+            try:
+                returned, error = call(_seed_nothing), None
+            except Exception as raised:  # noqa: BLE001 - it may depend on what was drawn
+                returned, error = None, raised
+            finally:
+                has_drawn = _fingerprint() != before
+                _turns.leave(thread)
+            if not has_drawn:
+                if error is not None:
+                    raise error
+                return returned  # type: ignore[return-value]
+            undo()
+        with generators_kept() as kept:
+            if found is None or self._draws:
+                return call(seed_generators)
+            watch = _Watch()
+            try:
+                return call(watch.seed)
+            finally:
+                # If not, what was seen are the trainer's own draws, which stay.
+                if watch.has_drawn():
+                    self._draws, kept.states = True, found
+
+    def abandon(self, thread: threading.Thread) -> bool:
+        """Free what an abandoned thread holds; return whether it was only waiting."""
+        return not _turns.leave(thread.ident or 0)
+
+
+class _Watch:
+    """Seeds the generators, and sees whether anybody draws from them afterwards."""
+
+    def __init__(self) -> None:
+        self._has_drawn = False
+        self._seeded: tuple[Any, ...] | None = None
+
+    def seed(self, seed: int) -> None:
+        self._has_drawn = self.has_drawn()
+        seed_generators(seed)
+        self._seeded = _fingerprint()
+
+    def has_drawn(self) -> bool:
+        return self._has_drawn or (self._seeded is not None and self._seeded != _fingerprint())
+
+
+def _seed_nothing(seed: int) -> None:
+    """Leave the generators alone while calls run side by side."""
+
+
+def _fingerprint() -> tuple[Any, ...]:
+    """Return what differs once anybody has drawn."""
+    state, array_state, tensor_state = _states()
+    return (
+        hash(state),
+        None if array_state is None else (array_state[1].tobytes(), *array_state[2:]),
+        None if tensor_state is None else tensor_state.numpy().tobytes(),
+    )

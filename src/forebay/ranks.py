@@ -1,0 +1,165 @@
+"""Which rank this process is, and whether all ranks agree on what they load."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from forebay.errors import OptionError
+
+# Variables in which launchers tell a process how many there are, and which it is: torchrun and
+# accelerate, srun, Open MPI, MPICH.
+LAUNCHERS = (
+    ("WORLD_SIZE", "RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+
+
+class Ranks(NamedTuple):
+    """How many ranks share the batches, and which of them this process is."""
+
+    world_size: int
+    rank: int
+
+
+def process_group() -> Ranks:
+    """Return what the default process group says; one rank if there is none."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_world_size(), dist.get_rank())
+    return Ranks(1, 0)
+
+
+def ranks_of(
+    world_size: int | str | None, rank: int | None, environment: Mapping[str, str] = os.environ
+) -> Ranks | None:
+    """Return the ranks that a loader's arguments mean; None where it is on its own.
+
+    Args:
+        world_size: A count; "auto" for the process group's, or else the launcher's; or None.
+        rank: From 0 to world_size - 1; None for the process group's, or the launcher's.
+        environment: Where launchers leave their variables.
+
+    Raises:
+        OptionError: They are impossible, or do not fit what the launcher says.
+    """
+    if world_size is None:
+        if rank is not None:
+            raise OptionError(
+                f"rank={rank!r} requires world_size\n"
+                "  Nothing was started. Pass world_size= too, or world_size='auto' alone."
+            )
+        return None
+    found = process_group()
+    if found.world_size == 1:
+        found = _launched(environment) or found
+    if world_size == "auto":
+        if rank is not None:
+            raise OptionError(
+                f"rank={rank!r} with world_size='auto', which finds the rank by itself\n"
+                "  Nothing was started. Leave rank out, or pass both as numbers."
+            )
+        return found
+    if type(world_size) is not int or world_size < 1:
+        raise OptionError(
+            f"world_size={world_size!r} is not possible; it takes 1, 2, 3, …, 'auto' or None"
+        )
+    if rank is None:
+        if world_size not in (1, found.world_size):
+            raise OptionError(
+                f"world_size={world_size} without rank, and this process is one of "
+                f"{found.world_size}\n"
+                "  Nothing was started. Pass rank=, from 0 to "
+                f"{world_size - 1}, or world_size='auto'."
+            )
+        rank = found.rank if world_size == found.world_size else 0
+    if type(rank) is not int or not 0 <= rank < world_size:
+        raise OptionError(
+            f"rank={rank!r} is not possible with world_size={world_size}; it takes 0 to "
+            f"{world_size - 1}"
+        )
+    return Ranks(world_size, rank)
+
+
+def _launched(environment: Mapping[str, str]) -> Ranks | None:
+    for size_name, rank_name in LAUNCHERS:
+        size, rank = environment.get(size_name), environment.get(rank_name)
+        if size is None or rank is None:
+            continue
+        try:
+            found = Ranks(int(size), int(rank))
+        except ValueError:
+            found = Ranks(0, 0)
+        if not 0 <= found.rank < found.world_size:
+            raise OptionError(
+                f"the environment says {size_name}={size!r} and {rank_name}={rank!r}, which is no "
+                "rank\n  Nothing was started. Pass world_size= and rank= as numbers."
+            )
+        return found
+    return None
+
+
+def check_still(found: Ranks) -> None:
+    """Check what `world_size="auto"` found when a loader was made, at its first iteration.
+
+    Raises:
+        OptionError: There is another process group by now.
+    """
+    now = ranks_of("auto", None)
+    if now is not None and now != found:
+        raise OptionError(
+            f"world_size='auto' found rank {found.rank} of {found.world_size} when the loader was "
+            f"made, and it is rank {now.rank} of {now.world_size} now\n"
+            "  No batch was handed out: every rank would have trained on the same samples. Make "
+            "the loader after init_process_group()."
+        )
+
+
+def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
+    """Compare, over the process group, what each rank is about to load.
+
+    It costs one all-gather of a few hundred bytes. Where the group has more processes than there
+    are ranks (tensor parallelism), each rank must appear equally often.
+
+    Args:
+        ranks: This process's.
+        facts: What must be equal on all ranks, by the name that the user knows.
+
+    Raises:
+        OptionError: Two processes have the same rank, or facts differ; the message names them.
+    """
+    group = process_group()
+    if group.world_size == 1:
+        return
+    mine = (group.rank, f"{socket.gethostname()}:{os.getpid()}", ranks.rank, dict(facts))
+    everyone: list[Any] = [None] * group.world_size
+    dist.all_gather_object(everyone, mine)
+    for name, value in facts.items():
+        for number, process, _, others in everyone:
+            if others.get(name) != value:
+                raise OptionError(
+                    f"the ranks do not load the same plan: {name}={value!r} here, and "
+                    f"{name}={others.get(name)!r} in process {number} ({process})\n"
+                    f"  This is process {group.rank} ({mine[1]}). No batch was handed out. Make "
+                    "the loader with the same arguments on all ranks, and load the same state."
+                )
+    times = Counter(rank for _, _, rank, _ in everyone)
+    wanted, rest = divmod(group.world_size, ranks.world_size)
+    wrong = [rank for rank in range(ranks.world_size) if times[rank] != wanted]
+    if rest or wrong:
+        shown = ", ".join(
+            f"process {number} ({process}) has rank {rank}" for number, process, rank, _ in everyone
+        )
+        raise OptionError(
+            f"the {group.world_size} processes are not the {ranks.world_size} ranks of the loader: "
+            f"rank {wrong[0] if wrong else 0} appears {times[wrong[0] if wrong else 0]} times\n"
+            f"  {shown}.\n"
+            "  No batch was handed out: some samples would come twice, and others not at all. "
+            "Pass each process its own rank, or world_size='auto'."
+        )

@@ -1,0 +1,250 @@
+"""The buffer: one stream across epochs, as deep as it was told to be."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from datasets import Gate, Gated, Squares
+from streams import Asked, until
+
+from forebay import Buffer, DataLoader, OptionError
+from forebay.buffer import parse_bytes
+from forebay.engine.states import State
+
+# A machine of few cores is warned of several workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+BACKENDS = pytest.mark.parametrize("backend", ["process", "thread"])
+
+
+# ---- its arguments ------------------------------------------------------------------------------
+
+SIZES = {
+    1: 1,
+    "1": 1,
+    "800MB": 800 * 10**6,
+    "30GB": 30 * 10**9,
+    "30GiB": 30 * 2**30,
+    "1.5kb": 1500,
+    " 2 TiB ": 2 * 2**40,
+    "7B": 7,
+}
+
+
+@pytest.mark.parametrize(("text", "nbytes"), SIZES.items(), ids=str)
+def test_sizes_are_numbers_or_texts(text, nbytes):
+    """In powers of 1000, or of 1024 with an i."""
+    assert parse_bytes(text) == nbytes
+
+
+def test_a_size_is_a_buffer_of_that_size():
+    """As an argument of the loader, or by position."""
+    assert Buffer.of("800MB") == Buffer("800MB") == Buffer(max_bytes=800 * 10**6)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB"])
+def test_what_is_no_size_is_refused(size):
+    """With examples of what is."""
+    with pytest.raises(OptionError, match=r"is no size; it takes .*'30GB'"):
+        DataLoader(Squares(1), buffer=size)
+
+
+WRONG = {
+    "no mark": ({}, r"^Buffer\(\) needs max_bytes or max_batches"),
+    "no batches": ({"max_batches": 0}, "^max_batches=0 is not possible"),
+    "a half": ({"max_batches": 1.5}, r"^max_batches=1\.5 is not possible"),
+    "yes": ({"max_batches": True}, "^max_batches=True is not possible"),
+    "low mark of nothing": ({"max_batches": 9, "refill_below": 0}, "^refill_below=0 is not"),
+    "low above high": ({"max_batches": 9, "refill_below": 10}, "^refill_below=10 is above max_b"),
+    "bytes": ({"max_bytes": "much"}, "^buffer='much' is no size"),
+    "directory": ({"max_batches": 9, "directory": "/no/such"}, "^directory='/no/such' is not a f"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
+def test_marks_that_make_no_sense_are_refused(arguments, words):
+    """Each with its own name."""
+    with pytest.raises(OptionError, match=words):
+        Buffer(**arguments)
+
+
+@pytest.mark.parametrize("name", ["backend", "on_error", "seed"])
+def test_other_arguments_that_make_no_sense_are_refused(name):
+    """Before anything starts."""
+    with pytest.raises(OptionError, match=f"^{name}='x' is not possible; it takes"):
+        DataLoader(Squares(1), **{name: "x"})
+
+
+# ---- how deep it is -----------------------------------------------------------------------------
+
+
+def rests_at(loader, count):
+    """Wait until so many batches are ready, and nothing more is made."""
+    until(lambda: loader.statistics().ready_batches >= count)
+    before = loader.dataset.total()
+    until(lambda: loader.statistics().ready_batches == count)
+    for _ in range(20):  # whatever was under way beyond the mark would come now
+        time.sleep(0.001)
+        assert loader.statistics().ready_batches == count
+    assert loader.dataset.total() == before
+
+
+@BACKENDS
+def test_it_fills_to_the_high_mark_and_again_below_the_low_mark(backend):
+    """Without anybody taking batches; and not before there are fewer than the low mark."""
+    dataset = Asked(250)
+    deep = Buffer(max_batches=20, refill_below=12)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        iterator = iter(loader)
+        rests_at(loader, 20)
+        assert dataset.total() == 20
+        for _ in range(8):
+            next(iterator)
+        rests_at(loader, 12)
+        assert dataset.total() == 20
+        next(iterator)
+        rests_at(loader, 20)
+        assert dataset.total() == 29
+
+
+@BACKENDS
+def test_it_counts_bytes(backend):
+    """A size is a size: no more batches than fit, whatever their number."""
+    dataset = Big(60)
+    with DataLoader(dataset, num_workers=2, buffer="100kB", backend=backend) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: loader.statistics().ready_batches >= 8)
+        for batch in iterator:
+            assert batch.nbytes == 10_000
+            now = loader.statistics()
+            assert now.ready_batches <= 10
+            assert 0 <= now.ready_bytes - now.ready_batches * 10_000 < 2_000
+
+
+class Big(Squares):
+    """Samples of 10 kB."""
+
+    def __getitem__(self, index):
+        return torch.full((10_000,), index % 256, dtype=torch.uint8)
+
+
+def test_a_batch_larger_than_the_buffer_still_comes():
+    """One at a time."""
+    with DataLoader(Big(9), batch_size=3, num_workers=2, buffer=Buffer(max_bytes=100)) as loader:
+        assert [int(batch[0, 0]) for batch in loader] == [0, 3, 6]
+
+
+def test_the_low_mark_is_below_the_high_mark_by_itself():
+    """80 % of what it held when it was full."""
+    dataset = Asked(250)
+    with DataLoader(dataset, num_workers=2, buffer=Buffer(max_batches=20)) as loader:
+        iterator = iter(loader)
+        rests_at(loader, 20)
+        for _ in range(4):
+            next(iterator)
+        rests_at(loader, 16)
+        next(iterator)
+        rests_at(loader, 20)
+
+
+# ---- one stream across epochs -------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate():
+    """A gate that is opened at the end, so that no worker waits for ever."""
+    gate = Gate()
+    yield gate
+    gate.close()
+
+
+@BACKENDS
+def test_the_next_epoch_is_being_made_while_this_one_is_not_taken(backend, gate):
+    """Its first batches are ready before any of this one's was handed out."""
+    dataset = Asked(10)
+    deep = Buffer(max_batches=25)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        iterator = iter(loader)
+        until(lambda: loader.statistics().ready_batches == 25)
+        now = loader.statistics()
+        assert (now.epoch, now.batch) == (0, 0)
+        assert (now.ready_from, now.ready_to) == ((0, 0), (2, 4))
+        assert [batch.item() for batch in iterator] == list(range(10))
+        assert loader.statistics().ready_from == (1, 0)
+        assert [batch.item() for batch in loader] == list(range(10))
+
+
+class GatedOnce(Gated):
+    """Samples of which one waits until a gate opens, the first time that it is asked for."""
+
+    def __init__(self, count, slow, gate, folder):
+        super().__init__(count, slow, gate)
+        self.folder = folder
+
+    def __getitem__(self, index):
+        if index == self.slow:
+            try:
+                (self.folder / "asked").touch(exist_ok=False)
+            except FileExistsError:
+                return index
+        return super().__getitem__(index)
+
+
+def test_a_slow_head_holds_nobody_up(gate, tmp_path):
+    """While one worker is at the epoch's last sample, the other makes all of the next epoch."""
+    dataset = GatedOnce(6, 5, gate, tmp_path)
+    deep = Buffer(max_batches=16)
+    with DataLoader(dataset, num_workers=2, buffer=deep) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).item() for _ in range(5)] == list(range(5))
+        # Batch 5 waits at the gate; also what was given to its worker is made by the other one.
+        until(lambda: loader._pipeline.feed._engine._flow.counts[State.READY] >= 10)
+        gate.open()
+        assert [batch.item() for batch in iterator] == [5]
+        assert [batch.item() for batch in loader] == list(range(6))
+
+
+@BACKENDS
+def test_after_a_break_nothing_is_made_twice(backend):
+    """What was made of the next epoch is handed out; of this one nothing more is made."""
+    dataset = Asked(10)
+    deep = Buffer(max_batches=15)
+    with DataLoader(dataset, num_workers=2, buffer=deep, backend=backend) as loader:
+        for batch in loader:
+            if batch.item() == 2:
+                break
+        until(lambda: loader.statistics().ready_batches + loader.statistics().batch >= 15)
+        made = dataset.asked[0]
+        assert made == 2
+        iterator = iter(loader)
+        assert loader.statistics().ready_from == (1, 0)
+        assert loader.statistics().ready_batches >= 5
+        assert [next(iterator).item() for _ in range(5)] == list(range(5))
+    # Each sample at most once in each of the epochs 0 to 3: nothing was thrown away and redone.
+    assert dataset.asked[9] <= 3
+    assert dataset.total() <= 10 + 5 + 15
+
+
+def test_it_outlives_the_loop_and_not_the_loader():
+    """Between epochs workers go on; with the loader they end."""
+    loader = DataLoader(Asked(4), num_workers=1, buffer=Buffer(max_batches=3, refill_below=3))
+    assert len(list(loader)) == 4
+    until(lambda: loader.statistics().ready_batches == 3)
+    loader.close()
+    assert loader._pipeline.feed is None
+    assert len(list(loader)) == 4
+    loader.close()
+
+
+def test_a_new_iteration_ends_the_one_before():
+    """There is one buffer, and one reader of it; the other is told so, not cut short."""
+    with DataLoader(Squares(5), num_workers=1, buffer="1MB") as loader:
+        one = iter(loader)
+        next(one)
+        other = iter(loader)
+        with pytest.raises(RuntimeError, match="ended by a later iter"):
+            next(one)
+        assert len(list(other)) == 5

@@ -1,0 +1,106 @@
+"""A batch is its holder's, for as long as a part of it is held, whatever else is made meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+import torch
+from datasets import Squares
+from torch.utils.data import default_collate
+
+import forebay
+
+# A machine of one core is warned of two workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")
+
+# Of a batch of two; more than what travels without a slot.
+WIDE = 10_000
+
+
+class Wide(Squares):
+    """A row of the sample's own number."""
+
+    def __getitem__(self, index):
+        return torch.full((WIDE,), float(index))
+
+
+LIVES = {
+    "torch's": {},
+    "persistent": {"persistent_workers": True},
+    "seed": {"seed": 0},
+    "two batches": {"buffer": forebay.Buffer(max_batches=2)},
+    "one byte": {"buffer": forebay.Buffer(max_bytes=1)},
+    "bytes": {"buffer": "1MB"},
+}
+every_life = pytest.mark.parametrize("options", LIVES.values(), ids=LIVES)
+
+
+def wide_loader(count, options):
+    return forebay.DataLoader(Wide(count), batch_size=2, num_workers=2, **options)
+
+
+def expected_batch(number):
+    return default_collate([Wide(0)[2 * number], Wide(0)[2 * number + 1]])
+
+
+@pytest.mark.slow
+@every_life
+def test_what_is_kept_is_never_overwritten(options):
+    """The first fifty batches, and a slice of each later one, while hundreds come and go."""
+    with wide_loader(600, options) as loader:
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(50)]
+        slices = [batch[1, 100:110] for batch in batches]
+    assert all(torch.equal(batch, expected_batch(n)) for n, batch in enumerate(kept))
+    assert torch.equal(torch.stack(slices)[:, 3], torch.arange(101.0, 600, 2))
+
+
+@every_life
+def test_whoever_keeps_everything_waits_for_nobody(options):
+    """list(loader), twice, with both lists kept: a small buffer bounds what is ready alone."""
+    with wide_loader(120, options) as loader:
+        epochs = [list(loader), list(loader)]
+    for epoch in epochs:
+        assert all(torch.equal(batch, expected_batch(n)) for n, batch in enumerate(epoch))
+
+
+@every_life
+def test_what_is_done_to_a_batch_does_not_show_in_any_other(options):
+    """Memory is used again, its contents are not: two epochs, each batch spoilt when it is read."""
+    with wide_loader(120, options) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                assert torch.equal(batch, expected_batch(number))
+                batch.fill_(-1)
+
+
+@every_life
+def test_batches_may_be_read_and_dropped_in_other_threads(options):
+    """Three threads hold some, drop them when they like, and never see one change."""
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    wrong = []
+
+    def read():
+        held = []
+        while (item := waiting.get()) is not None:
+            held.append(item)
+            if len(held) > 5:
+                wrong.extend(n for n, batch in held if not torch.equal(batch, expected_batch(n)))
+                held.clear()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        with wide_loader(240, options) as loader:
+            for item in enumerate(loader):
+                waiting.put(item)
+                del item
+    finally:
+        for _ in readers:
+            waiting.put(None)
+        for reader in readers:
+            reader.join()
+    assert wrong == []

@@ -1,0 +1,183 @@
+"""The loader as an object: what may be set, copied and closed, and what it holds on to."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+from datasets import Squares, Stream
+from streams import until
+from torch.utils.data import Sampler
+
+from forebay import Buffer, DataLoader, OptionError
+
+# A machine of few cores is warned of several workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.mark.parametrize("name", ["buffer", "seed", "backend", "on_error", "batch_size"])
+def test_what_is_under_way_cannot_be_changed(name):
+    """torch says so of its own arguments, and in the same words."""
+    loader = DataLoader(Squares(4))
+    with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader"):
+        setattr(loader, name, "2MB")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers", "words"),
+    [
+        (
+            Stream(4),
+            2,
+            r"^an iterable dataset cannot have backend='ray': only samples that can be asked for "
+            r"one by one can be shared out among nodes\n.*Use a map-style dataset",
+        ),
+        (Squares(4), 0, r"^backend='ray' with num_workers=0"),
+    ],
+    ids=["iterable", "no workers"],
+)
+def test_what_a_cluster_cannot_do_is_refused(dataset, num_workers, words):
+    """Before there is anything to do with one."""
+    with pytest.raises(OptionError, match=words):
+        DataLoader(dataset, num_workers=num_workers, backend="ray")
+
+
+def test_the_cores_of_this_machine_do_not_matter_to_a_cluster():
+    """torch's warning of too many workers is for those that are here."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        DataLoader(Squares(4), num_workers=512, backend="ray")
+        assert caught == []
+        DataLoader(Squares(4), num_workers=512)
+        assert "will create 512 worker processes" in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
+@pytest.mark.parametrize(
+    "arguments", [{"buffer": "1MB"}, {"seed": 1}, {}], ids=["buffer", "seed", "torch's alone"]
+)
+def test_a_copy_of_a_used_loader_begins_anew(copied, arguments):
+    """It has no workers yet, and the original keeps its own."""
+    with DataLoader(list(range(12)), batch_size=4, num_workers=1, **arguments) as loader:
+        expected = [batch.tolist() for batch in loader]
+        iterator = iter(loader)
+        next(iterator)
+        with copied(loader) as other:
+            assert [batch.tolist() for batch in other] == expected
+        del other
+        assert len(list(iterator)) == 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"seed": 0}, {"buffer": "1MB"}], ids=repr)
+def test_close_ends_the_workers_of_a_pass_that_is_under_way(arguments):
+    """Whoever made them, torch's rules or a stream."""
+    loader = DataLoader(Squares(100), num_workers=1, **arguments)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = iterator._workers
+    pid = worker.pid
+    loader.close()
+    until(lambda: not os.path.exists(f"/proc/{pid}"))
+    with pytest.raises(RuntimeError, match="was closed"):
+        list(iterator)
+
+
+class Megabytes(Squares):
+    """Samples of one megabyte."""
+
+    def __getitem__(self, index):
+        return torch.full((250_000,), float(index))
+
+
+def test_a_kept_batch_keeps_its_own_memory_alone():
+    """What was ready goes back to the system with the workers."""
+    loader = DataLoader(Megabytes(100), num_workers=1, buffer=Buffer(max_batches=20))
+    iterator = iter(loader)
+    kept = next(iterator)
+    until(lambda: loader.statistics().ready_batches >= 15)
+    descriptor = os.dup(loader._pipeline.feed._slab.fileno())
+    try:
+        assert os.fstat(descriptor).st_blocks * 512 > 10e6
+        loader.close()
+        assert os.fstat(descriptor).st_blocks * 512 < 2e6
+        assert kept[0, 0].item() == 0.0
+        del kept
+        assert os.fstat(descriptor).st_blocks == 0
+    finally:
+        os.close(descriptor)
+
+
+class Forwarding:
+    """A wrapper that has nothing of its own but what it wraps."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __iter__(self):
+        return iter(self._inner)
+
+    def __len__(self):
+        return len(self._inner)
+
+
+class Turned(Sampler):
+    """Begins at its epoch."""
+
+    def __init__(self, count):
+        self.count, self.epoch = count, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([(self.epoch + each) % self.count for each in range(self.count)])
+
+    def __len__(self):
+        return self.count
+
+
+@pytest.mark.parametrize("arguments", [{"seed": 0}, {"num_workers": 1, "buffer": "1MB"}], ids=repr)
+def test_set_epoch_may_be_forwarded(arguments):
+    """By a wrapper that does not know that there is such a thing."""
+    sampler = Forwarding(Turned(5))
+    with DataLoader(range(5), sampler=sampler, **arguments) as loader:
+        for epoch in (0, 3, 4):
+            sampler.set_epoch(epoch)
+            order = [(epoch + each) % 5 for each in range(5)]
+            assert [batch.item() for batch in loader] == order
+
+
+class Stopping(Sampler):
+    """Raises after so many indices."""
+
+    def __init__(self, good):
+        self.good = good
+
+    def __iter__(self):
+        yield from range(self.good)
+        raise KeyError("no more")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"seed": 0}, {"num_workers": 1, "seed": 0}, {"num_workers": 1, "buffer": "1MB"}],
+    ids=repr,
+)
+def test_what_a_sampler_gave_before_it_raised_comes(arguments):
+    """Then its exception does."""
+    with DataLoader(range(9), sampler=Stopping(5), **arguments) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).item() for _ in range(5)] == list(range(5))
+        with pytest.raises(KeyError, match="no more"):
+            next(iterator)

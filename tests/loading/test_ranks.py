@@ -1,0 +1,402 @@
+"""Many ranks: the same global batches however many there are, also when their number changes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import pytest
+from datasets import Squares
+from streams import Lethal, Noisy, NoisyGroups, epochs_of
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+from worlds import World, digest
+
+import forebay
+from forebay import DataLoader, OptionError
+
+COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14
+WORLDS = (1, 2, 3, 4, 6, 8, 12)
+
+
+def noisy(**options):
+    """Make a loader whose samples draw from every generator."""
+    return DataLoader(Noisy(COUNT), **{"seed": 7, "shuffle": True, **options})
+
+
+def mixed(**options):
+    """Make one over three sources."""
+    sources = {
+        "a": (Noisy(50), 0.5),
+        "b": (Noisy(50), 0.3),
+        "c": (Noisy(9), 0.2),
+    }
+    return DataLoader(forebay.mix(sources), **{"seed": 7, "shuffle": True, **options})
+
+
+def whole(make, epochs=2, **options):
+    """Return the global batches of some epochs, of one rank and no worker."""
+    with World(partial(make, **options), 1, TOGETHER) as world:
+        return [list(world.batches()) for _ in range(epochs)]
+
+
+@functools.cache
+def expected_of(make):
+    """Return what two epochs are, by one rank without workers."""
+    return list(map(digest, whole(make)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 5 worker processes")
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
+@pytest.mark.parametrize("world", WORLDS)
+def test_global_batches_are_equal_bit_for_bit(world, num_workers):
+    """For any number of ranks and workers; in every epoch, mixed or not, tail and random numbers
+    included."""
+    for make in (noisy, mixed):
+        with World(partial(make, num_workers=num_workers), world, TOGETHER) as ranks:
+            found = [list(ranks.batches()) for _ in range(2)]
+        assert list(map(digest, found)) == expected_of(make)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drop_last": True},
+        {"tail": "uneven"},
+        {"shuffle": False},
+        {"backend": "thread", "num_workers": 2},
+        {"buffer": "1MB", "num_workers": 2},
+    ],
+    ids=str,
+)
+def test_however_they_are_made(options):
+    """With three ranks, each of them made in any way."""
+    how = {name: options.pop(name) for name in ("drop_last", "shuffle") if name in options}
+    with World(partial(noisy, **how, **options), 3, TOGETHER) as ranks:
+        found = [list(ranks.batches()) for _ in range(2)]
+        assert {len(loader) for loader in ranks.loaders} == {4 if how.get("drop_last") else 5}
+    assert list(map(digest, found)) == list(map(digest, whole(noisy, **how)))
+
+
+@pytest.mark.parametrize("make", [noisy, mixed])
+@pytest.mark.parametrize("worlds", [(3, 5, 2), (5, 2, 6), (1, 15, 3)])
+def test_the_number_of_ranks_changes_in_mid_epoch(make, worlds):
+    """Each goes on where the ranks before it stood; over the end of an epoch, too."""
+    together, state, found = 30, None, []
+    with World(make, 1, together) as world:
+        expected = [batch for _ in range(2) for batch in world.batches()]
+    for number, count in enumerate(worlds):
+        with World(make, count, together, state) as world:
+            batches = world.batches()
+            if number < len(worlds) - 1:
+                found += [next(batches) for _ in range(2 if number else 1)]
+                state = world.state()
+            else:
+                found += [*batches, *world.batches()]
+    assert digest(found) == digest(expected)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_state_is_the_same_on_all_ranks(world):
+    """At every step, the end of an epoch among them; it says what was handed out over all ranks."""
+    with World(noisy, world, TOGETHER) as ranks:
+        samples = [ranks.state()["sample"]]
+        for _ in ranks.batches():
+            samples.append(ranks.state()["sample"])
+    assert samples == [0, 24, 48, 72, 96, 0]
+
+
+def test_a_state_of_another_global_batch_size_says_what_would_fit():
+    """It names both sizes and the `batch_size` to use; and it can be counted in samples."""
+    with World(noisy, 3, TOGETHER) as ranks:
+        next(ranks.batches())
+        state = ranks.state()
+    with noisy(batch_size=8, world_size=4, rank=0) as loader:
+        with pytest.raises(OptionError, match=r"of 24 samples.* of 32 samples") as caught:
+            loader.load_state_dict(state)
+        assert "batch_size=6 with world_size=4" in str(caught.value)
+    with noisy(batch_size=8, world_size=5, rank=0) as loader:
+        with pytest.raises(OptionError, match="a world size that divides 24: 1, 2, 3, 4, 6, 8, 12"):
+            loader.load_state_dict(state)
+    make = partial(noisy, seed=7)
+    loaders = [make(batch_size=8, world_size=4, rank=rank) for rank in range(4)]
+    left = []
+    for loader in loaders:
+        with loader:
+            loader.load_state_dict(state, strict=False)
+            left += [index for batch in loader for index in batch[0][loader.mask].tolist()]
+    with noisy(batch_size=24) as loader:
+        all_of_them = [index for batch in loader for index in batch[0].tolist()]
+    assert sorted(left) == sorted(all_of_them[24:])
+
+
+def test_the_mask_names_what_is_repeated():
+    """A tail of 14 over four ranks: two of them repeat one sample, so that all have four."""
+    loaders = [noisy(batch_size=6, world_size=4, rank=rank) for rank in range(4)]
+    seen = []
+    for loader in loaders:
+        *_, last = loader
+        assert len(last[0]) == len(loader.mask) == 4
+        seen.append(last[0][loader.mask].tolist())
+    assert sorted(map(len, seen)) == [3, 3, 4, 4]
+    assert len({index for own in seen for index in own}) == 14
+
+
+def test_an_uneven_tail_repeats_nothing():
+    """A tail of two over four ranks: two ranks have a step less, as they say themselves."""
+    loaders = [
+        DataLoader(Squares(26), batch_size=6, world_size=4, rank=rank, tail="uneven")
+        for rank in range(4)
+    ]
+    found = [list(loader) for loader in loaders]
+    assert list(map(len, loaders)) == list(map(len, found))
+    assert sorted(map(len, found)) == [1, 1, 2, 2]
+    assert sum(len(batch[0]) for own in found for batch in own) == 26
+
+
+def test_a_worker_that_is_killed_changes_nothing(tmp_path):
+    """The others go on, and its batch is made again."""
+    dataset = Lethal(COUNT, 60, tmp_path)
+
+    def make(**options):
+        return DataLoader(dataset, seed=7, shuffle=True, num_workers=2, **options)
+
+    with World(make, 3, TOGETHER) as ranks:
+        assert digest(list(ranks.batches())) == digest(whole(noisy, 1)[0])
+    assert dataset.trace.exists()
+
+
+def test_datasets_that_give_whole_batches():
+    """`__getitems__` is asked for this rank's samples alone, the same at every time."""
+
+    def make(**options):
+        return DataLoader(NoisyGroups(COUNT), seed=7, shuffle=True, **options)
+
+    for world in (1, 4):
+        once, again = [], []
+        for found in (once, again):
+            with World(partial(make, num_workers=1), world, TOGETHER) as ranks:
+                found += ranks.batches()
+        assert digest(once) == digest(again)
+
+
+SAMPLERS = {
+    "weighted": lambda: WeightedRandomSampler([1 + k % 7 for k in range(COUNT)], COUNT),
+    "random": lambda: RandomSampler(range(COUNT), replacement=True, num_samples=COUNT),
+    "sequential": lambda: SequentialSampler(range(COUNT)),
+    "list": lambda: [*range(COUNT)][::-1],
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_sampler_of_the_users_is_shared_out(sampler):
+    """Every rank reads all of it and takes its part; elastic as well."""
+
+    def make(**options):
+        return DataLoader(Noisy(COUNT), sampler=sampler(), seed=7, **options)
+
+    expected = whole(make)
+    with World(partial(make, num_workers=1), 3, TOGETHER) as ranks:
+        batches = ranks.batches()
+        found, state = [next(batches)], None
+        state = ranks.state()
+    with World(make, 6, TOGETHER, state) as ranks:
+        assert digest([*found, *ranks.batches()]) == digest(expected[0])
+        assert digest(list(ranks.batches())) == digest(expected[1])
+
+
+def test_samples_of_different_ranks_draw_different_numbers():
+    """With `world_size`, and with a DistributedSampler, whose rank goes into the seed."""
+    draws = set()
+    for rank in range(2):
+        sampler = DistributedSampler(Noisy(40), num_replicas=2, rank=rank)
+        for loader in (
+            DataLoader(Noisy(40), sampler=sampler, batch_size=4, seed=3),
+            DataLoader(Noisy(40), batch_size=4, seed=4, world_size=2, rank=rank),
+        ):
+            draws |= {tuple(row) for batch in loader for row in batch[1].tolist()}
+    assert len(draws) == 80
+
+
+def test_random_numbers_do_not_depend_on_the_batch_size():
+    """A sample's seed is its position in the epoch."""
+    found = [
+        {
+            int(index): tuple(row)
+            for batch in noisy(batch_size=size)
+            for index, row in zip(batch[0], batch[1].tolist(), strict=True)
+        }
+        for size in (1, 7, 24)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_without_a_seed_all_ranks_have_one():
+    """They must agree without talking: the seed is 0, as a DistributedSampler's."""
+    loader = DataLoader(Noisy(COUNT), batch_size=4, shuffle=True, world_size=3, rank=1)
+    assert loader.seed == 0
+    assert "rank=1 of 3" in repr(loader)
+
+
+REFUSED = {
+    "no world": ({"rank": 1}, "rank=1 requires world_size"),
+    "no rank": ({"world_size": 4}, "world_size=4 without rank"),
+    "no such rank": ({"world_size": 4, "rank": 4}, "it takes 0 to 3"),
+    "no number": ({"world_size": "all"}, "'auto' or None"),
+    "rank and auto": ({"world_size": "auto", "rank": 0}, "finds the rank by itself"),
+    "tail": ({"tail": "uneven"}, "there is no world_size="),
+    "no tail": ({"world_size": 1, "rank": 0, "tail": "cut"}, "'repeat' or 'uneven'"),
+    "batches": (
+        {"world_size": 2, "rank": 0, "batch_sampler": [[0]], "batch_size": 1},
+        "batches of the user's own",
+    ),
+    "single": ({"world_size": 2, "rank": 0, "batch_size": None}, "batches of the user's own"),
+    "both": (
+        {"world_size": 2, "rank": 0, "sampler": DistributedSampler(range(9), 2, 0)},
+        "would both share the samples out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused(options, words):
+    """When the loader is made, with what to do."""
+    with pytest.raises(OptionError, match=words):
+        DataLoader(Squares(9), **options)
+
+
+LAUNCHED = {
+    "torchrun": {"WORLD_SIZE": "3", "RANK": "2"},
+    "srun": {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"},
+    "mpirun": {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"},
+    "mpiexec": {"PMI_SIZE": "3", "PMI_RANK": "2"},
+}
+
+
+@pytest.mark.parametrize("environment", LAUNCHED.values(), ids=LAUNCHED)
+def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
+    """A loader finds its rank by itself; a count alone finds the rank that goes with it."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for world_size in ("auto", 3):
+        loader = DataLoader(Squares(9), world_size=world_size)
+        assert loader.ranks == (3, 2)
+    with pytest.raises(OptionError, match="one of 3"):
+        DataLoader(Squares(9), world_size=4)
+    monkeypatch.setenv(next(name for name in environment if name.endswith(("K", "D"))), "3")
+    with pytest.raises(OptionError, match="no rank"):
+        DataLoader(Squares(9), world_size="auto")
+
+
+def test_a_loader_made_before_the_ranks_are_known_is_refused(monkeypatch):
+    """At its first iteration; every rank would train on the same samples."""
+    loader = DataLoader(Squares(9), world_size="auto")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(OptionError, match=r"found rank 0 of 1 .* it is rank 1 of 2 now"):
+        next(iter(loader))
+
+
+def test_auto_alone_is_one_rank():
+    """The same script runs without a launcher."""
+    loader = DataLoader(Squares(9), world_size="auto", batch_size=2)
+    assert loader.ranks == (1, 0)
+    assert len(epochs_of(loader, 1)[0]) == 5
+
+
+GROUP = """
+import os, sys
+import torch, torch.distributed as dist
+import forebay
+dist.init_process_group("gloo")
+world, rank = dist.get_world_size(), dist.get_rank()
+try:
+    BODY
+finally:
+    dist.destroy_process_group()
+"""
+
+
+def in_a_group(body, processes=2):
+    """Run a script in every process of a real group; return what each has printed."""
+    script = GROUP.replace("BODY", textwrap.indent(textwrap.dedent(body), "    ").lstrip())
+    store = f"{os.getpid()}{len(body)}"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env={
+                **os.environ,
+                "WORLD_SIZE": str(processes),
+                "RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(20000 + int(store) % 20000),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        return [process.communicate(timeout=100)[0] for process in started]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_group_says_which_rank_this_is():
+    """In two real processes: every sample once, and the same state in both."""
+    outputs = in_a_group("""
+        loader = forebay.DataLoader(range(20), batch_size=4, shuffle=True, world_size="auto")
+        print(*(int(x) for batch in loader for x in batch))
+        print(sorted(loader.state_dict().items()))
+    """)
+    samples, states = zip(*(output.splitlines() for output in outputs), strict=True)
+    assert sorted(int(each) for line in samples for each in line.split()) == list(range(20))
+    assert states[0] == states[1]
+
+
+WRONG = {
+    "two equal ranks": ("world_size=2, rank=0", "rank 0 appears 2 times"),
+    "another seed": ("world_size='auto', seed=rank", "seed=0"),
+    "another size": ("world_size='auto', batch_size=2 + rank", "global_batch_size="),
+    "one shuffles": ("world_size='auto', shuffle=rank == 0", "shuffle=True"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "words"), WRONG.values(), ids=WRONG)
+def test_ranks_that_do_not_fit_are_named_before_the_first_batch(options, words):
+    """By process, in an error on every rank; nothing hangs."""
+    outputs = in_a_group(f"""
+        loader = forebay.DataLoader(range(20), **dict({{"seed": 1}}, **dict({options})))
+        try:
+            next(iter(loader))
+        except forebay.OptionError as error:
+            print(error)
+    """)
+    assert all(words in output or "appears" in output for output in outputs)
+    assert all("process 1" in output for output in outputs)
+
+
+@pytest.mark.slow
+def test_a_group_may_have_more_processes_than_ranks():
+    """Tensor parallelism: processes that share a rank each need its batches."""
+    outputs = in_a_group("""
+        loader = forebay.DataLoader(range(20), batch_size=4, world_size=1, rank=0)
+        print(*(int(x) for batch in loader for x in batch))
+    """)
+    assert outputs == [" ".join(map(str, range(20))) + "\n"] * 2

@@ -1,0 +1,157 @@
+"""`loader.statistics()`: what the loader has done, and what it waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from datasets import Squares
+from streams import WAYS, Lethal, until
+
+from forebay import Buffer, DataLoader
+from forebay.observe.statistics import KEPT_WAITS, Counters
+
+# A machine of few cores is warned of several workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+GROWING = ["waited_s", "fetch_s", "fetch_cpu_s", "collate_s", "idle_s", "restarts", "failures"]
+
+
+class Kilobytes(Squares):
+    """Samples of 40 kB."""
+
+    def __getitem__(self, index):
+        return torch.full((10_000,), float(index))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"seed": 0, **WAYS[way]} for way in ("here", "2 workers", "persistent", "threads")),
+        {"num_workers": 2, "buffer": Buffer(max_batches=6)},
+        {"num_workers": 2, "buffer": Buffer(max_batches=6), "backend": "thread"},
+        {},
+        {"num_workers": 2},
+    ],
+    ids=repr,
+)
+def test_every_number_makes_sense_at_every_batch(arguments):
+    """Where the loader stands, what is ready, and times that only grow."""
+    with DataLoader(Kilobytes(24), batch_size=4, **arguments) as loader:
+        before = loader.statistics()
+        assert (before.epoch, before.batch) == (-1, 0)
+        assert (before.ready_batches, before.ready_bytes, before.in_flight) == (0, 0, 0)
+        for epoch in range(2):
+            for number, _ in enumerate(loader):
+                now = loader.statistics()
+                assert (now.epoch, now.batch) == (epoch, number + 1)
+                assert 0 <= now.ready_batches <= 6
+                assert now.in_flight >= 0
+                assert (now.ready_bytes > 0) == (now.ready_batches > 0)
+                if now.ready_batches:
+                    assert (epoch, number + 1) <= now.ready_from <= now.ready_to
+                else:
+                    assert now.ready_from is None
+                    assert now.ready_to is None
+                assert 0 <= now.wait_p50_s <= now.wait_p95_s <= now.wait_p99_s <= now.waited_s
+                assert all(getattr(before, name) <= getattr(now, name) for name in GROWING)
+                before = now
+        if "seed" in arguments or "buffer" in arguments:
+            assert before.fetch_s > 0
+            assert before.collate_s > 0
+            assert before.waited_s > 0
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_what_is_ready_is_counted_and_found(backend):
+    """The buffer's first and last batch, their number and their bytes."""
+    deep = Buffer(max_batches=8)
+    with DataLoader(
+        Kilobytes(24), batch_size=4, num_workers=2, buffer=deep, backend=backend
+    ) as loader:
+        iterator = iter(loader)
+        until(lambda: loader.statistics().ready_batches == 8)
+        now = loader.statistics()
+        assert (now.ready_from, now.ready_to) == ((0, 0), (1, 1))
+        assert 0 <= now.ready_bytes - 8 * 160_000 < 10_000
+        next(iterator)
+        now = loader.statistics()
+        assert now.ready_from == (0, 1)
+        assert now.ready_bytes < 8 * 160_000
+        list(iterator)
+        until(lambda: loader.statistics().ready_batches == 8)
+        now = loader.statistics()
+        assert (now.epoch, now.batch) == (0, 6)
+        assert (now.ready_from, now.ready_to) == ((1, 0), (2, 1))
+    assert loader.statistics().ready_batches == 0
+
+
+def test_a_batch_that_raised_is_ready_as_well(num_workers):
+    """It has its place in the line; what is ready ends behind it."""
+
+    class Raising(Squares):
+        def __getitem__(self, index):
+            if index == 1:
+                raise ValueError("bad")
+            return index
+
+    with DataLoader(Raising(4), num_workers=2, buffer=Buffer(max_batches=3)) as loader:
+        iterator = iter(loader)
+        until(lambda: loader.statistics().ready_batches == 3)
+        assert loader.statistics().ready_to == (0, 2)
+        next(iterator)
+        with pytest.raises(ValueError, match="bad"):
+            next(iterator)
+        assert loader.statistics().batch == 2
+
+
+def test_waiting_for_a_disk_is_told_from_work():
+    """Time on the clock and time of the processor are counted apart."""
+
+    class Sleeping(Squares):
+        def __getitem__(self, index):
+            time.sleep(0.02)
+            return index
+
+    loader = DataLoader(Sleeping(4), seed=0)
+    assert len(list(loader)) == 4
+    now = loader.statistics()
+    assert now.fetch_s >= 0.08
+    assert now.fetch_cpu_s < now.fetch_s / 2
+    assert now.waited_s >= 0.08
+
+
+@pytest.mark.slow
+def test_restarts_are_counted(tmp_path):
+    """Each try that ended with its worker."""
+    with DataLoader(Lethal(8, 3, tmp_path), num_workers=1, seed=0) as loader:
+        assert len(list(loader)) == 8
+        assert loader.statistics().restarts == 1
+
+
+def test_a_look_is_immutable_and_fits_on_a_line():
+    """It can be printed each step, and kept."""
+    loader = DataLoader(Squares(4), seed=0)
+    for _ in loader:
+        now = loader.statistics()
+        assert "\n" not in repr(now)
+        assert repr(now).startswith(f"Statistics(epoch=0, batch={now.batch}, ready_batches=0, ")
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            now.epoch = 3
+
+
+def test_percentiles_are_of_the_last_waits():
+    """The oldest are forgotten, so that memory does not grow; the sum is of all."""
+    counters = Counters()
+    assert counters.known()["wait_p50_s"] == 0.0
+    for _ in range(KEPT_WAITS):
+        counters.waited(1.0)
+    for number in range(KEPT_WAITS):
+        counters.waited(number / KEPT_WAITS)
+    assert len(counters.waits) == KEPT_WAITS
+    known = counters.known()
+    assert abs(known["wait_p50_s"] - 0.5) < 0.01
+    assert abs(known["wait_p99_s"] - 0.99) < 0.01
+    assert known["waited_s"] > KEPT_WAITS
