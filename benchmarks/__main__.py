@@ -1,8 +1,8 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`.
 
-Without a table's name, all but those on a Ray cluster; those by `ray`. `tiny`, `cpu`, `crash` and
-`million` are of preprocess, `loading` is the DataLoader's, and `cached` and `predicted` are what
-they say.
+Without a table's name, all but those on a Ray cluster, `ray`, and those that need 20 GiB of memory
+and half an hour, `large`. `tiny`, `cpu`, `crash` and `million` are of preprocess, `loading` and
+`large` are the DataLoader's, and `cached` and `predicted` are what they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from benchmarks.cached import cached
 from benchmarks.crash import crash
+from benchmarks.large_objects import objects
+from benchmarks.large_order import order
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.machine import describe
 from benchmarks.measure import Ground
@@ -32,8 +34,8 @@ USUAL = (
     | LOADING
     | {"cached": cached, "predicted": predicted}
 )
-# Ray's are measured only when they are named.
-TABLES = USUAL | RAY
+# The others are measured only when they are named.
+TABLES = USUAL | RAY | {"large-order": order, "large-objects": objects}
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000
 

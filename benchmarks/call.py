@@ -47,14 +47,7 @@ class Call:
 
     def left(self) -> list[int]:
         """Return the processes of this call that still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                # One that only waits to be reaped has no environment; one that just ended no file.
-                with contextlib.suppress(OSError):
-                    if self._mark in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
+        return _marked(self._mark)
 
     def answer(self, limit_s: float) -> str:
         """Wait for its end and return the last line it printed.
@@ -69,3 +62,19 @@ class Call:
         if self.process.returncode:
             raise RuntimeError(f"{self.process.args} failed:\n{stderr}")
         return stdout.splitlines()[-1]
+
+
+def own_processes() -> list[int]:
+    """Return this process, which a `Call` started, and all processes that it started."""
+    return _marked(f"{MARK}={os.environ[MARK]}".encode())
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            # One that only waits to be reaped has no environment; one that just ended no file.
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found

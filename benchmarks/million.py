@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.call import Call
+from benchmarks.loading.memory import peak_resident_mib
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 
@@ -61,14 +62,6 @@ def _drive(manifest: Path, folder: Path) -> dict[str, Any]:
         return dict(json.loads(call.answer(LIMIT_S)))
 
 
-def _peak_mib() -> float:
-    """Return this process's largest resident memory; rusage would count its parent's too."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
-
-
 def main(manifest: str, folder: str) -> None:
     """Run forebay over a manifest and print what it took, as JSON."""
     import benchmarks.peers.forebay  # noqa: F401 - libraries beforehand, as everywhere here
@@ -82,7 +75,7 @@ def main(manifest: str, folder: str) -> None:
         "seconds": seconds,
         "done": report.done,
         "resumed": report.resumed,
-        "peak_mib": _peak_mib(),
+        "peak_mib": peak_resident_mib(),
     }
     print(json.dumps(answer))
 

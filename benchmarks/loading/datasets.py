@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image, ImageEnhance
 from torch.utils.data import Dataset, TensorDataset
 
 IMAGE = (3, 224, 224)
+Record = dict[str, Any]
 ENDLESS = 1_000_000  # samples in an epoch of which no run sees the end
 
 
@@ -89,6 +91,50 @@ class Names(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return len(self._names[index])
+
+
+class Indices(Dataset[int]):
+    """Any number of samples, each its own index: the order is all that a loader has to make."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Records(Dataset[int]):
+    """Dicts of strings, numbers and a tuple; a sample reads all objects of one of them."""
+
+    def __init__(self, count: int, kept_in: Callable[[Iterable[Record]], Sequence[Record]]) -> None:
+        self._records = kept_in(map(record, range(count)))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> int:
+        """Return a number that is the same for every record."""
+        found = self._records[index]
+        first, second = found["words"]
+        size = len(found["name"]) + len(first) + len(second)
+        return size + (found["label"] >= 0) + (found["score"] >= 0)
+
+
+def record(at: int) -> Record:
+    """Return a record whose objects belong to it alone."""
+    words = (f"first-{at:09}", f"second-{at:09}")
+    # CPython shares the integers below 257.
+    return {"name": f"name-{at:09}", "words": words, "label": at + 1000, "score": at * 0.5}
+
+
+def record_bytes() -> int:
+    """Return the memory of one record in a list: its objects, and the list's reference to it."""
+    found = record(0)
+    objects = (found, *found.values(), *found["words"])
+    return 8 + sum(-(-sys.getsizeof(each) // 16) * 16 for each in objects)
 
 
 class Sleeper(Dataset[torch.Tensor]):

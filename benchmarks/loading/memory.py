@@ -54,6 +54,14 @@ def pss_mib(pids: Iterable[int]) -> float:
     return kib / 1024
 
 
+def peak_resident_mib() -> float:
+    """Return this process's largest resident memory; rusage would count its parent's too."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("/proc/self/status has no VmHWM")
+
+
 def _watched(call: Call) -> Found:
     """Return what a run found, and the most memory it had in all."""
     peak = 0.0
