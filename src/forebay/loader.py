@@ -225,8 +225,7 @@ class DataLoader(TorchDataLoader[_T_co]):
     @property
     def _keeps_iterator(self) -> bool:
         """Whether there is one iterator for all epochs, as torch has it where workers persist."""
-        keeps_workers = self.buffer is not None or self.persistent_workers
-        return self._by_torchs_rules and keeps_workers and self.num_workers > 0
+        return self._by_torchs_rules and self.num_workers > 0 and Settings(self).keeps_workers
 
     @property
     def _index_sampler(self) -> Any:

@@ -62,31 +62,20 @@ INVALID = {
         ValueError,
         "sampler option is mutually exclusive with shuffle",
     ),
-    "batch_sampler and batch_size": (
-        {"batch_sampler": BATCHES, "batch_size": 2},
-        ValueError,
-        EXCLUSIVE,
-    ),
-    "batch_sampler and batch_size=None": (
-        {"batch_sampler": BATCHES, "batch_size": None},
-        ValueError,
-        EXCLUSIVE,
-    ),
-    "batch_sampler and shuffle": (
-        {"batch_sampler": BATCHES, "shuffle": True},
-        ValueError,
-        EXCLUSIVE,
-    ),
-    "batch_sampler and sampler": (
-        {"batch_sampler": BATCHES, "sampler": SAMPLER},
-        ValueError,
-        EXCLUSIVE,
-    ),
-    "batch_sampler and drop_last": (
-        {"batch_sampler": BATCHES, "drop_last": True},
-        ValueError,
-        EXCLUSIVE,
-    ),
+    **{
+        f"batch_sampler and {name}={value!r}": (
+            {"batch_sampler": BATCHES, name: value},
+            ValueError,
+            EXCLUSIVE,
+        )
+        for name, value in [
+            ("batch_size", 2),
+            ("batch_size", None),
+            ("shuffle", True),
+            ("sampler", SAMPLER),
+            ("drop_last", True),
+        ]
+    },
     "no batches and drop_last": (
         {"batch_size": None, "drop_last": True},
         ValueError,

@@ -87,7 +87,7 @@ def check(settings: Settings) -> None:
             f"tail={loader.tail!r} is about ranks, and there is no world_size=",
         ),
         (
-            isinstance(loader.dataset, MixedDataset) and settings._planned is None,
+            isinstance(loader.dataset, MixedDataset) and settings.planned is None,
             "a mixture says itself which samples come when, so it takes no sampler\n"
             "  Nothing was started. Leave sampler and batch_sampler out.",
         ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
@@ -33,6 +34,12 @@ class SampleError(Exception):
         self.index = index
 
 
+class _Sliced(NamedTuple):
+    """A whole batch that was sliced from arrays, in place of samples."""
+
+    batch: Any
+
+
 class MapFetcher:
     """Samples of a map-style dataset, by index.
 
@@ -48,12 +55,15 @@ class MapFetcher:
         self._together: Any = getattr(spec.dataset, "__getitems__", None)
 
     def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
-        """Return the list of samples of a batch, or one sample; what is left out is listed.
+        """Return what `collate` makes a batch of; samples that are left out are listed.
 
         Raises:
             SampleError: A sample raised.
         """
         index = request.index
+        if self._sliced is not None:
+            with suppress(Exception):  # one by one it shows which sample it is
+                return _Sliced(self._sliced(index))
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples
@@ -112,21 +122,18 @@ class MapFetcher:
 
         return seeded(seed_generators) if self._turns is None else self._turns.run(seeded)
 
-    def slice(self, request: BatchRequest) -> Any:
-        """Return the whole batch by slicing, where the dataset is nothing but arrays; or None."""
-        if self._sliced is None:
-            return None
-        try:
-            return self._sliced(request.index)
-        except Exception:  # noqa: BLE001 - one by one it shows which sample it is
-            return None
-
     def collate(self, request: BatchRequest, samples: Any) -> Any:
-        """Make a batch of the samples."""
+        """Make a batch of what `fetch` returned."""
+        if isinstance(samples, _Sliced):
+            return samples.batch
         collate_fn = self._spec.collate_fn
         if collate_fn is default_collate:  # it draws nothing
             return collated(collate_fn, samples)
         return self._drawing(request, COLLATE, lambda: collated(collate_fn, samples))
+
+    def state(self) -> WorkerState:
+        """Return where the dataset stands."""
+        return WorkerState(self._spec.dataset.state_dict(), None, "within")
 
 
 class IterableFetcher:
@@ -165,8 +172,8 @@ class IterableFetcher:
         state = None if is_own or not has_state(dataset) else dataset.state_dict()
         return WorkerState(state, iterator, "ended" if self.ended else "within")
 
-    def fetch(self, request: BatchRequest) -> Any:
-        """Return the next samples as a list, or the next sample.
+    def fetch(self, request: BatchRequest, _: list[Failure]) -> Any:
+        """Return the next samples as a list, or the next sample; none is ever left out.
 
         Raises:
             EndOfDataset: There are no more, or too few for a batch that is not to be dropped.
@@ -190,3 +197,7 @@ class IterableFetcher:
             self.ended = True
             raise EndOfDataset
         return samples
+
+    def collate(self, _: BatchRequest, samples: Any) -> Any:
+        """Make a batch of the samples; workers draw for it from where they are."""
+        return collated(self._spec.collate_fn, samples)

@@ -19,7 +19,6 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from forebay import torch_internals
 from forebay.batches import nbytes
-from forebay.collating.rules import collated
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.engine.memory.heap import keep_freed
 from forebay.engine.memory.packing import Packer, collate_into
@@ -95,9 +94,7 @@ class BatchJob:
         if self._init_error is not None:
             return self.raised(request, self._init_error, None)
         try:
-            if self._spec.is_iterable:
-                return self._make_of_iterable(request)
-            return self._make_of_map(request)
+            return self._made(request, self._fetcher(request))
         except EndOfDataset:
             assert self._iterates is not None
             state = self._iterates.state() if self._spec.tracks_state else None
@@ -125,29 +122,34 @@ class BatchJob:
     def _before_collation(self, request: BatchRequest) -> None:
         """Prepare for collation; overridden where batches are packed."""
 
-    def _make_of_map(self, request: BatchRequest) -> BatchResult:
-        spec = self._spec
+    def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
+        failures: list[Failure] = []
+        batch, began, cpu = None, time.perf_counter(), time.thread_time()
+        samples = fetcher.fetch(request, failures)
+        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
+        is_empty = bool(failures) and not samples
+        if not is_empty:
+            self._before_collation(request)
+            batch = fetcher.collate(request, samples)
+        done = time.perf_counter()
+        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
+        state = fetcher.state() if self._spec.tracks_state else None
+        return BatchResult(batch, timing, tuple(failures), is_empty, state)
+
+    def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
+        """Return what fetches the samples of a request, with the dataset at its epoch."""
+        if self._spec.is_iterable:
+            # An epoch that was begun ahead is begun anew where `set_epoch` was called otherwise.
+            if (request.epoch, request.dataset_epoch) != self._begun:
+                self._begin_iterable(request)
+            assert self._iterates is not None
+            return self._iterates
         if self._maps is None:
             self._begin_map()
         assert self._maps is not None
         if request.dataset_epoch != self._dataset_epoch:
             self._set_dataset_epoch(request)
-        failures: list[Failure] = []
-        began, cpu = time.perf_counter(), time.thread_time()
-        batch = self._maps.slice(request)
-        samples = None if batch is not None else self._maps.fetch(request, failures)
-        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
-        is_empty = bool(failures) and not samples
-        if not is_empty:
-            self._before_collation(request)
-            if batch is None:
-                batch = self._maps.collate(request, samples)
-        done = time.perf_counter()
-        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
-        state = None
-        if spec.tracks_state:
-            state = WorkerState(spec.dataset.state_dict(), None, "within")
-        return BatchResult(batch, timing, tuple(failures), is_empty, state)
+        return self._maps
 
     def _begin_map(self) -> None:
         spec = self._spec
@@ -156,21 +158,6 @@ class BatchJob:
             if state.dataset is not None:
                 spec.dataset.load_state_dict(state.dataset)
         self._maps = MapFetcher(spec, self._turns)
-
-    def _make_of_iterable(self, request: BatchRequest) -> BatchResult:
-        # An epoch that was begun ahead is begun anew where `set_epoch` was called otherwise.
-        if (request.epoch, request.dataset_epoch) != self._begun:
-            self._begin_iterable(request)
-        assert self._iterates is not None
-        began, cpu = time.perf_counter(), time.thread_time()
-        samples = self._iterates.fetch(request)
-        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
-        self._before_collation(request)
-        batch = collated(self._spec.collate_fn, samples)
-        done = time.perf_counter()
-        state = self._iterates.state() if self._spec.tracks_state else None
-        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
-        return BatchResult(batch, timing, (), False, state)
 
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterates is None
@@ -191,7 +178,7 @@ class BatchJob:
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised then, too
                 # Collated as well, for the random numbers that this may draw.
-                spec.collate_fn(self._iterates.fetch(request))
+                spec.collate_fn(self._iterates.fetch(request, []))
 
     def _set_dataset_epoch(self, request: BatchRequest) -> None:
         epoch = request.dataset_epoch

@@ -21,7 +21,7 @@ from forebay.failures import Failure
 from forebay.loading.feed import Feed
 from forebay.loading.local_feed import LocalFeed
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.planner import Planner, worker_seed_of
+from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.samplers import (
     draw_seed,
@@ -34,6 +34,7 @@ from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, S
 from forebay.observe.statistics import Counters
 from forebay.plan.batches import Plan
 from forebay.plan.mixture import Mixture
+from forebay.plan.seeds import worker_seed_of
 from forebay.randomness import generators_kept, generators_locked
 from forebay.ranks import check_agreement, check_still
 

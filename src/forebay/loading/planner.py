@@ -29,16 +29,11 @@ from forebay.loading.messages import (
 from forebay.loading.samplers import Carried
 from forebay.loading.set_epoch import SetEpochRecorders, Values, next_values
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.plan.seeds import WORKER, seed_of
+from forebay.plan.seeds import worker_seed_of
 
 if TYPE_CHECKING:
     from forebay.loading.feed import Feed
     from forebay.loading.local_feed import LocalFeed
-
-
-def worker_seed_of(seed: int, epoch: int) -> int:
-    """Return what the workers of an iterable dataset begin an epoch with."""
-    return seed_of(seed, WORKER, epoch) >> 2
 
 
 @dataclass(slots=True)

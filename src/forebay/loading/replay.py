@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import OptionError
-from forebay.failures import Failure
-from forebay.loading.fetch import MapFetcher, SampleError
-from forebay.loading.messages import BatchRequest
+from forebay.loading.job import BatchJob
+from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
@@ -57,9 +56,15 @@ def replayed(
         request = BatchRequest(index, epoch, batch, position, repeated)
         recorders.call_on_dataset(values)
         try:
-            return _made_here(MapFetcher(settings.spec(seed=pipeline.seed)), request)
+            result = BatchJob(settings.spec(seed=pipeline.seed)).make(request)
         finally:
             recorders.call_on_dataset(recorders.values())
+    if isinstance(result, BatchError):
+        raise result.error
+    assert isinstance(result, BatchResult), "the dataset is a map-style one"
+    if result.is_empty:
+        raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
+    return result.batch
 
 
 def _plan_again(
@@ -111,18 +116,3 @@ def _source_again(
     if follows:  # it goes on from where it stood by itself
         return again, planned.start, start.batch - planned.start.batch
     return again, start, 0
-
-
-def _made_here(fetcher: MapFetcher, request: BatchRequest) -> Any:
-    """Return the batch of a request; raise what making it raises, as it was raised."""
-    batch = fetcher.slice(request)
-    if batch is not None:
-        return batch
-    failures: list[Failure] = []
-    try:
-        samples = fetcher.fetch(request, failures)
-    except SampleError as error:
-        raise error.__cause__ or error from None
-    if failures and not samples:
-        raise IndexError(f"every sample of epoch {request.epoch}, batch {request.batch} is bad")
-    return fetcher.collate(request, samples)

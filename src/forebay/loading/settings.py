@@ -62,6 +62,8 @@ class Settings:
         batch_size: Samples of a batch on this rank; None where a sampler says how many.
         drop_last: Whether the incomplete batch of an epoch is left out.
         index_sampler: What gives the index, or the list of indices, of each batch.
+        planned: The sampler that stands for a plan; None where a sampler, or an iterable dataset,
+            says which batches there are.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -71,10 +73,10 @@ class Settings:
         self.auto_collation = loader.batch_sampler is not None
         self.index_sampler = loader.batch_sampler if self.auto_collation else loader.sampler
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
-        self._planned = None
+        self.planned = None
         if not self.by_torchs_rules:
-            self._planned = planned_sampler(loader.sampler, loader.batch_sampler)
-        if self._planned is not None and self.auto_collation:  # also if re-created around it
+            self.planned = planned_sampler(loader.sampler, loader.batch_sampler)
+        if self.planned is not None and self.auto_collation:  # also if re-created around it
             self.batch_size = loader.batch_sampler.batch_size
             self.drop_last = loader.batch_sampler.drop_last
 
@@ -96,10 +98,10 @@ class Settings:
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """Which batches there are; None where a sampler, or an iterable dataset, says that."""
-        if self._planned is None:
+        """Which batches there are; None without a `planned` sampler."""
+        if self.planned is None:
             return None
-        dataset, plan = self.loader.dataset, self._planned.plan
+        dataset, plan = self.loader.dataset, self.planned.plan
         alone = replace(plan, batch_size=self.batch_size or 1, drop_last=self.drop_last)
         return replace(
             self.shared or alone,
@@ -175,10 +177,6 @@ class Settings:
         kind = "torch" if self.by_torchs_rules else "sampler"
         if self.is_iterable or self.plan is not None:
             kind = "iterable" if self.is_iterable else "plan"
-        try:
-            length = None if self.is_iterable else len(self.loader.dataset)
-        except TypeError:
-            length = None
         size = self.batch_size if self.auto_collation else 1
         ranks = 1 if self.shared is None else self.shared.world_size
         return MadeWith(
@@ -187,9 +185,17 @@ class Settings:
             drop_last=self.drop_last,
             shuffle=self.shuffle,
             sources=getattr(self.loader.dataset, "lengths", None) if self.plan else None,
-            length=length if self.plan is None else self.plan.length,
+            length=None if self.is_iterable else self.plan.length if self.plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
         )
+
+    @property
+    def length(self) -> int | None:
+        """The samples of the dataset, as it says; None if it does not."""
+        try:
+            return len(self.loader.dataset)
+        except TypeError:
+            return None
 
     @property
     def shuffle(self) -> bool | None:
@@ -299,11 +305,8 @@ class Settings:
 
     def described(self) -> str:
         """Return the loader in one line: its dataset, sizes, and what was named."""
-        loader, dataset = self.loader, self.loader.dataset
-        try:
-            shown = f"{type(dataset).__name__}({len(dataset):,})"
-        except TypeError:
-            shown = type(dataset).__name__
+        loader, length = self.loader, self.length
+        shown = type(loader.dataset).__name__ + ("" if length is None else f"({length:,})")
         parts = [shown, f"batch_size={self.batch_size}", f"num_workers={loader.num_workers}"]
         if loader.buffer is not None:
             parts.append(f"buffer={loader.buffer.described()}")

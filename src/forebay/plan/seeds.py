@@ -29,6 +29,14 @@ def child_seed(seed: int, step: int) -> int:
     return value ^ (value >> 31)
 
 
+def worker_seed_of(seed: int, epoch: int) -> int:
+    """Return what the workers of an iterable dataset begin an epoch with.
+
+    It has 62 bits, so that the number of a worker can be added.
+    """
+    return seed_of(seed, WORKER, epoch) >> 2
+
+
 def scrambled(value: int) -> int:
     """Return 64 bits in which every bit depends on every bit of `value`."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
