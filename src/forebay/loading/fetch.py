@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
@@ -62,8 +61,10 @@ class MapFetcher:
         """
         index = request.index
         if self._sliced is not None:
-            with suppress(Exception):  # one by one it shows which sample it is
+            try:
                 return _Sliced(self._sliced(index))
+            except Exception:  # noqa: BLE001, S110 - one by one it shows which sample it is
+                pass
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples

@@ -257,12 +257,6 @@ class Settings:
         """Return how many requests to have out."""
         loader = self.loader
         usual = (loader.prefetch_factor or 1) * loader.num_workers
-        if self.is_local:
-            return Depth(1 if self.is_iterable else usual)
-        if loader.buffer is not None:
-            if self.by_torchs_rules:
-                usual = loader.buffer.max_batches or LOOKAHEAD
-            return Depth(usual, usual, buffer=loader.buffer, counts_batches=self.by_torchs_rules)
         # More than torch would, where nobody can notice it.
         grows = (
             self.by_torchs_rules
@@ -270,6 +264,14 @@ class Settings:
             and type(loader.sampler) in (*_TORCHS_OWN, DistributedSampler)
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
+        if self.is_local:
+            usual = 1 if self.is_iterable else usual
+            # A request is but indices here; reading many at a time is quicker.
+            return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
+        if loader.buffer is not None:
+            if self.by_torchs_rules:
+                usual = loader.buffer.max_batches or LOOKAHEAD
+            return Depth(usual, usual, buffer=loader.buffer, counts_batches=self.by_torchs_rules)
         return Depth(usual, max(usual, TINY_DEPTH * loader.num_workers) if grows else usual)
 
     def limits(self, depth: Depth) -> Limits:

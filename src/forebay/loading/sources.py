@@ -354,6 +354,7 @@ def _one(_: Any) -> int:
 
 def _length(index: Any) -> int:
     try:
-        return len(index)
-    except TypeError:  # only the dataset's __getitems__ knows what it is
+        # `len` of a tensor takes a microsecond, and a batch may take no more than twenty.
+        return index.size(0) if isinstance(index, torch.Tensor) else len(index)
+    except (TypeError, IndexError):  # only the dataset's __getitems__ knows what it is
         return 1
