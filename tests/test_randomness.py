@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from forebay import randomness
 from forebay.randomness import (
     PrivateGenerators,
     ThreadTurns,
     generators_kept,
+    generators_lent,
     generators_locked,
     generators_restored,
     seed_generators,
@@ -377,6 +380,47 @@ def test_a_call_that_is_interrupted_leaves_its_turn():
     run_in_pairs(turns)
     with generators_kept():
         draw()
+
+
+def test_a_draw_is_seen_though_another_thread_sets_the_generators_back():
+    """To what they were before it, so that they look as if nobody had drawn."""
+    turns, calls, before = ThreadTurns(), [], states()
+    with generators_kept() as first:
+        found = first.states
+
+    def set_back():
+        with generators_kept() as kept:
+            kept.states = found
+
+    def call(seeds):
+        drawing(4, calls)(seeds)
+        with generators_lent():
+            together(set_back)
+        return calls[-1]
+
+    turns.run(call)
+    assert len(calls) == 2
+    assert states() == before
+
+
+def test_a_call_may_use_the_generators_while_another_thread_waits_for_its_end():
+    """That thread is the next to run alone, once no call runs beside others any more."""
+    turns, inside = ThreadTurns(), threading.Event()
+
+    def use():
+        assert inside.wait(PATIENCE_S)
+        with generators_kept():
+            pass
+        return 1
+
+    def call(seeds):
+        inside.set()
+        # Nothing else shows that it waits.
+        while randomness._turns._alone is None:
+            time.sleep(0.001)
+        return alone(4)
+
+    assert together(use, lambda: turns.run(call)) == [1, alone(4)]
 
 
 def test_a_call_may_use_the_generators_by_itself():

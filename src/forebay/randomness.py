@@ -103,9 +103,16 @@ def seed_on_import(is_on: bool) -> None:
 
 
 class _Turns:
-    """Who uses the generators of the process: many threads side by side, or one thread alone."""
+    """Who uses the generators of the process: many threads side by side, or one thread alone.
+
+    Attributes:
+        disturbed: Threads side by side that cannot tell any more whether they drew: another one
+            has set the generators to a former state.
+    """
 
     def __init__(self) -> None:
+        self.disturbed: set[int] = set()
+        self._beside: set[int] = set()  # those together, and those of them that lend their turn
         self._found: States | None = None
         self._changed = threading.Condition()
         self._together: set[int] = set()
@@ -125,13 +132,17 @@ class _Turns:
             if not self._together:
                 self._found = _states()
             self._together.add(thread)
+            self._beside.add(thread)
             return self._found
 
     def take(self, thread: int) -> None:
         """Begin to run alone. One that runs beside others already does not wait for them."""
         with self._changed:
-            while self._alone != thread:  # again, if it is abandoned while it waits
-                self._changed.wait_for(lambda: self._alone is None)
+            while self._alone != thread:  # again, if its place is taken while it waits
+                # One that is to run next waits for those together, and so cannot be waited for.
+                self._changed.wait_for(
+                    lambda: self._alone is None or (thread in self._together and not self._depth)
+                )
                 self._alone = thread
                 self._changed.wait_for(
                     lambda: self._alone != thread or thread in self._together or not self._together
@@ -169,6 +180,10 @@ class _Turns:
                     self._alone = None
                     self._changed.notify_all()
 
+    def set_back(self, thread: int) -> None:
+        """Note that a thread sets the generators to a former state."""
+        self.disturbed |= self._beside - {thread}
+
     def is_taken_by(self, thread: int) -> bool:
         return self._alone == thread
 
@@ -176,7 +191,8 @@ class _Turns:
         """End all that a thread does here; return whether it ran, and did not only wait."""
         with self._changed:
             ran = thread in self._together or (self._alone == thread and self._depth > 0)
-            self._together.discard(thread)
+            for threads in (self._together, self._beside, self.disturbed):
+                threads.discard(thread)
             if self._alone == thread:
                 self._alone, self._depth = None, 0
             self._changed.notify_all()
@@ -260,6 +276,7 @@ def _states() -> States:
 
 
 def _set_states(states: States) -> None:
+    _turns.set_back(threading.get_ident())
     state, array_state, tensor_state = states
     random.setstate(state)
     if array_state is not None:
@@ -328,7 +345,7 @@ class ThreadTurns:
             except Exception as raised:  # noqa: BLE001 - it may depend on what was drawn
                 returned, error = None, raised
             finally:
-                has_drawn = _fingerprint() != before
+                has_drawn = thread in _turns.disturbed or _fingerprint() != before
                 _turns.leave(thread)
             if not has_drawn:
                 if error is not None:
