@@ -74,8 +74,8 @@ __all__ = [
     "preprocess",
 ]
 
-# The modules of public names; all others are in `errors`.
-_HOMES = {
+# The module of each public name; that of all others is `errors`.
+_MODULE_OF = {
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
     "DataLoader": "forebay.loader",
@@ -95,7 +95,7 @@ _HOMES = {
     "predict": "forebay.predict",
     "preprocess": "forebay.preprocess",
 }
-# Public names that are modules.
+# Public names that are modules themselves.
 _MODULES = {"collate"}
 
 
@@ -107,7 +107,7 @@ if not TYPE_CHECKING:  # or else a type checker would accept every name
             raise AttributeError(f"module 'forebay' has no attribute {name!r}")
         if name in _MODULES:
             return import_module(f"forebay.{name}")
-        value = getattr(import_module(_HOMES.get(name, "forebay.errors")), name)
+        value = getattr(import_module(_MODULE_OF.get(name, "forebay.errors")), name)
         globals()[name] = value
         return value
 
@@ -117,11 +117,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _Door(ModuleType):
-    """Keeps `forebay.predict` the function: importing the module `predict` would replace it."""
+class _Package(ModuleType):
+    """The package, with `forebay.predict` the function, not the module of the same name.
+
+    Importing a submodule sets an attribute of that name on the package.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module by its name, as cloudpickle does with other modules."""
+        """Pickle the package by its name: cloudpickle knows no subclasses of modules."""
         return import_module, (self.__name__,)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -129,4 +132,4 @@ class _Door(ModuleType):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Door
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,98 @@
+"""Functions of scripts that use `forebay` itself: they reach the workers, however these start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import cloudpickle
+import pytest
+from driving import call, finish, make_inputs, start
+
+import forebay
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    import threading
+
+    import forebay
+
+
+    def work(source, out):
+        if source.name == "bad.txt":
+            raise forebay.InputError("no good")
+        return {"is_function": callable(forebay.preprocess)}
+
+
+    class Numbers:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return [index, forebay.PackedSequence.__name__]
+
+
+    if __name__ == "__main__":
+        if "thread" in sys.argv:  # workers are then not forked from this process
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        if "spawn" in sys.argv:
+            loader = forebay.DataLoader(
+                Numbers(), batch_size=2, num_workers=1, multiprocessing_context="spawn"
+            )
+            print(len(list(loader)))
+        report = forebay.preprocess(work, sys.argv[1], sys.argv[2], num_workers=2, progress=False)
+        print(report.done, report.failed)
+    """
+)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    folder = make_inputs(tmp_path / "in", 3)
+    (folder / "bad.txt").write_text("bad")
+    return folder
+
+
+@pytest.mark.parametrize("way", ["", "thread", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_script_may_use_the_package_in_its_function(tmp_path, inputs, way):
+    """Forked workers, those of an interpreter of their own, and spawned ones."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = finish(start(inputs, tmp_path / "out", way, program=(script,)))
+    expected = "2\n3 1\n" if way == "spawn" else "3 1\n"
+    assert done == (0, expected, "")
+
+
+def test_a_program_without_a_file_may_use_it_too(tmp_path, inputs):
+    """As in a notebook, where the function is nowhere but in `__main__`."""
+    done = subprocess.run(
+        [sys.executable, "-", inputs, tmp_path / "out"],
+        input=SCRIPT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 1\n", "")
+
+
+def test_the_command_line_takes_such_a_function(tmp_path, inputs):
+    """By its file; one input fails with the package's own error."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    code, out, err = call(
+        "preprocess", f"{script}:work", inputs, tmp_path / "out", "--num-workers", 2
+    )
+    assert (code, err) == (3, "")
+    assert out.startswith("3 done, 1 failed")
+    assert "bad.txt: InputError: no good" in out
+
+
+def test_cloudpickle_sends_the_package_by_its_name():
+    """By value it would take along all that was imported of it."""
+    namespace: dict[str, object] = {}
+    exec("import forebay\ndef work():\n    return forebay", namespace)
+    payload = cloudpickle.dumps(namespace["work"])
+    assert cloudpickle.loads(payload)() is forebay
+    assert len(payload) < 1000
