@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import ChangedError
 from forebay.failures import MAX_KEPT
 from forebay.jobs.budget import FailureBudget
@@ -69,6 +70,7 @@ class Session:
         self.options = options
         self.starts_over = False
         check_in_reach(os.fspath(output), options)
+        occupy_standard_descriptors()  # or the ledger could get the number of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
         self._work = work

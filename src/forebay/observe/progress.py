@@ -1,10 +1,15 @@
-"""Progress on a terminal as a bar, elsewhere as a line now and then. Writes to stderr."""
+"""Progress on stderr: a bar on a terminal, otherwise a line now and then.
+
+A stderr that is missing, closed or cannot be written to never raises: work goes on unseen.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 # Without a terminal: seconds until the first line, and the longest wait between two.
@@ -13,14 +18,14 @@ SLOWEST_LINE_S = 60.0
 
 
 class Progress:
-    """Shows done, failed, rate and time left.
+    """Show how many inputs are done, how many failed, the rate and the time left.
 
     Args:
-        total: Inputs in all.
-        done: Inputs done before this run.
-        visible: Show anything at all.
-        clock: Returns seconds that only grow.
-        unit: What is counted.
+        total: Number of inputs.
+        done: Number of inputs that were done before this run.
+        visible: Whether to show anything.
+        clock: Returns monotonic seconds.
+        unit: What one input is called.
     """
 
     def __init__(
@@ -43,29 +48,31 @@ class Progress:
         self._bar: Any = None
         self._next_line = self._began + FIRST_LINE_S
         self._pause = FIRST_LINE_S
-        if visible and sys.stderr.isatty():
+        if visible and _is_terminal():
             from tqdm import tqdm
 
             interval = tqdm.monitor_interval
             tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
-            self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
+            with suppress(OSError):
+                self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
             tqdm.monitor_interval = interval
 
     def update(self, done: int, failed: int) -> None:
-        """Take note that in this run `done` and `failed` more inputs ended."""
+        """Add inputs that ended in this run: `done` that succeeded, and `failed`."""
         self.done += done
         self.failed += failed
         if self._bar is not None:
-            self._bar.update(done + failed)
-            if self.failed:
-                self._bar.set_postfix(failed=self.failed, refresh=False)
+            with suppress(OSError):
+                self._bar.update(done + failed)
+                if self.failed:
+                    self._bar.set_postfix(failed=self.failed, refresh=False)
         elif self._visible and self._clock() >= self._next_line:
             self._pause = min(self._pause * 2, SLOWEST_LINE_S)
             self._next_line = self._clock() + self._pause
             note(self.line())
 
     def rate(self) -> float:
-        """Return inputs ended a second, over this run."""
+        """Return how many inputs ended per second in this run."""
         ended = self.done - self._before + self.failed
         return ended / max(self._clock() - self._began, 1e-9)
 
@@ -82,16 +89,43 @@ class Progress:
     def close(self) -> None:
         """Leave the terminal as it was found."""
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
 
 
 def note(text: str) -> None:
-    """Show a line for people."""
-    print(f"forebay: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is its job
+    """Write a line to stderr, if that is possible."""
+    if sys.stderr is None:  # print would write to stdout
+        return
+    try:
+        print(f"forebay: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is its job
+    except Exception:  # noqa: BLE001 - a full disk, a reader that is gone, or the user's own object
+        _discard_unwritten()
+
+
+def _discard_unwritten() -> None:
+    """Empty the buffer of stderr: Python exits with code 120 if it cannot write it at the end."""
+    with suppress(Exception):
+        descriptor = sys.stderr.fileno()
+        kept, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, descriptor)
+            sys.stderr.flush()
+        finally:
+            os.dup2(kept, descriptor)
+            os.close(kept)
+            os.close(null)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, OSError, ValueError):  # missing, the user's own object, or closed
+        return False
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as a person says them: "42 s", "3 min 20 s", "2 h 5 min"."""
+    """Return a duration as text: "42 s", "3 min 20 s", "2 h 5 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
