@@ -9,11 +9,14 @@ from __future__ import annotations
 import traceback as _traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any
 
 # What a log keeps: a run of weeks may have millions of failures, and each traceback is kilobytes.
 MAX_KEPT = 1000
 MAX_TRACED = 100
+# Characters of a message and of a traceback: an exception's text may hold a whole array.
+MAX_TEXT = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,8 @@ class Failure:
             a folder), "output" (an output's name is not acceptable), or "stream" (an iterable
             dataset cannot be read any further).
         error: Type of the error, such as "ValueError".
-        message: The error's own text, one or more lines.
-        traceback: The user's frames, or the stack of a hang or a crash; "" if there is none.
+        message: The error's own text, one or more lines; without its middle if it is too long.
+        traceback: The user's frames, or the stack of a hang or a crash; likewise; "" if none.
         source: What failed: an input's path, a manifest row as JSON, or a sample's index.
         epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
         batch: Number of the sample's batch in the epoch, from 0; None likewise.
@@ -57,7 +60,7 @@ class Failure:
             kind: See the class.
             **known: Further attributes.
         """
-        text = "".join(_traceback.format_exception(error))
+        text = traceback_of(error, error.__traceback__)
         return cls(kind, type(error).__name__, message_of(error), text, **known)
 
     @property
@@ -106,6 +109,24 @@ class FailureLog:
 def message_of(error: BaseException) -> str:
     """Return the text of an exception, also of one whose own code fails to give it."""
     try:
-        return str(error)
+        return without_middle(str(error))
     except Exception as second:  # noqa: BLE001 - the user's __str__
         return f"<its __str__ raised {type(second).__name__}>"
+
+
+def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
+    """Return an exception with its frames and causes as text.
+
+    Args:
+        error: The exception.
+        trace: The frames to begin with.
+    """
+    return without_middle("".join(_traceback.format_exception(type(error), error, trace)))
+
+
+def without_middle(text: str) -> str:
+    """Return a text without its middle if it is longer than `MAX_TEXT`."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"

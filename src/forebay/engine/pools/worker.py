@@ -6,12 +6,13 @@ must be on its way before the next task begins.
 
 from __future__ import annotations
 
+import io
 import pickle
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from forebay.engine.events import (
     Event,
@@ -23,7 +24,10 @@ from forebay.engine.events import (
 )
 from forebay.engine.job import Assignment, Job, Refusal
 from forebay.engine.limits import GIVE_BACK_S
-from forebay.failures import Failure, message_of
+from forebay.failures import Failure, message_of, traceback_of
+
+# The most that is sent of an exception: its attributes may be whole data sets.
+MAX_EXCEPTION_BYTES = 1 << 20
 
 
 def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
@@ -48,7 +52,7 @@ def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    text = traceback_of(error, trace)
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
@@ -120,19 +124,31 @@ def portable(event: TaskFailed) -> TaskFailed:
     """Return the event fit for pickling: without an exception that does not come through whole."""
     failure = event.failure
     assert failure.exception is not None, "it was raised in this process"
-    if _is_whole(failure.exception, pickle.dumps):
+    if _pickled(failure.exception, pickle.Pickler) is not None:
         return event
-    sealed = None
     import cloudpickle
 
-    if _is_whole(failure.exception, cloudpickle.dumps):
-        sealed = SealedError(cloudpickle.dumps(failure.exception))
+    body = _pickled(failure.exception, cloudpickle.Pickler)
+    sealed = None if body is None else SealedError(body)
     return replace(event, failure=replace(failure, exception=sealed))
 
 
-def _is_whole(error: BaseException, dumps: Callable[[BaseException], bytes]) -> bool:
+class _Bounded(io.BytesIO):
+    """A file that takes at most `MAX_EXCEPTION_BYTES`."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MAX_EXCEPTION_BYTES:
+            raise OverflowError("the exception is too large to be sent")
+        return super().write(data)
+
+
+def _pickled(error: BaseException, pickler: Any) -> bytes | None:
+    """Pickle an exception; return None if it is too large, or does not come back the same."""
+    file = _Bounded()
     try:
-        copy = pickle.loads(dumps(error))  # noqa: S301 - what was just pickled
-        return type(copy) is type(error) and str(copy) == str(error)
+        pickler(file).dump(error)
+        copy = pickle.loads(file.getvalue())  # noqa: S301 - what was just pickled
+        is_same = type(copy) is type(error) and str(copy) == str(error)
     except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
-        return False
+        return None
+    return file.getvalue() if is_same else None
