@@ -1,8 +1,9 @@
-"""The settings of each verb as frozen records, checked before anything starts."""
+"""The settings of `preprocess` and of clusters as frozen records, checked at once."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +17,18 @@ TABLE_FORMATS = ("parquet", "csv", "jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """Which Ray cluster to work on, and what one worker takes of it: for `backend=`.
+    """Which Ray cluster to use, and the resources of one worker: for `backend=`.
 
     Attributes:
         address: The cluster's address, such as "10.0.0.1:6379", or "auto" for the one that this
-            machine belongs to. None takes that one if there is one, and otherwise starts one on
-            this machine alone, and says so.
+            machine belongs to. None uses that one if there is one, and otherwise starts one on
+            this machine only, with a note on stderr.
         num_cpus: CPUs for one worker.
         num_gpus: GPUs for one worker; may be a fraction.
-        resources: What else one worker needs, by Ray's custom names.
-        max_workers: Workers to have at most; None for as many as there is room for, also on nodes
+        resources: Ray's custom resources for one worker, by name.
+        max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.
-        runtime_env: Ray's description of what each node is to install or set first.
+        runtime_env: Ray's description of what each node installs or sets first.
 
     Raises:
         OptionError: A setting is impossible.
@@ -56,7 +57,7 @@ class Ray:
         )
 
     def need(self) -> dict[str, float]:
-        """Return what one worker takes, by Ray's names; what it takes nothing of left out."""
+        """Return the resources of one worker by Ray's names, without those that are 0."""
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
         return {name: amount for name, amount in amounts.items() if amount > 0}
 
@@ -65,8 +66,7 @@ class Ray:
 class PreprocessOptions:
     """How `forebay.preprocess` runs; its docstring says what each setting means.
 
-    The defaults are those of `forebay.preprocess`: a verb that is built on it names only what it
-    does otherwise.
+    The defaults are those of `forebay.preprocess`; `cache` and `predict` name what differs.
 
     Raises:
         OptionError: A setting is impossible, or two contradict each other.
@@ -85,7 +85,7 @@ class PreprocessOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        """Check each setting by itself, then those that bear on each other."""
+        """Check each setting by itself, then those that depend on each other."""
         _check(
             self.num_workers is None or _is_count(self.num_workers),
             "num_workers",
@@ -93,12 +93,7 @@ class PreprocessOptions:
             "0, 1, 2, … or None",
         )
         check_backend(self.backend)
-        _check(
-            self.timeout is None or (_is_number(self.timeout) and self.timeout > 0),
-            "timeout",
-            self.timeout,
-            "a number of seconds above 0, or None",
-        )
+        check_timeout(self.timeout)
         _check(
             self.retries is None or _is_count(self.retries),
             "retries",
@@ -110,6 +105,14 @@ class PreprocessOptions:
             "on_error",
             self.on_error,
             "'skip', 'raise' or None",
+        )
+        _check(
+            self.max_failures is None
+            or _is_count(self.max_failures)
+            or (_is_number(self.max_failures) and 0 <= self.max_failures < 1),
+            "max_failures",
+            self.max_failures,
+            "a count (0, 1, 2, …), a fraction between 0 and 1, or None",
         )
         _check(
             self.limit is None or (_is_count(self.limit) and self.limit > 0),
@@ -128,31 +131,33 @@ class PreprocessOptions:
             self.version is None or bool(str(self.version) == self.version and self.version),
             "version",
             self.version,
-            "a text such as '2', or None",
+            "a string such as '2', or None",
         )
         if self.cluster is not None and self.num_workers == 0:
             raise OptionError(
-                "num_workers=0 works in this very process, and backend='ray' on a cluster\n"
-                "  Leave num_workers out, to take what room there is, or name a count."
+                "num_workers=0 works in this process, and backend='ray' on a cluster\n"
+                "  Nothing was started. Leave num_workers out for as many as the cluster has room "
+                "for, or set it to 1 or more."
             )
         if self.timeout is not None and self.num_workers == 0:
             raise OptionError(
                 f"timeout={self.timeout:g} needs a worker that can be killed, and num_workers=0 "
-                "has none\n  Set num_workers to 1 or more, or leave the timeout out."
+                "has none\n  Nothing was started. Set num_workers to 1 or more, or leave the "
+                "timeout out."
             )
 
     @property
     def cluster(self) -> Ray | None:
-        """The cluster to work on; None for this machine, which is where a trial is made."""
+        """The cluster to work on; None for this machine, where trials (`limit`) run."""
         if self.limit is not None and self.num_workers is None:
             return None
         return cluster_of(self.backend)
 
     @property
     def workers(self) -> int:
-        """How many workers to run; a trial (`limit`) runs in this process if it may.
+        """Number of workers on this machine; a trial (`limit`) runs in this process if it may.
 
-        On a cluster, unless it is named, it is what there is room for there, and not this.
+        A cluster without `num_workers` runs as many as it has room for instead.
         """
         if self.num_workers is not None:
             return self.num_workers
@@ -169,20 +174,26 @@ class PreprocessOptions:
 
     @property
     def stops_at_first_failure(self) -> bool:
-        """Whether a failure ends the run; in a trial (`limit`) it does unless told otherwise."""
+        """Whether a failure ends the run; the default is True for a trial (`limit`)."""
         if self.on_error is None:
             return self.limit is not None
         return self.on_error == "raise"
 
 
 def check_backend(backend: object) -> None:
-    """Raise OptionError unless `backend` is the name of one, or a `Ray`."""
+    """Raise OptionError unless `backend` is the name of a backend, or a `Ray`."""
     names = " or ".join(map(repr, BACKENDS))
     _check(backend in BACKENDS or isinstance(backend, Ray), "backend", backend, names)
 
 
+def check_timeout(timeout: object) -> None:
+    """Raise OptionError unless `timeout` is a finite number of seconds above 0, or None."""
+    fine = timeout is None or (_is_number(timeout) and timeout > 0)  # type: ignore[operator]
+    _check(fine, "timeout", timeout, "a number of seconds above 0, or None")
+
+
 def cluster_of(backend: str | Ray) -> Ray | None:
-    """Return the cluster that a backend means; None for this machine."""
+    """Return the cluster of a backend; None for this machine."""
     if isinstance(backend, Ray):
         return backend
     return Ray() if backend == "ray" else None
@@ -202,7 +213,7 @@ def usable_cores() -> int:
 
 
 def usable_memory() -> int | None:
-    """Return how many bytes of memory this process may use: the machine's, or its container's."""
+    """Return the bytes of memory of this machine, or of its container; None if unknown."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -215,7 +226,9 @@ def usable_memory() -> int | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Tell whether a value is a number that a float can hold; infinities and NaN are not."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def _is_count(value: object) -> bool:

@@ -75,6 +75,11 @@ def test_finished_with_failures_is_3(inputs, output):
         (["preprocess", f"{WORKS}:copy", "in", "out", "--limit", "0"], "--limit"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "x"], "'x' is no number"),
         (["preprocess", f"{WORKS}:note_call", "in", "out"], "cannot be called as"),
+        (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "inf"], "timeout=inf is not"),
+        (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "nan"], "timeout=nan is not"),
+        (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "nan"], "max_failures=nan"),
+        (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "inf"], "max_failures=inf"),
+        (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "1.5"], "max_failures=1.5"),
     ],
 )
 def test_wrong_usage_is_2(arguments, words):

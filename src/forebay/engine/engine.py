@@ -43,6 +43,8 @@ Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
 # A good time to collect answers for, where nobody waits for them: being woken for each one would
 # take a core from the workers.
 COLLECT_S = 0.003
+# The longest single wait: the system's own limit is 24 days.
+LONGEST_WAIT_S = 3600.0
 
 
 class NewTask(NamedTuple):
@@ -111,7 +113,7 @@ class Engine:
         """Wait up to `timeout` seconds for something to happen; return what came of it.
 
         Args:
-            timeout: In seconds; None for ever.
+            timeout: In seconds; None for ever. It may return earlier with nothing.
             collect_s: How long to let answers pile up while no worker needs more work.
 
         Raises:
@@ -122,6 +124,8 @@ class Engine:
             if self._alarm is not None:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
+            if timeout is not None:
+                timeout = min(timeout, LONGEST_WAIT_S)
             if collect_s and self._flow.is_relaxed and (timeout is None or timeout > collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)

@@ -8,7 +8,7 @@ from torch.utils.data import DistributedSampler
 from forebay.errors import OptionError
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset
-from forebay.options import check_backend, cluster_of
+from forebay.options import check_backend, check_timeout, cluster_of
 from forebay.torch_internals import accepts
 
 
@@ -24,6 +24,8 @@ def check(settings: Settings) -> None:
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
         raise OptionError(f"seed={loader.seed!r} is not possible; it takes an integer or None")
+    if loader.timeout and loader.num_workers:  # 0 stands for none; torch itself refuses less
+        check_timeout(loader.timeout)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
     on_cluster = cluster_of(backend) is not None
     refused = [

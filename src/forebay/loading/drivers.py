@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from forebay.engine.engine import COLLECT_S, Engine, Outcome
+from forebay.engine.engine import COLLECT_S, LONGEST_WAIT_S, Engine, Outcome
 from forebay.engine.pools.base import Pool
 
 Outcomes = Callable[[Sequence[Outcome]], None]
@@ -119,7 +119,7 @@ class BackgroundDriver:
                 if left is not None and left <= 0:
                     return
                 self._waits = True
-                self._arrived.wait(left)
+                self._arrived.wait(None if left is None else min(left, LONGEST_WAIT_S))
                 self._waits = False
 
     def look(self, seconds: float) -> None:
