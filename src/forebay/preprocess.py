@@ -1,7 +1,4 @@
-"""preprocess(): InputFile -> (OutputFiles, Metadata) for every input, on every core, resumably.
-
-See `session.py` for how.
-"""
+"""preprocess(): call a function for every input, on every core, resumably; see `session.py`."""
 
 from __future__ import annotations
 
@@ -36,44 +33,45 @@ def preprocess(
     version: str | None = None,
     progress: bool = True,
 ) -> Report:
-    """Work on every input once, keep what comes out, and write one table of metadata.
+    """Process every input once, keep the files that are written, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
     returns or yields its metadata: None, a dict, or any iterable of dicts, one for each row it
     adds to the table. A map-style Dataset in place of the function needs no inputs:
-    `dataset[i]` does the work and returns any metadata that can be JSON.
+    `dataset[i]` does the work and returns any JSON-serializable metadata. The function may change
+    the working directory: it is restored after each input.
 
-    The same call again continues: what is done stays, what failed is tried again, a changed input
-    is redone and its old outputs go.
+    The same call again continues: inputs that are done are skipped, those that failed are tried
+    again, and a changed input is processed again, its old outputs removed.
 
     Args:
         work: The function, or the Dataset.
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
-        output: Folder for the outputs, the table and forebay's own `.forebay`, made if missing;
+        output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces".
-        num_workers: Workers; None for one a core, or for as many as a cluster has room for, also
-            on nodes that join later; 0 to work in this very process.
+        num_workers: Number of workers; None for one per core, or for as many as a cluster has room
+            for, also on nodes that join later; 0 to work in this process.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
-        retries: Further tries for an input that failed, alone; None for 1, or for 0 where the
+        retries: How often an input that failed is tried again; None for 1, or for 0 where the
             first failure ends the run.
-        on_error: "skip" records failures and goes on; "raise" stops at the first and raises the
-            function's own exception. None means "skip", with `limit` "raise".
+        on_error: "skip" records failures and continues; "raise" stops at the first and raises the
+            function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
-        limit: Work on the first so many inputs only, in this process unless `num_workers` is set:
-            the way to try a function.
+        limit: Process only that many of the first inputs, in this process unless `num_workers` is
+            set: to try a function.
         resume: False forgets the earlier run and removes its outputs first.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
-            code are accepted; a new one redoes every input.
+            code are accepted; with a new one every input is processed again.
         progress: Show progress on stderr.
 
     Returns:
         The report. The table has the manifest's columns, `source`, `destination` (relative to
-        `output`) and what the function returned, one row an output, in input order: the same
+        `output`) and what the function returned, one row per output, in input order: the same
         bytes for any number of workers, and however often the run was interrupted.
 
     Raises:
@@ -81,7 +79,7 @@ def preprocess(
         InputError: The inputs are missing, empty or torn.
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
-        ChangedError: `work` is not what the earlier run worked with.
+        ChangedError: `work` differs from that of the earlier run.
         BusyError: Another run is working on this output folder.
         FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
         WorkerDiedError: Workers cannot be kept alive.
@@ -137,7 +135,7 @@ def retry(
 
     Raises:
         LedgerError: The folder holds no run.
-        ChangedError: `work` is not what the earlier run worked with.
+        ChangedError: `work` differs from that of the earlier run.
     """
     options = PreprocessOptions(
         num_workers=num_workers,
@@ -149,7 +147,7 @@ def retry(
         progress=progress,
     )
     with Session(work, output, options) as session:
-        # A new version accepts the new code for what failed; what is done stays done.
+        # A new version accepts the new code for the failed inputs; the others stay done.
         call = json.loads(session.ledger.get_meta("call") or "null")
         if call is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from works import copy, fail_odd, meet_fault
 
 import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
+from forebay.failures import MAX_TEXT
+from forebay.jobs import work
 
 # fault: kind, error, and what the message says
 BLAME = {
@@ -192,6 +195,90 @@ def test_endless_memory_is_laid_to_its_input(tmp_path):
         in out
     )
     assert "ran out of memory" in out
+
+
+# ---- odd exceptions -----------------------------------------------------------------------------
+
+
+class MuteError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError("no message")
+
+
+def raise_mute(source, out):
+    raise MuteError
+
+
+def raise_much(source, out):
+    raise ValueError("begin" + "x" * 10**7 + "end")
+
+
+WAYS = [(0, "process"), (2, "process"), (2, "thread")]
+
+
+@pytest.mark.parametrize(("workers", "backend"), WAYS)
+def test_an_exception_without_a_message_fails_its_input(inputs, tmp_path, workers, backend):
+    """One whose __str__ raises is named by its type."""
+    paths = sorted(inputs.iterdir())[:2]
+    ways = {"num_workers": workers, "backend": backend}
+    report = run(raise_mute, paths, tmp_path / "out", **ways)
+    assert [(each.error, each.message) for each in report.failures] == [
+        ("MuteError", "<its __str__ raised LookupError>")
+    ] * 2
+    assert "raise MuteError" in report.failures[0].traceback
+    assert "MuteError: <its __str__ raised LookupError>" in repr(report)
+    with pytest.raises((MuteError, FailuresError)):
+        run(raise_mute, paths, tmp_path / "out2", on_error="raise", **ways)
+
+
+@pytest.mark.parametrize(("workers", "backend"), WAYS)
+def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend):
+    """Megabytes of it would travel, and be kept, for every input."""
+    paths = sorted(inputs.iterdir())[:2]
+    report = run(raise_much, paths, tmp_path / "out", num_workers=workers, backend=backend)
+    for failure in report.failures:
+        assert failure.message.startswith("begin") and failure.message.endswith("end")
+        assert "characters left out" in failure.message
+        assert len(failure.message) + len(failure.traceback) < 3 * MAX_TEXT
+    assert (tmp_path / "out" / ".forebay" / "ledger.sqlite").stat().st_size < 10**6
+
+
+def test_an_exception_too_large_to_be_sent_is_described(inputs, tmp_path):
+    """The run ends with its type and message all the same."""
+    with pytest.raises(FailuresError, match=r"0000\.txt failed: ValueError: begin"):
+        run(raise_much, inputs, tmp_path / "out", num_workers=1, on_error="raise")
+
+
+# ---- metadata that no ledger holds --------------------------------------------------------------
+
+
+def say_much(source, out):
+    out.file(source.name).write_text("x")
+    return {"text": "é" * (1000 if source.name == "0003.txt" else 10)}
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "thread")])
+def test_metadata_that_no_ledger_holds_costs_its_input(
+    inputs, tmp_path, workers, backend, monkeypatch
+):
+    """The size is named, nothing of that input is published, and it is tried once."""
+    monkeypatch.setattr(work, "MAX_METADATA_BYTES", 1500)
+    report = run(say_much, inputs, tmp_path / "out", num_workers=workers, backend=backend)
+    assert (report.done, report.failed) == (11, 1)
+    (failure,) = report.failures
+    assert (failure.kind, failure.error, failure.attempts) == ("output", "OutputError", 1)
+    assert "2,038 bytes as JSON; at most 1,500 can be recorded" in failure.message
+    assert "0003.txt" not in published(tmp_path / "out")
+
+
+def test_the_ledger_holds_what_is_let_through():
+    """A record has other columns too; SQLite's limit is for all of them together."""
+    db = sqlite3.connect(":memory:")
+    limit = db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+    db.close()
+    assert limit >= 2 * work.MAX_METADATA_BYTES
 
 
 # ---- retries, raising, budgets ------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from functools import partial
@@ -184,14 +185,13 @@ def test_the_table_is_the_same_bytes_however_many_workers(tmp_path, form):
 
 
 def test_random_numbers_depend_on_the_input_alone(tmp_path):
-    """Equal for 0, 1 and 2 workers, also from a library that the function imports itself."""
+    """Equal for any way to work, also from a library that the function imports itself."""
     inputs = make_inputs(tmp_path / "in", 12)
     tables = [
-        run(draw, inputs, tmp_path / f"out{workers}", num_workers=workers).metadata
-        for workers in (0, 1, 2)
+        run(draw, inputs, tmp_path / f"out{at}", num_workers=workers, backend=backend).metadata
+        for at, (workers, backend) in enumerate(WAYS)
     ]
-    assert tables[0].equals(tables[1])
-    assert tables[0].equals(tables[2])
+    assert all(table.equals(tables[0]) for table in tables)
     assert len(set(tables[0]["python"].to_pylist())) == 12
     assert len(set(tables[0]["numpy"].to_pylist())) == 12
 
@@ -203,6 +203,57 @@ def test_the_callers_generators_are_left_alone(inputs, output, workers, backend)
     expected = random.Random(1).random()
     run(draw, inputs, output, num_workers=workers, backend=backend)
     assert random.random() == expected
+
+
+# ---- the working directory ----------------------------------------------------------------------
+
+
+def leave_the_directory(source, out):
+    """Change to a folder that is removed at once, for one of the inputs."""
+    size = source.stat().st_size
+    if source.name == "0001.txt":
+        gone = source.absolute().parent / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+    return {"size": size}
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (1, "process"), (1, "thread")])
+def test_a_change_of_the_working_directory_ends_with_its_input(
+    tmp_path, monkeypatch, workers, backend
+):
+    """Later inputs with relative paths are found, and the caller is where it was."""
+    make_inputs(tmp_path / "in", 4)
+    monkeypatch.chdir(tmp_path)
+    report = run(leave_the_directory, "in", "out", num_workers=workers, backend=backend)
+    assert (report.done, report.failed) == (4, 0)
+    assert report.metadata["source"].to_pylist() == [f"in/{n:04d}.txt" for n in range(4)]
+    assert Path.cwd() == tmp_path
+
+
+# ---- impossible settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("timeout", value) for value in (0, -1, True, "1", math.inf, math.nan)),
+        pytest.param("timeout", 10**400, id="timeout-beyond floats"),
+        *(("max_failures", value) for value in (-1, 1.0, 1.5, True, "1", math.inf, math.nan)),
+    ],
+)
+def test_a_number_that_is_no_such_number_starts_nothing(inputs, output, setting, value):
+    """Infinities and NaN included; the message says what there may be."""
+    with pytest.raises(OptionError, match=rf"^{setting}=.* is not possible; it takes a "):
+        run(copy, inputs, output, num_workers=1, **{setting: value})
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("timeout", [3e6, 1e300])
+def test_a_timeout_may_be_longer_than_the_system_waits(inputs, output, timeout):
+    """Months, which no single wait of the system's can last."""
+    assert run(copy, inputs, output, num_workers=1, timeout=timeout).done == 6
 
 
 # ---- the report ---------------------------------------------------------------------------------

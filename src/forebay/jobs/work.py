@@ -1,4 +1,4 @@
-"""The job of a preprocess worker: one input in, its staged files and its metadata out."""
+"""The job of a preprocess worker: process one input, return its staged files and metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -18,16 +18,17 @@ from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
 from forebay.randomness import Seeds, ThreadTurns, seed_generators, seed_of_text, seed_on_import
 
-# Errors that are the machine's and not the input's: every other input would meet them too.
+# Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+# The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
+MAX_METADATA_BYTES = 500_000_000
 
-
-# Gives the name that a path has outside of the worker; None if it has no other.
+# Returns the final name of a staged path; None for any other path.
 _Naming = Callable[[str], str | None]
 
 
 class WorkerEnd(Protocol):
-    """A worker's end of wherever the outputs go."""
+    """The worker's side of an output folder or bucket."""
 
     def open(self, incarnation: int) -> None:
         """Set up in the worker."""
@@ -37,16 +38,16 @@ class WorkerEnd(Protocol):
         ...
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
-        """Return what one input made, safe against the worker's death."""
+        """Return the files of one input, which survive the worker's death."""
         ...
 
     def is_full(self) -> bool:
-        """Tell whether there is no room left for outputs."""
+        """Tell whether the output's disk is full."""
         ...
 
 
 class Fetch(Protocol):
-    """Brings a remote input to a local path for as long as it is worked on."""
+    """Downloads a remote input for as long as it is processed."""
 
     def __call__(self, source: str) -> AbstractContextManager[Path]:
         """Return the local path, removed on leaving; raise NoInputError if there is no file."""
@@ -54,14 +55,14 @@ class Fetch(Protocol):
 
 
 class PreprocessJob:
-    """Calls the user's function, or asks the user's Dataset, for one input at a time.
+    """Calls the user's function, or the user's Dataset, for one input at a time.
 
     Args:
         work: The function, or the Dataset.
         kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
         outputs: Where files are staged.
-        fetch: For inputs that are URLs, which have to be brought here first.
-        turns: For workers that are threads of one process, and share its random generators.
+        fetch: Downloads inputs that are URLs.
+        turns: For workers that are threads: they share the random generators of one process.
     """
 
     keeps_tasks = False
@@ -79,26 +80,29 @@ class PreprocessJob:
         self._kind = kind
         self._outputs = outputs
         self._fetch = fetch
+        self._directory: str | None = None
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Make the staging folder."""
+        """Make the staging folder, and record the working directory."""
         self._outputs.open(incarnation)
+        with suppress(FileNotFoundError):  # it was removed
+            self._directory = os.getcwd()
         seed_on_import(True)
 
     def close(self) -> None:
-        """Leave imports as they were."""
+        """Stop seeding libraries that are imported."""
         seed_on_import(False)
 
     def abandon(self, thread: Thread) -> bool:
-        """Free what an abandoned thread holds; return whether it was waiting for its turn."""
+        """Release what an abandoned thread holds; return whether it only waited for its turn."""
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
         """Return `((OutputFile, …), metadata JSON)` for one input `(source, row)`.
 
         Raises:
-            Refusal: "input": there is no such file. "output": a name or file is not acceptable.
-                "environment": the disk is full or read-only; not the input's fault.
+            Refusal: "input": there is no such file. "output": a name, a file or the metadata is
+                not acceptable. "environment": the disk is full or read-only.
         """
         source, row = assignment.payload
         seed = seed_of_text(source if row is None else row)
@@ -106,8 +110,11 @@ class PreprocessJob:
 
         def call(seeds: Seeds) -> str:
             seeds(seed)
-            returned, final_name = self._call(source, row, out)
-            return encode(rows_of(returned), out.names(), final_name)
+            try:
+                returned, final_name = self._call(source, row, out)
+                return _checked(encode(rows_of(returned), out.names(), final_name))
+            finally:
+                self._restore_directory()
 
         def undo() -> None:
             nonlocal out
@@ -119,7 +126,7 @@ class PreprocessJob:
                 metadata = self._turns.run(call, undo)
             else:
                 metadata = call(seed_generators)
-            files = self._outputs.commit(out)  # last: it may publish them
+            files = self._outputs.commit(out)  # last: into a bucket, it publishes them
         except BaseException as error:
             full = isinstance(error, Exception) and self._is_environment(error)
             out.discard()
@@ -130,8 +137,18 @@ class PreprocessJob:
             raise
         return Answer((files, metadata), len(metadata))
 
+    def _restore_directory(self) -> None:
+        """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
+        with suppress(OSError):
+            try:
+                is_same = os.getcwd() == self._directory
+            except FileNotFoundError:  # the function has removed the one that it changed to
+                is_same = False
+            if self._directory is not None and not is_same:
+                os.chdir(self._directory)
+
     def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
-        """Return what the work returned, and the name that a path in it has outside."""
+        """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
             return self._work[int(source)], out.final_name
         if row is not None:
@@ -169,7 +186,25 @@ class PreprocessJob:
 
 
 class NoInputError(Exception):
-    """Raised where an input is looked for: there is none; the cause says why."""
+    """There is no such input; the cause says why."""
+
+
+def _checked(metadata: str) -> str:
+    """Return the metadata of one input.
+
+    Raises:
+        OutputError: The ledger cannot hold it.
+    """
+    if len(metadata) * 4 <= MAX_METADATA_BYTES:  # no character has more bytes
+        return metadata
+    nbytes = len(metadata.encode(errors="surrogatepass"))
+    if nbytes > MAX_METADATA_BYTES:
+        raise OutputError(
+            f"the metadata of one input has {nbytes:,} bytes as JSON; at most "
+            f"{MAX_METADATA_BYTES:,} can be recorded\n"
+            "  Write what is large to out.file(), and return the rest."
+        )
+    return metadata
 
 
 def _exhausted(returned: Any) -> Any:
