@@ -15,6 +15,7 @@ from forebay.failures import Failure
 from forebay.jobs.enrol import Enrolment
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, OutputFile, Todo
+from forebay.jobs.status import read_snapshot
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
@@ -415,6 +416,32 @@ def test_a_ledger_that_lost_its_end_is_damaged(tmp_path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(LedgerError, match="is damaged"):
         Ledger.open(tmp_path)
+
+
+def test_text_that_is_no_text_is_damaged(tmp_path):
+    """A page may be whole for SQLite, and its strings not be UTF-8."""
+    with Ledger.open(tmp_path) as ledger:
+        ledger.enrol(paths("a"), (), True)
+    db = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    db.execute("UPDATE inputs SET source = CAST(x'61ff62' AS TEXT), state = 2, error = '{}'")
+    db.close()
+    with Ledger.open(tmp_path) as ledger:
+        with pytest.raises(LedgerError, match=r"is damaged\n.*not UTF-8"):
+            list(ledger.todo(9))
+        with pytest.raises(LedgerError, match="is damaged"):
+            ledger.enrol(paths("b"), (), True)
+    with pytest.raises(LedgerError, match="is damaged"):
+        read_snapshot(tmp_path)
+
+
+def test_a_record_too_large_is_no_damage(tmp_path):
+    """SQLite's limit is told as what it is."""
+    with Ledger.open(tmp_path) as ledger:
+        ledger.enrol(paths("a"), (), True)
+        ledger._database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+        with pytest.raises(LedgerError, match="one record is larger than the ledger"):
+            ledger.record([Done(1, 1, 0.1, (), "[" + " " * 10_000 + "]")], [])
+        assert states(ledger) == {"a": "todo"}
 
 
 def test_somebody_elses_database_is_foreign(tmp_path):

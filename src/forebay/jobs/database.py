@@ -1,11 +1,10 @@
-"""The ledger's SQLite file: its tables, how it is opened and checked, and its errors in words."""
+"""The ledger's SQLite file: its tables, how it is opened and checked, and its error messages."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,18 @@ NAME = "ledger.sqlite"
 FORMAT = 1
 APPLICATION_ID = 0x666F7265  # "fore"
 
-# user_version is `FORMAT << 24 | commits`. SQLite leaves its own change counter alone in
-# exclusive locking mode; this one is what tells a reader that the pages moved under it.
+# user_version is `FORMAT << 24 | commits`. In exclusive locking mode SQLite does not maintain its
+# own change counter; readers compare this one to see whether the file changed.
 _COMMITS = 1 << 24
-# SQLite's limit of parameters in one statement was 999 for long.
+# Older versions of SQLite take at most 999 parameters in one statement.
 _PARAMETERS = 500
 
 TODO, DONE, FAILED, GONE = range(4)
 
-# `ordinal` is the place in the listing, from 1; gone inputs have negative ones.
+# `ordinal` is the position in the listing, from 1; inputs that are gone have negative ones.
 # `outputs` is set if and only if the input was done, `error` if and only if it failed.
-# A name that two inputs claimed has no ordinal but a rival: one of those that lost it.
-# The index holds failed inputs alone, so it costs the good ones nothing.
+# A name that two inputs claimed has no ordinal; `rival` is one of these inputs.
+# The index holds failed inputs only, so the others cost nothing.
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE inputs(
@@ -38,12 +37,17 @@ CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITH
 CREATE TABLE chores(name TEXT NOT NULL, staged TEXT);
 """
 
-# File names may hold bytes that are not UTF-8, which Python keeps as lone surrogates.
-_decode = partial(str, encoding="utf-8", errors="surrogatepass")
+
+def _decode(body: bytes) -> str:
+    """Decode a string of the file; file names may hold lone surrogates."""
+    try:
+        return str(body, "utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise sqlite3.DatabaseError(f"a string that is not UTF-8: {error.reason}") from error
 
 
 def storable(text: str) -> str | bytes:
-    """Return `text` in a form that `CAST(? AS TEXT)` stores whole, lone surrogates included."""
+    """Return a string in a form that `CAST(? AS TEXT)` stores, lone surrogates included."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -57,12 +61,12 @@ def storable_or_none(text: str | None) -> str | bytes | None:
 
 
 class Database:
-    """One connection to a ledger's file, with transactions and errors in words.
+    """One connection to a ledger's file, with transactions and readable errors.
 
     Args:
-        path: The file; made if it does not exist.
-        locks: False where the file system has no locks: SQLite then takes none either, and the
-            folder's own lock is the only guard.
+        path: The file; created if it does not exist.
+        locks: False if the file system has no locks: SQLite then takes none either, and only the
+            folder's own lock keeps others out.
     """
 
     def __init__(self, path: Path, *, locks: bool = True) -> None:
@@ -84,7 +88,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does, all of it or, if it raises, nothing."""
+        """Commit what the block does; if it raises, roll everything back."""
         db = self._connection
         with in_words(self.path):
             db.execute("BEGIN IMMEDIATE")
@@ -99,7 +103,7 @@ class Database:
                 raise
 
     def backup(self, path: Path) -> None:
-        """Write a whole copy of the file, as of the last commit, replacing an earlier copy."""
+        """Copy the file as of the last commit, replacing an earlier copy."""
         path.unlink(missing_ok=True)
         with in_words(path):
             copy = connect(path, "mode=rwc")
@@ -110,16 +114,16 @@ class Database:
                 copy.close()
 
     def load(self, path: Path) -> None:
-        """Take over everything from a copy, all of it or, if it is unusable, nothing.
+        """Replace the content by that of a copy; if the copy is unusable, change nothing.
 
         Raises:
-            LedgerError: The copy is torn, foreign or of a newer forebay.
+            LedgerError: The copy is torn, not forebay's, or of a newer forebay.
         """
         with in_words(path):
             copy = connect(path, "mode=ro")
             try:
                 if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                    raise sqlite3.DatabaseError("the copy is not whole")
+                    raise sqlite3.DatabaseError("the copy is incomplete")
                 copy.backup(self._connection)
             finally:
                 copy.close()
@@ -127,13 +131,13 @@ class Database:
             self._commits = version % _COMMITS
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows of a query; the caller keeps them few with LIMIT."""
+        """Return all rows of a query; the caller bounds their number with LIMIT."""
         with in_words(self.path):
             return self._connection.execute(sql, parameters).fetchall()
 
     def _prepare(self) -> None:
         db = self._connection
-        # Right without shared memory maps (NFS, Lustre), and no other process may slip in between.
+        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         fresh = check(db, self.path)
         db.execute("PRAGMA journal_mode = TRUNCATE")
@@ -148,7 +152,7 @@ class Database:
 
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
-    """Open an SQLite file with text as the ledger keeps it and transactions left to the caller."""
+    """Open an SQLite file, decode strings as the ledger does, and begin no transactions."""
     uri = f"{path.absolute().as_uri()}?{query}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
     db.text_factory = _decode
@@ -156,7 +160,7 @@ def connect(path: Path, query: str) -> sqlite3.Connection:
 
 
 def check(db: sqlite3.Connection, path: Path) -> bool:
-    """Return whether the file is still empty.
+    """Tell whether the file is still empty.
 
     Raises:
         LedgerError: It is not a ledger, or one of a newer forebay.
@@ -169,23 +173,23 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
     if application != APPLICATION_ID:
         raise LedgerError(
             f"{path} is an SQLite file, but not a ledger of forebay's\n"
-            "  It was left as it is. Choose another output folder."
+            "  It was not changed. Choose another output folder."
         )
     if version > FORMAT:
         raise LedgerError(
             f"{path} was written by a newer forebay: format {version}, this one reads {FORMAT}\n"
-            "  It was left as it is. Upgrade forebay, or choose another output folder."
+            "  It was not changed. Upgrade forebay, or choose another output folder."
         )
     return False
 
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into `LedgerError`s that name the file, the cause and the way on."""
+    """Turn SQLite's errors into `LedgerError`s that name the file, the cause and what to do."""
     try:
         yield
     except sqlite3.ProgrammingError:
-        raise  # our own mistake, such as a call after `close`; not the file's
+        raise  # a bug of forebay's, such as a call after `close`
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         kind = BusyError if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else LedgerError
@@ -201,31 +205,38 @@ def _first_line(path: Path, name: str) -> str:
         return f"the ledger {path} cannot be written: the file system reports an error"
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return f"another process has the ledger {path} open"
+    if name.startswith("SQLITE_TOOBIG"):
+        return f"one record is larger than the ledger {path} can hold"
     return f"the ledger {path} is damaged"
 
 
 def _advice(name: str) -> str:
     if name.startswith("SQLITE_FULL"):
-        return "Nothing recorded was lost. Free some space (also for temporary files), call again."
+        return (
+            "Nothing recorded was lost. Free some space (for temporary files too), and make the "
+            "same call again."
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        return "Nothing was changed. Check the rights of the file and its folder."
+        return "Nothing was changed. Check the permissions of the file and its folder."
     if name.startswith("SQLITE_IOERR"):
-        return "Nothing recorded was lost. Check quota, disk and mount, then call again."
+        return "Nothing recorded was lost. Check quota, disk and mount; make the same call again."
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return "This run touched nothing. Close that process, then call again."
+        return "Nothing was changed. End that process, and make the same call again."
+    if name.startswith("SQLITE_TOOBIG"):
+        return "It was not recorded. One input's names, row and metadata may take 1 GB together."
     return (
-        "It was left as it is. Bring back a copy of it, or move the whole output folder away and "
-        "run again: everything is then done anew."
+        "It was not changed. Restore a copy of it; or move the whole output folder away and make "
+        "the same call again, which then processes every input."
     )
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: str) -> None:
-    """Keep a text under a key."""
+    """Store a string under a key."""
     db.execute("INSERT OR REPLACE INTO meta VALUES(?, CAST(? AS TEXT))", (key, storable(value)))
 
 
 def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
-    """Cut `items` into lists short enough for one statement, each with its `?,?,...`."""
+    """Split `items` into lists short enough for one statement, each with its `?,?,...`."""
     everything = list(items)
     for start in range(0, len(everything), _PARAMETERS):
         part = everything[start : start + _PARAMETERS]
