@@ -252,6 +252,19 @@ def test_text_that_is_not_unicode_is_escaped(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_keys_that_are_not_unicode_keep_their_values(tmp_path, form):
+    """At any depth; two that are escaped alike are kept as JSON."""
+    odd, clean = "caf\udce9", "caf\\udce9"
+    nested = {"list": [{odd: [{odd: 1}]}], odd: {"x": odd}}
+    table = table_of(tmp_path, [("s", None, [{"s": nested, "two": {odd: 1, clean: 2}}])], form=form)
+    (found,), (two,) = table["s"].to_pylist(), table["two"].to_pylist()
+    found = json.loads(found) if form == "csv" else found
+    escaped = json.loads(json.dumps(nested).replace("\\udce9", "\\\\udce9"))
+    assert found == (nested if form == "csv" else escaped)
+    assert json.loads(two) == {odd: 1, clean: 2}
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_table_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, form, monkeypatch):
     """An error in the second pass changes nothing and leaves no litter."""
     path = tmp_path / f"metadata.{form}"

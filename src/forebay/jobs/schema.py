@@ -9,8 +9,9 @@
 Kinds join upwards; the result does not depend on the order of the values, except that the fields
 of a struct stand in the order in which they first appear. What has no common type is `mixed`: text
 that holds each value as JSON (a string in its quotes), so nothing is lost and nothing is guessed.
-Mixed too are: integers beyond 64 bits, which no table format keeps; structs without any field; and
-structs of more than 256 different ones, which are dictionaries of data rather than records.
+Mixed too are: integers beyond 64 bits, which no table format keeps; structs without any field,
+with two fields that are the same once they are escaped (see `table.py`), or with more than 256
+different ones, which are dictionaries of data rather than records.
 A column of nothing but nulls is text. NaN and the infinities are floats; an integer among floats
 becomes one, exact up to 2**53.
 """
@@ -104,13 +105,14 @@ def join(one: Kind, other: Kind) -> Kind:
 
 
 def settled(kind: Kind) -> Kind:
-    """Return the kind a column gets in the end: nulls are text, an empty struct is mixed."""
+    """Return the kind of a column once all values are seen: nulls alone are strings."""
     if kind.name == "null":
         return STR
     if kind.item is not None:
         return Kind("list", settled(kind.item))
     if kind.name == "struct":
-        if not kind.fields:
+        written = {name.encode(errors="backslashreplace") for name in kind.fields}
+        if not kind.fields or len(written) < len(kind.fields):
             return MIXED
         return Kind("struct", fields={name: settled(one) for name, one in kind.fields.items()})
     return kind
