@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
 from forebay.jobs.listing import list_inputs
-from forebay.jobs.manifest import open_manifest
 from forebay.jobs.table import GROUP_ROWS, find_table, read_table
 from forebay.packed import PackedSequence
 
@@ -146,7 +145,7 @@ def from_table(
     if isinstance(table, str | os.PathLike):
         path = find_table(table).absolute()
         folder, name = str(path.parent), f"from_table: {path}"
-        table = _read(path)
+        table = read_table(path)
     columns = list(table.column_names)
     if not table.num_rows or not columns:
         raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
@@ -243,20 +242,6 @@ def _load_row(
     if folder is not None and isinstance(path, str) and path and "://" not in path:
         row[_OUTPUT] = os.path.join(folder, path)  # an absolute path stays as it is
     return row if load is None else load(row)
-
-
-def _read(path: Path) -> pyarrow.Table:
-    try:
-        return read_table(path)
-    except Exception as error:
-        if path.suffix != ".parquet":
-            # It is not as written by preprocess: reading it as a manifest says where it is wrong.
-            for _ in open_manifest(str(path), lambda: path.open("rb"), None):
-                pass
-        raise InputError(
-            f"from_table: {path} cannot be read: {error}\n"
-            "  If it is torn or of another format, write it anew."
-        ) from error
 
 
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError
-from forebay.jobs.manifest import SUFFIXES
+from forebay.jobs.manifest import SUFFIXES, open_manifest
 from forebay.jobs.schema import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
 
 if TYPE_CHECKING:
@@ -53,15 +53,27 @@ def read_table(path: Path) -> pyarrow.Table:
     """Return a metadata table as pyarrow has it.
 
     A parquet file says its types. A JSONL file gives the table that the parquet file would have
-    given. A CSV file holds text alone: a column is bool, int64 or double if all its cells are
-    written like that, and an empty cell is null.
+    given. A CSV file holds strings alone: a column is bool, int64 or double if all its cells are
+    written like that, and an empty cell is null. Blank lines of CSV and JSONL are skipped.
+
+    Raises:
+        InputError: There is no such file, or it is torn.
     """
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
         what = "is no metadata table" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: looked for a file ending in {sorted(readers)}")
-    return reader(path)
+    try:
+        return reader(path)
+    except Exception as error:  # pyarrow's errors have no common root
+        if path.suffix.lower() != ".parquet":
+            # Reading it as a manifest says in which line it is torn.
+            for _ in open_manifest(str(path), lambda: path.open("rb"), None):
+                pass
+        raise InputError(
+            f"{path} cannot be read: {error}\n  If it is torn or of another format, write it again."
+        ) from error
 
 
 def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
@@ -94,6 +106,8 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
             values = [row.get(name) for row in group]
             if kind.name not in AS_THEY_ARE:
                 values = [fit(value, kind) for value in values]
+            if not _has_unicode_names(kind):  # or no value would be found under the clean name
+                values = _clean(values)
             try:
                 arrays.append(pyarrow.array(values, column.type))
             except UnicodeEncodeError:
@@ -117,6 +131,12 @@ def _clean(value: Any) -> Any:
     return value
 
 
+def _has_unicode_names(kind: Kind) -> bool:
+    """Tell whether the fields of a kind, at any depth, have names that are Unicode."""
+    inner = [*kind.fields.values()] if kind.item is None else [kind.item]
+    return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
+
+
 def _read_parquet(path: Path) -> pyarrow.Table:
     import pyarrow.parquet
 
@@ -128,8 +148,8 @@ def _read_jsonl(path: Path) -> pyarrow.Table:
     import pyarrow
 
     def rows() -> Iterator[Row]:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            yield from map(json.loads, file)
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            yield from (json.loads(line) for line in file if line.strip())
 
     kinds: dict[str, Kind] = {}
     for row in rows():
@@ -144,11 +164,11 @@ def _read_csv(path: Path) -> pyarrow.Table:
     # Arrow's own reader wants each row within a block, and keeps threads and a pipe for ever.
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            cells = csv.reader(file)
-            names = next(cells)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = filter(None, csv.reader(file))
+            names = next(rows)
             chunks: list[list[pyarrow.Array]] = [[] for _ in names]
-            while group := list(islice(cells, GROUP_ROWS)):
+            while group := list(islice(rows, GROUP_ROWS)):
                 for chunk, column in zip(chunks, zip(*group, strict=True), strict=True):
                     chunk.append(pyarrow.array([cell or None for cell in column], pyarrow.string()))
     finally:
