@@ -98,8 +98,7 @@ def test_an_exception_of_a_worker_is_raised_again():
     try:
         raise ValueError("words")
     except ValueError as error:
-        info = type(error), error, error.__traceback__
-    wrapper = torch_internals.ExceptionWrapper(info, where="in DataLoader worker process 0")
+        wrapper = torch_internals.wrapped(error, "in DataLoader worker process 0")
     with pytest.raises(ValueError, match="words") as caught:
         wrapper.reraise()
     message = str(caught.value)

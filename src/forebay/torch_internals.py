@@ -7,7 +7,9 @@ version of torch changes it.
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-__all__ = ["ExceptionWrapper", "TypedStorage", "UntypedStorage"]
+from forebay.failures import without_middle
+
+__all__ = ["TypedStorage", "UntypedStorage"]
 
 # What libraries check an iterator of a DataLoader against.
 BaseIterator: Any = _BaseDataLoaderIter
@@ -34,6 +38,38 @@ def become_worker(worker_id: int, num_workers: int, seed: int, dataset: Any) -> 
     """Have `torch.utils.data.get_worker_info()` describe this process as a worker."""
     info: Any = _worker.WorkerInfo
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def wrapped(error: BaseException, where: str) -> Any:
+    """Return what raises an exception again, with its traceback as text, in another process.
+
+    It raises one of the same class; or of the nearest base class, if that class has no name that
+    `pickle` finds, or cannot be made of a message and shown.
+
+    Args:
+        error: The exception.
+        where: In which worker it was raised, for the message.
+    """
+    wrapper: Any = ExceptionWrapper
+    made = wrapper((type(error), error, error.__traceback__), where=where)
+    made.exc_msg = without_middle(made.exc_msg)
+    for kind in type(error).__mro__:
+        made.exc_type = kind
+        if _can_be_raised(made):
+            break
+    return made
+
+
+def _can_be_raised(wrapper: Any) -> bool:
+    try:
+        pickle.dumps(wrapper.exc_type)
+        wrapper.reraise()
+    except Exception as error:  # noqa: BLE001 - whatever the user's class raises
+        # If the class takes other arguments, torch itself raises a RuntimeError.
+        is_made = type(error) in (wrapper.exc_type, RuntimeError)
+        with suppress(Exception):
+            return is_made and bool(str(error))
+    return False
 
 
 def numpy_seed(base_seed: int, worker_id: int) -> Any:

@@ -292,10 +292,10 @@ class ProcessJob(BatchJob):
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, where it is raised again, as torch does."""
-        info = (type(error), error, error.__traceback__)
-        where = self.where.format(self._worker_id)
-        wrapper = torch_internals.ExceptionWrapper(info, where=where)
-        return BatchError(wrapper, self._notes(request, index))
+        if self._meets is not None:
+            self._meets(type(error))
+        wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))
+        return BatchError(wrapped, self._notes(request, index))
 
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
