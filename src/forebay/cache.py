@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
 from forebay.caching.index import Index, Plan, check_size
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.work import ShardWork, told
+from forebay.caching.work import ShardWork, describe_failed, read_description
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
@@ -73,8 +72,8 @@ def cache(
         directory: A local folder for the files, made if missing: `shard-*.arrow`, and forebay's
             own `.forebay`.
         transform: Called with each sample each time it is read; it may change it in place.
-        num_workers: Workers; None for one a core, or for as many as a cluster has room for; 0 to
-            work in this very process.
+        num_workers: Number of workers; None for one per core, or for as many as a cluster has room
+            for; 0 to work in this process.
         backend: As in `preprocess`.
         timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
             each of its samples is killed, and its stack recorded.
@@ -218,7 +217,7 @@ def _made(
         session.hire("rows", doing=ShardWork(dataset, plan, marks))
         report = session.work_off("rows")
         if report.failed:
-            raise FailuresError(_all_told(report, plan, marks))
+            raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
@@ -242,7 +241,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             probed = copy.copy(dataset)
         except Exception:  # noqa: BLE001 - whatever an odd object does
             probed = dataset
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         plan, nbytes = None, []
         for index in dict.fromkeys((0, samples // 2, samples - 1)):
             seed_generators(seed_of_text(str(index)))
@@ -253,16 +252,18 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
                 specs = specs_of(names, leaves)
                 if plan is not None:
                     specs = wider(names, plan.specs, specs)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                failed[index] = error  # a worker meets it again, and tells
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - SystemExit too
+                failed[index] = error  # a worker fails with it again
                 continue
             plan = Plan(samples, 1, structure, specs)
             classes.update(classes_in(sample))
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
         raise FailuresError(
-            f"the first samples that were looked at all failed\n{told(failed)}\n"
-            "  Nothing was started. Mend the dataset, and make the same call again."
+            f"the first samples that were looked at all failed\n{describe_failed(failed)}\n"
+            "  Nothing was started. Fix the dataset, and make the same call again."
         ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
     return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
@@ -280,28 +281,31 @@ def _check_sizes(session: Session) -> None:
             check_size(Path(session.folder.locate(name)), there, size)
 
 
-def _all_told(report: Report, plan: Plan, marks: Path) -> str:
-    """Return the words for a run in which samples failed."""
-    indices, lines = [], []
+def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
+    """Return the message for a run in which samples failed."""
+    indices: list[int] = []
+    lines: list[str] = []
+    count = 0
     for failure in report.failures:
-        found = re.findall(r"^sample (\d+): .*$", failure.message, re.MULTILINE)
-        if found:
-            lines += failure.message.splitlines()
-        else:  # the worker was killed, or died
-            mark = marks / str(json.loads(failure.source)["first"])
-            index = mark.read_text().strip() if mark.exists() else ""
-            found = [index] if index else []
-            name = f"sample {index}" if index else f"the samples of {failure.source}"
-            lines.append(f"{name}: {failure.error}: {failure.message.splitlines()[0]}")
+        found, described, number = read_description(failure.message)
+        if not number:  # its worker was killed, or died
+            row = json.loads(failure.source)
+            first, number = row["first"], row["count"]
+            name, mark = f"samples {first} to {first + number - 1}", marks / str(first)
+            if mark.exists() and (index := mark.read_text().strip()):
+                name, found, number = f"sample {index}", [int(index)], 1
+            described = [str(replace(failure, source=name))]
         indices += found
-    named = ", ".join(indices[:20]) + (", …" if len(indices) > 20 else "")
-    some = lines[:20] + [f"… and {len(lines) - 20:,} more"] * (len(lines) > 20)
+        lines += described
+        count += number
+    named = ", ".join([*map(str, indices[:20]), *["…"] * (count > len(indices[:20]))])
+    some = lines[:20] + [f"… and {count - 20:,} more"] * (count > 20)
     return "\n".join(
         [
-            f"{len(indices):,} of {plan.samples:,} samples could not be cached: {named}",
+            f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
-            "are done and stay. Mend the samples, or leave them out of the dataset, and make the "
+            "are done and stay. Fix the samples, or leave them out of the dataset, and make the "
             "same call again; if you change the dataset's code, version='2' keeps what is done.",
             report.failures[0].traceback,
         ]

@@ -328,3 +328,40 @@ def test_the_first_samples_are_taken_from_a_copy(tmp_path):
         forebay.cache(dataset, tmp_path, backend="thread", num_workers=1, progress=False)
     assert vars(Opening(3)).keys() == {"count", "shift"}
     make(Opening(3), tmp_path)
+
+
+class MuteError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError("no message")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "error", [MuteError(), SystemExit(), GeneratorExit("x"), MemoryError()], ids=repr
+)
+def test_an_odd_exception_names_its_samples(tmp_path, num_workers, error):
+    """Without a message, or one that would end a process."""
+
+    def fragile(index):
+        if index in (3, 4):
+            raise error
+        return index
+
+    with pytest.raises(forebay.FailuresError) as caught:
+        forebay.cache(Made(fragile, 50), tmp_path, num_workers=num_workers, progress=False)
+    text = str(caught.value)
+    assert text.startswith("2 of 50 samples could not be cached: 3, 4\n")
+    assert f"sample 3: {type(error).__name__}" in text
+
+
+@pytest.mark.parametrize("error", [MuteError(), SystemExit()], ids=repr)
+def test_an_odd_exception_in_every_sample_starts_nothing(tmp_path, error):
+    """The samples that are looked at first raise in this process."""
+
+    def fragile(index):
+        raise error
+
+    with pytest.raises(forebay.FailuresError, match="first samples that were looked at all failed"):
+        make(Made(fragile, 50), tmp_path)

@@ -16,7 +16,8 @@ from torch.utils.data import default_collate
 import forebay
 from forebay.caching import writer
 from forebay.caching.layout import MisfitError
-from forebay.caching.work import told
+from forebay.caching.work import describe_failed, read_description
+from forebay.failures import MAX_TEXT
 
 # `forebay.cache` is the function.
 CACHE = importlib.import_module("forebay.cache")
@@ -184,11 +185,23 @@ def test_samples_that_are_unlike_are_refused(make, words, tmp_path):
     assert words in str(caught.value)
 
 
-def test_the_words_of_a_shard_name_every_sample():
-    """However many fail; the first of them in detail."""
-    lines = told(
-        {index: ValueError("bad\nindeed") for index in range(22)} | {22: MisfitError("odd")}
-    )
-    assert lines.splitlines()[0] == "sample 0: ValueError: bad"
-    assert lines.splitlines()[-1] == "sample 22: fails too"
-    assert told({5: MisfitError("is odd")}) == "sample 5: is odd"
+class MuteError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError("no message")
+
+
+def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others():
+    """It stays short however many fail, and whatever their messages are."""
+    failed = {index: ValueError("bad\nindeed") for index in range(22_000)}
+    failed |= {0: MuteError(), 1: SystemExit(), 2: ValueError("x" * 10**6)}
+    text = describe_failed(failed)
+    lines = text.splitlines()
+    assert lines[0] == "sample 0: MuteError: <its __str__ raised LookupError>"
+    assert lines[1] == "sample 1: SystemExit: "
+    assert lines[3] == "sample 3: ValueError: bad"
+    assert lines[20] == "and 21980 more of this shard"
+    assert len(text) < MAX_TEXT
+    assert read_description(text) == (list(range(20)), lines[:20], 22_000)
+    assert describe_failed({5: MisfitError("is odd")}) == "sample 5: is odd"

@@ -7,8 +7,10 @@ all that have to be mended. A worker that dies leaves the index of the sample th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from forebay.caching.index import Plan, shard_name
 from forebay.caching.layout import MisfitError
 from forebay.caching.writer import ShardWriter
 from forebay.errors import FailuresError
+from forebay.failures import message_of
 from forebay.randomness import seed_generators, seed_of_text
 
-# Failing samples of one shard whose words are kept.
-MOST_TOLD = 20
+# Failed samples of one shard whose messages are kept.
+MOST_DESCRIBED = 20
 
 
 class ShardWork:
@@ -41,7 +44,7 @@ class ShardWork:
             FailuresError: Samples failed; one line for each.
         """
         first, plan = row["first"], self._plan
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         path = out.file(shard_name(first // plan.per_shard))
         with (
             _marked(self._marks / str(first)) as mark,
@@ -52,7 +55,9 @@ class ShardWork:
                 seed_generators(seed_of_text(str(index)))
                 try:
                     sample = self._dataset[index]
-                except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - SystemExit too
                     failed[index] = error
                     continue
                 try:
@@ -60,18 +65,26 @@ class ShardWork:
                 except MisfitError as error:
                     failed[index] = error
         if failed:
-            raise FailuresError(told(failed)) from next(iter(failed.values()))
+            raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
 
 
-def told(failed: dict[int, Exception]) -> str:
-    """Return a line for each sample that failed; `cache` reads the indices from them."""
+def describe_failed(failed: dict[int, BaseException]) -> str:
+    """Return a line for each of the first samples that failed, then the number of the others."""
     lines = []
-    for index, error in failed.items():
-        words = str(error).splitlines()[0] if str(error) else ""
+    for index, error in islice(failed.items(), MOST_DESCRIBED):
+        words = next(iter(message_of(error).splitlines()), "")
         kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
         lines.append(f"sample {index}: {kind}{words}"[:1000])
-    left = [f"sample {index}: fails too" for index in [*failed][MOST_TOLD:]]
-    return "\n".join(lines[:MOST_TOLD] + left)
+    more = len(failed) - len(lines)
+    return "\n".join([*lines, f"and {more} more of this shard"] if more else lines)
+
+
+def read_description(text: str) -> tuple[list[int], list[str], int]:
+    """Return what `describe_failed` wrote: indices, their lines, and the number of all samples."""
+    found = re.findall(r"^(sample (\d+): .*)$", text, re.MULTILINE)
+    more = re.search(r"^and (\d+) more of this shard$", text, re.MULTILINE)
+    count = len(found) + (int(more[1]) if more else 0)
+    return [int(index) for _, index in found], [line for line, _ in found], count
 
 
 @contextmanager
