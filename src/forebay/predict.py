@@ -1,9 +1,9 @@
-"""predict(): a prediction for every sample, exactly once, in order, and resumably.
+"""predict(): one prediction for every sample, in order, resumably.
 
     a model:      loader's workers ── batches ──> model, here ──> part ──> committed
     a factory:    session's workers, each: dataset ──> model ──> part ──> committed
 
-A part is some samples in a row, one Parquet file, and one record in the ledger of `session.py`.
+A part is a range of samples, one Parquet file, and one record in the ledger of `session.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import OptionError
+from forebay.errors import FailuresError, OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe
 from forebay.options import PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, cut_before, enrol_ranges
@@ -51,41 +51,42 @@ def predict(
     part_size: int = PART_SIZE,
     progress: bool = True,
 ) -> PredictionReport:
-    """Run a model over every sample once, and keep what it returns as Parquet.
+    """Run a model on every sample once, and write what it returns to Parquet files.
 
     The parts `part-00000.parquet`, … in `output` are one dataset for pyarrow, pandas and others:
-    one row a sample, in order, with `index` (int64), the columns of the metadata table if `data`
+    one row per sample, in order, with `index` (int64), the columns of the metadata table if `data`
     is one, and what the model returned: `prediction` for a tensor, otherwise a column for each key
-    of a dict, field of a NamedTuple or place (`0`, `1`, …) in a tuple. Numbers are plain columns;
-    anything with a shape is of Arrow's fixed-shape tensors.
+    of a dict, field of a NamedTuple or position (`0`, `1`, …) in a tuple. Numbers are plain
+    columns; arrays are Arrow's fixed-shape tensors.
 
-    The same call again continues: parts that are done stay. A sample that cannot be loaded, or on
-    which the model fails, is found by halving its batch; it has no row and is in `failures`.
+    The same call again continues with the parts that are not done. A sample that cannot be loaded,
+    or on which the model fails, is found by halving its batch; it has no row and is in `failures`.
+    If the first 20 samples all fail with the same error, the run stops, and the same call tries
+    them again.
 
     Args:
         model: An nn.Module, set to `eval` for the run and called in `inference_mode`; or any
-            function of a batch. It runs in this process, and workers make the batches. Or what
-            makes one of these: a class, or a callable without required arguments. That is called
-            once in every worker, which then does whole parts by itself.
+            function of a batch. It runs in this process, and workers make the batches. Or a factory
+            of one of these: a class, or a callable without required arguments. It is called once
+            in every worker, which then makes whole parts.
         data: A map-style Dataset; a DataLoader, of which dataset, batch size, collate function,
-            workers and backend are used, and not the order; or a metadata table (.parquet, .csv,
+            workers and backend are used, but not the order; or a metadata table (.parquet, .csv,
             .jsonl), or the folder that preprocess wrote one to.
-        output: A folder, made if missing, or the fsspec URL of one.
-        batch_size: Samples of a batch; None for the loader's, or 64. Where the device's memory
-            does not suffice it is halved.
-        num_workers: Workers; None for the loader's, or one a core; 0 to do all in this process.
+        output: A folder, created if missing, or the fsspec URL of one.
+        batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
+            runs out of memory.
+        num_workers: Number of workers; None for the loader's, or one per core; 0 for none.
         device: Where the model and the batches are moved; None leaves the model where it is.
-        backend: "process", "thread", "ray" or a `forebay.Ray`; of a loader, if not given.
-        load: For a table: called with a row as a dict, as `forebay.from_table` does; returns the
-            sample.
+        backend: "process", "thread", "ray" or a `forebay.Ray`; by default the loader's.
+        load: For a table: called with a row as a dict, like that of `forebay.from_table`; returns
+            the sample.
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
         resume: False removes the earlier predictions first.
         version: Your own name for the state of model and data. While it stays the same, changes
-            are accepted; a new one makes all anew.
-        part_size: Samples of a part, of which at most one is done again after a kill of this
-            process; about one a worker where workers make the models. It counts when a run is
-            begun; one that is continued stays cut as it is.
+            are accepted; with a new one every part is made again.
+        part_size: Samples per part. After a kill of this process at most one part is made again,
+            or about one per worker with a factory. A run that is continued keeps its part size.
         progress: Show progress on stderr, in samples.
 
     Returns:
@@ -95,12 +96,12 @@ def predict(
     Raises:
         OptionError: A setting is impossible, or model or data cannot be used as they are.
         InputError: There are no samples, or the table is torn.
-        OutputError: The model's outputs are no rows of one table, or the folder cannot be
+        OutputError: The model's outputs are not rows of one table, or the folder cannot be
             written to, or is full.
-        ChangedError: Model or data are not what the earlier run worked with.
-        FailuresError: The first samples all failed alike.
+        ChangedError: Model or data differ from those of the earlier run.
+        FailuresError: The first samples all failed with the same error.
         BusyError: Another run is working on this output folder.
-        WorkerDiedError: A factory's worker died again and again on the same part.
+        WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import Wanted, reader_of, table_of
@@ -142,7 +143,7 @@ def _work_off(
     *,
     makes: bool,
 ) -> int:
-    """Do what is not done; return how many samples were."""
+    """Make the parts that are not done; return how many samples were done before."""
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.metadata_rows import identities
     from forebay.predicting.parts import PartWork
@@ -174,27 +175,30 @@ def _work_off(
         parts=None if makes else todo,
         advance=None if makes else progress.advance,
     )
-    if makes:
-        session.hire("rows", doing=work)
-        session.work_off("rows", at_once=True, progress=progress)
-        return before.samples
     try:
-        session.work_off_here(work, progress)
+        if makes:
+            session.hire("rows", doing=work)
+            session.work_off("rows", at_once=True, progress=progress)
+        else:
+            session.work_off_here(work, progress)
+    except FailuresError:  # every sample failed: that is not the samples' fault
+        ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
+        raise
     finally:
         work.close()
     return before.samples
 
 
 def _check_workers(reader: RangeReader, makes: bool) -> None:
-    """Refuse workers that cannot be.
+    """Refuse settings of workers that contradict each other.
 
     Raises:
-        OptionError: They cannot.
+        OptionError: They do.
     """
     if makes and reader.backend == "thread":
         raise OptionError(
-            "backend='thread' is not possible where every worker makes a model of its own\n"
-            "  Nothing was started. Use backend='process', or pass a model that is made already."
+            "backend='thread' is not possible with a factory: every worker makes its own model\n"
+            "  Nothing was started. Use backend='process', or pass the model itself."
         )
     if reader.timeout and reader.num_workers == 0:
         raise OptionError(
@@ -203,15 +207,15 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
         )
     if not makes and reader.num_workers is None and cluster_of(reader.backend) is not None:
         raise OptionError(
-            "backend='ray' loads batches for the model here with as many workers as it is told to"
-            "\n  Nothing was started. Say num_workers=, or pass a factory: a model for each worker."
+            "backend='ray' with a model in this process needs a number of workers for its batches"
+            "\n  Nothing was started. Set num_workers=, or pass a factory: a model for each worker."
         )
 
 
 def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
-    """Return what the predictions depend on, for the next run to compare.
+    """Return the code and parameters that the predictions depend on, for change detection.
 
-    A table's rows are not among it: each part knows its own.
+    A table's rows are not included: each part has a fingerprint of its own rows.
     """
     parts = {"model": model}
     parts |= {"data": reader.dataset} if load is None else {"load": load}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -267,8 +268,11 @@ ERRORS = {
     "no such table": (total, "nowhere.parquet", {"load": sample_of}, "does not exist"),
     "batch size": (total, Numbers(), {"batch_size": 0}, "batch_size=0"),
     "part size": (total, Numbers(), {"part_size": 0}, "part_size=0"),
-    "threads": (Half, Numbers(), {"backend": "thread"}, "a model of its own"),
+    "threads": (Half, Numbers(), {"backend": "thread"}, "with a factory"),
     "timeout": (total, Numbers(), {"timeout": 5}, "num_workers=0 has none"),
+    "endless": (total, Numbers(), {"timeout": math.inf, "num_workers": 1}, "^timeout=inf is not"),
+    "no time": (total, Numbers(), {"timeout": math.nan, "num_workers": 1}, "^timeout=nan is not"),
+    "less": (total, Numbers(), {"timeout": -1, "num_workers": 1}, "^timeout=-1 is not"),
     "ray": (total, Numbers(), {"backend": "ray", "num_workers": None}, "num_workers="),
 }
 
@@ -294,6 +298,16 @@ MISFITS = {
     "a list": (lambda batch: {"a": ["x"]}, "a list as 'a'"),
     "complex": (lambda batch: batch.to(torch.complex64)[:, 0], "view_as_real"),
     "index": (lambda batch: {"index": batch}, "called 'index'"),
+    "empty rows": (lambda batch: batch[:, :0], r"of shape \(8, 0\): its rows are empty"),
+    "COO": (lambda batch: batch.to_sparse(), "'prediction' as a sparse tensor"),
+    "CSR": (lambda batch: {"a": batch.to_sparse_csr()}, "'a' as a sparse tensor"),
+    "meta": (lambda batch: batch.to("meta"), "'prediction' as a meta tensor"),
+    "nested": (
+        lambda batch: torch.nested.nested_tensor([*batch], layout=torch.jagged),
+        "'prediction' as a nested tensor",
+    ),
+    "an empty dict": (lambda batch: {}, "an empty dict"),
+    "an empty tuple": (lambda batch: (), "an empty tuple"),
 }
 
 

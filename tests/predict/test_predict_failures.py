@@ -11,6 +11,7 @@ import torch
 from models import Numbers, total
 
 import forebay
+from forebay.failures import MAX_TEXT
 
 
 def predicted(model, data, output, **options):
@@ -124,9 +125,7 @@ def test_a_model_that_always_fails_ends_the_run_early(tmp_path):
     def model(_):
         raise TypeError("missing 1 required positional argument")
 
-    with pytest.raises(
-        forebay.FailuresError, match=r"first 2\d samples all failed alike"
-    ) as caught:
+    with pytest.raises(forebay.FailuresError, match=r"first 20 samples all failed alike") as caught:
         predicted(model, Numbers(100), tmp_path)
     assert "missing 1 required positional argument" in str(caught.value)
     assert not list(tmp_path.glob("part-*"))
@@ -145,3 +144,143 @@ def test_a_sample_that_kills_its_worker_is_found(tmp_path):
     report, rows = predicted(total, Deadly(12), tmp_path, num_workers=1, batch_size=4)
     assert rows == without(12, 5)
     assert [(one.index, one.error) for one in report.failures] == [(5, "WorkerDiedError")]
+
+
+# ---- odd exceptions -----------------------------------------------------------------------------
+
+
+class MuteError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError("no message")
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_exception_without_a_message_costs_its_sample(tmp_path, num_workers):
+    """From the dataset and from the model."""
+
+    class Mute(Numbers):
+        def __getitem__(self, index):
+            if index == 5:
+                raise MuteError
+            return super().__getitem__(index)
+
+    def model(batch):
+        if (batch[:, 0] == 17).any():
+            raise MuteError
+        return batch.sum(1)
+
+    report, rows = predicted(model, Mute(60), tmp_path, num_workers=num_workers)
+    assert rows == without(60, 5, 17)
+    assert [(one.index, one.error) for one in report.failures] == [
+        (5, "MuteError"),
+        (17, "MuteError"),
+    ]
+    assert "MuteError: <its __str__ raised LookupError>" in repr(report)
+
+
+def test_of_long_messages_the_ends_are_kept(tmp_path):
+    """They are in the record of their part, which may have thousands."""
+
+    class Wordy(Numbers):
+        def __getitem__(self, index):
+            if index == 19:
+                return super().__getitem__(index)
+            raise ValueError(f"{index} " + "x" * 10**6 + " end")
+
+    report, _ = predicted(total, Wordy(20), tmp_path, batch_size=20)
+    assert report.failed == 19
+    for index, failure in enumerate(report.failures):
+        assert failure.message.startswith(f"{index} ") and failure.message.endswith(" end")
+        assert len(failure.message) + len(failure.traceback) < 3 * MAX_TEXT
+
+
+# ---- a cause that is not the samples ------------------------------------------------------------
+
+
+def test_small_parts_do_not_hide_that_all_samples_fail(tmp_path):
+    """The failures of one part after the other count; once it is mended, all are predicted."""
+    broken = [True]
+    tried = []
+
+    def model(batch):
+        tried.extend(batch[:, 0].int().tolist())
+        if broken:
+            raise TypeError("missing 1 required positional argument")
+        return batch.sum(1)
+
+    options = {"part_size": 3, "batch_size": 3, "version": "1"}
+    with pytest.raises(forebay.FailuresError, match=r"first 20 samples all failed alike"):
+        predicted(model, Numbers(90), tmp_path, **options)
+    assert max(tried) < 30
+    broken.clear()
+    report, rows = predicted(model, Numbers(90), tmp_path, **options)
+    assert (report.done, report.failed, rows) == (90, 0, without(90))
+
+
+class Useless:
+    """A model that is made in each worker, and fails for every sample until it is mended."""
+
+    def __call__(self, batch):
+        if not os.path.exists(os.environ["MENDED"]):
+            raise TypeError("missing 1 required positional argument")
+        return batch.sum(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_with_models_of_their_own_stop_as_well(tmp_path, num_workers, monkeypatch):
+    """Nothing is recorded as failed that was not the samples' fault."""
+    monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
+    options = {"part_size": 3, "batch_size": 3, "num_workers": num_workers}
+    with pytest.raises(forebay.FailuresError, match=r"first 20 samples all failed alike"):
+        predicted(Useless, Numbers(300), tmp_path / "out", **options)
+    (tmp_path / "mended").touch()
+    report, rows = predicted(Useless, Numbers(300), tmp_path / "out", **options)
+    assert (report.done, report.failed, rows) == (300, 0, without(300))
+
+
+def test_parts_with_predictions_are_kept_when_a_run_stops(tmp_path):
+    """Some samples fail, which is recorded; the first ones that fail are no reason to stop."""
+    bad = range(5, 60)
+    report, rows = predicted(total, Numbers(90, bad), tmp_path, part_size=5, batch_size=5)
+    assert rows == without(90, *bad)
+    assert report.failed == 55
+    assert predicted(total, Numbers(90, bad), tmp_path, part_size=5, batch_size=5)[0].resumed == 90
+
+
+# ---- tables that are torn -----------------------------------------------------------------------
+
+
+def sample_of(row):
+    return torch.full((4,), float(row["x"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("t.csv", b"x,y\n1,2\n3\n", r"t\.csv, line 3: 1 field where the header has 2"),
+        ("t.csv", b"x,y\n1,2\n3,\xff\n", r"t\.csv, line 3: byte .* is not UTF-8"),
+        ("t.jsonl", b'{"x": 1}\n{"x"', r"t\.jsonl, line 2: not JSON"),
+        ("t.parquet", b"PAR1" + bytes(100), r"t\.parquet.* cannot read it"),
+    ],
+    ids=["fields", "bytes", "JSON", "parquet"],
+)
+def test_a_torn_table_is_named_with_its_line(tmp_path, name, body, words):
+    """Before anything starts."""
+    (tmp_path / name).write_bytes(body)
+    with pytest.raises(forebay.InputError, match=words):
+        predicted(total, tmp_path / name, tmp_path / "out", load=sample_of)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("t.csv", "x\n1\n\n2\n\n"), ("t.jsonl", '{"x": 1}\n\n{"x": 2}\n')],
+    ids=["CSV", "JSONL"],
+)
+def test_blank_lines_are_no_samples(tmp_path, name, body):
+    """As in a manifest."""
+    (tmp_path / name).write_text(body)
+    report, rows = predicted(total, tmp_path / name, tmp_path / "out", load=sample_of)
+    assert (report.done, rows) == (2, [0, 1])

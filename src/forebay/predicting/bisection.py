@@ -1,4 +1,4 @@
-"""The model over batches; where it fails, over ever smaller ones, down to the failing sample."""
+"""Calls the model on batches, and halves those on which it fails, down to single samples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Predicted(NamedTuple):
 class Bisection:
     """Calls a model, and attributes what it raises to single samples.
 
-    Where the device's memory runs out, all further batches are no larger than what fits.
+    Once the device runs out of memory, further batches are no larger than what fits.
 
     Args:
         model: Called with a batch.
-        load: Loads samples again, for a batch that cannot be cut.
+        load: Loads samples again, for a batch that cannot be split.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Bisection:
         """Yield the model's outputs for a batch, in its order, and the samples that failed.
 
         Raises:
-            BaseException: What is no Exception, such as KeyboardInterrupt.
+            BaseException: The model raised something other than an Exception.
         """
         left = [loaded]
         while left:
@@ -56,9 +56,9 @@ class Bisection:
             left += reversed(self._halves(one))
 
     def _tried(self, one: Loaded) -> Predicted | Failure | None:
-        """Return what came of calling the model; None if it is to be tried with less."""
+        """Return the outputs, or the failure of a single sample; None to halve the batch."""
         count, index = len(one.indices), one.indices[0]
-        # The exception must be gone before the next try: its frames hold what filled the memory.
+        # The exception must be freed before the next try: its frames hold what filled the memory.
         try:
             return Predicted(one.indices, self._model(one.batch))
         except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""The parts that are done, as the ledger has them."""
+"""The parts that are done, as recorded in the ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from forebay.failures import MAX_TRACED, Failure, FailureLog
+from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
 from forebay.jobs.ledger import Result
 from forebay.predicting.prediction_columns import Spec, check_specs
 
@@ -16,7 +16,7 @@ class CompletedParts(NamedTuple):
 
     Attributes:
         rows: Samples with a prediction.
-        failures: Samples without one, in order: the first 1,000, and how many there are.
+        failures: Samples without one, in order: the first 1,000, and the number of all.
         columns: Names, types and shapes of the predictions; None if there are none.
     """
 
@@ -31,10 +31,10 @@ class CompletedParts(NamedTuple):
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> CompletedParts:
-        """Return what the parts' records say.
+        """Add up the records of the parts.
 
         Raises:
-            OutputError: Workers of their own made parts that do not fit together.
+            OutputError: Models in different workers returned different columns.
         """
         rows, failures, columns = 0, FailureLog(), None
         for result in results:
@@ -46,11 +46,21 @@ class CompletedParts(NamedTuple):
                 check_specs(columns, record["columns"], json.loads(result.row or "")["first"])
         return cls(rows, failures, columns)
 
+    @staticmethod
+    def without_rows(results: Iterable[Result]) -> list[int]:
+        """Return the ordinals of the parts in which every sample failed."""
+        return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
+
 
 def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
-    """Return the record of one part, as data for JSON; the reverse of `CompletedParts.of`."""
+    """Return the JSON-serializable record of one part, which `CompletedParts.of` reads."""
     kept = [
-        [each.index, each.error, each.message, each.traceback if at < MAX_TRACED else ""]
+        [
+            each.index,
+            each.error,
+            each.message if at < MAX_KEPT else "",
+            each.traceback if at < MAX_TRACED else "",
+        ]
         for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
     ]
     return {"rows": rows, "columns": columns if rows else None, "failures": kept}

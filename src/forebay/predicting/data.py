@@ -1,4 +1,4 @@
-"""What the user passed as `data`: a Dataset, a DataLoader or a table, as something to read."""
+"""The reader of what was passed as `data`: a Dataset, a DataLoader or a metadata table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.utils.data import IterableDataset, default_collate
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
 from forebay.jobs.table import find_table
-from forebay.options import Ray, check_backend, cluster_of, usable_cores
+from forebay.options import Ray, check_backend, check_timeout, cluster_of, usable_cores
 from forebay.predicting.metadata_rows import open_table
 from forebay.predicting.reader import RangeReader
 
 BATCH_SIZE = 64
-# Arguments of a loader that say how its workers work.
+# Arguments of a loader that are used for its workers.
 _KEPT = ("prefetch_factor", "worker_init_fn", "multiprocessing_context")
 
 
 class Table(NamedTuple):
-    """A metadata table, and where it is."""
+    """A metadata table and its path."""
 
     path: Path
     rows: pa.Table
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table | None:
-    """Return the table that `data` names; None if it is no path.
+    """Return the table that `data` names; None if it is not a path.
 
     Raises:
         OptionError: There is a table without a function, or a function without a table.
@@ -56,9 +56,9 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
         path = find_table(data)
         if not callable(load):
             raise OptionError(
-                f"data={os.fspath(data)!r} is a table, and load={load!r} does not say what a "
-                "sample is\n  Nothing was started. Pass load=, a function that is given a row as "
-                "a dict and returns the sample."
+                f"data={os.fspath(data)!r} is a table, which needs a function to load a sample; "
+                f"got load={load!r}\n  Nothing was started. Pass load=, a function that is called "
+                "with a row as a dict and returns the sample."
             )
         return Table(path, open_table(path))
     if load is not None:
@@ -72,16 +72,17 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
 def reader_of(
     data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
 ) -> RangeReader:
-    """Return what reads the samples.
+    """Return the reader of the samples.
 
     Raises:
-        OptionError: A setting is impossible, or samples cannot be told apart.
+        OptionError: A setting is impossible, or the samples have no indices.
         InputError: There are no samples.
     """
     dataset, settings = data, {}
     batch_size, num_workers, backend = wanted.batch_size, wanted.num_workers, wanted.backend
     collate_fn, timeout = wanted.collate_fn, wanted.timeout
     check_backend(backend)
+    check_timeout(timeout or None)
     if table is not None:
         assert load is not None, "table_of made sure"
         dataset = from_table(table.path, load)
@@ -123,8 +124,8 @@ def _batch_size_of(loader: Any) -> int:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if not isinstance(size, int):
         raise OptionError(
-            "the loader does not say how large its batches are: it has "
-            f"batch_size={loader.batch_size!r} and a batch sampler of its own\n"
+            "the loader has no batch size: it has "
+            f"batch_size={loader.batch_size!r} and a custom batch sampler\n"
             "  Nothing was started. Pass batch_size= to predict."
         )
     return size
@@ -133,8 +134,8 @@ def _batch_size_of(loader: Any) -> int:
 def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset):
         raise OptionError(
-            "an iterable dataset cannot be predicted: its samples have no numbers, so that none "
-            "could be named or found again after a kill\n"
+            "predict needs a map-style dataset: the samples of an iterable dataset have no index, "
+            "by which a run could continue and failures be named\n"
             f"  Nothing was started; got {type(dataset).__name__}. Give it __getitem__ and "
             "__len__."
         )

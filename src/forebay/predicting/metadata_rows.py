@@ -16,24 +16,24 @@ from forebay.predicting.prediction_columns import INDEX
 
 
 def open_table(path: Path) -> pa.Table:
-    """Return a table whose columns can stand beside the predictions.
+    """Return a table whose columns can be stored beside the predictions.
 
     Raises:
-        OptionError: A column has a name that predict needs.
+        OptionError: A column has a name that predict uses.
         InputError: It cannot be read, or has no rows.
     """
-    list_inputs(path)  # says what is wrong with it, if anything is
+    list_inputs(path)  # raises if there are no rows, or two columns of one name
     table = read_table(path).replace_schema_metadata(None).combine_chunks()
     if INDEX in table.column_names:
         raise OptionError(
-            f"the table {str(path)!r} has a column {INDEX!r}, which is what predict calls the "
-            "number of the row\n  Nothing was started. Rename it."
+            f"the table {str(path)!r} has a column {INDEX!r}, the name that predict gives to the "
+            "number of the row\n  Nothing was started. Rename the column."
         )
     return table
 
 
 def identities(path: Path, size: int) -> Iterator[str]:
-    """Yield a fingerprint for every `size` rows, which covers the files that they name, too."""
+    """Yield a fingerprint for every `size` rows and the files that they name."""
     rows = iter(list_inputs(path))
     while some := list(islice(rows, size)):
         digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""The user's model: what it is, where it runs, and how it is called."""
+"""The user's model: whether it is a factory, where it runs, and how it is called."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from forebay.trees import leaves
 
 
 def is_factory(model: Any) -> bool:
-    """Tell whether something makes a model, rather than being one.
+    """Tell whether `model` returns a model when called, rather than being one.
 
-    A class does, and a callable that needs no argument and has no place for any number of them.
+    A class does, and a callable that has no required argument and neither *args nor **kwargs.
 
     Raises:
-        OptionError: It cannot be called at all.
+        OptionError: It cannot be called.
     """
     if isinstance(model, type):
         return True
@@ -42,7 +42,7 @@ def is_factory(model: Any) -> bool:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Have a module as it is for inference, and leave it as it was."""
+    """Set a module to `eval` for the block, and restore the mode of each submodule."""
     if not isinstance(model, torch.nn.Module):
         yield
         return
@@ -56,11 +56,11 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 class Model:
-    """A model that is ready to be called.
+    """A model on its device.
 
     Args:
         model: A module, which is set to `eval` and moved, or a function.
-        device: Where to; None for where the module's parameters are.
+        device: The device; None for that of the module's parameters.
 
     Attributes:
         device: Where batches are moved; None if they stay where they are.
@@ -79,17 +79,17 @@ class Model:
                 model.to(self.device)
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the model makes of a batch."""
+        """Return the model's outputs for a batch."""
         if self.device is not None:
             batch = moved(batch, self.device)
         with torch.inference_mode() if self._is_module else nullcontext():
             return self._model(batch)
 
     def ahead(self, batches: Iterator[Loaded]) -> Iterator[Loaded]:
-        """Pass batches on; on a GPU, each is copied there while the one before is worked on.
+        """Yield the batches; on a GPU, copy each there while the model runs on the one before.
 
-        A batch that hides tensors in an object is moved when its turn comes: a tensor that is
-        copied on a stream of its own must be recorded on the stream that uses it.
+        A batch that holds tensors in an object of unknown type is moved only when the model is
+        called: a tensor that is copied on another stream must be recorded on the one that uses it.
         """
         if self.device is None or self.device.type != "cuda":
             yield from batches
@@ -98,7 +98,7 @@ class Model:
         waiting: tuple[Loaded, torch.cuda.Event] | None = None
         for loaded in batches:
             with torch.cuda.stream(copies):
-                # Where the memory runs out, it is moved when its turn comes, in smaller batches.
+                # If memory runs out, the batch is moved when the model is called, in smaller ones.
                 with suppress(torch.OutOfMemoryError):
                     if is_transparent(loaded.batch):
                         loaded = loaded._replace(batch=moved(loaded.batch, self.device))
@@ -115,5 +115,5 @@ class Model:
         copied.wait(here)
         for leaf in leaves(loaded.batch):
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                leaf.record_stream(here)  # the copying stream must not reuse its memory
+                leaf.record_stream(here)  # or the copying stream would reuse its memory
         return loaded

@@ -1,4 +1,4 @@
-"""What is done for one part: its batches through the model, and into one Parquet file.
+"""Making one part: its batches through the model, and into one Parquet file.
 
 reader ──> bisection ── model ──> columns ──> part-00007.parquet
                └── failures ──> ledger
@@ -31,9 +31,9 @@ from forebay.predicting.prediction_columns import (
 )
 from forebay.predicting.reader import Loaded, RangeReader
 
-# If this many samples were tried and none came through, it is not the samples.
+# If the first samples all fail with the same error, that many are enough to stop.
 ALIKE = 20
-# Rows are held until they take up so much, and become a group of the file.
+# Rows are held up to this size, and become one row group of the file.
 GROUP_BYTES = 16 * 2**20
 
 
@@ -43,18 +43,17 @@ def part_name(part: int) -> str:
 
 
 class PartWork:
-    """Makes the part of a row of "first" and "count"; returns its record for the ledger.
+    """Makes the part for a row of "first" and "count"; returns its record for the ledger.
 
     Args:
         reader: Reads the samples.
-        model: The model, or what makes it.
-        makes: Whether it has to be made, which is done once, in the worker.
+        model: The model, or its factory.
+        makes: Whether it is a factory, which is called once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
         known: The columns of the run, if a part of it is done already.
-        parts: The parts in the order of the calls, where all are made in this process; otherwise
-            None.
-        advance: Called with how many samples came through and how many did not.
+        parts: The parts in the order of the calls, if all are made in this process; else None.
+        advance: Called with the numbers of samples that succeeded and that failed.
     """
 
     def __init__(
@@ -77,14 +76,16 @@ class PartWork:
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
-        self._watches = known is None  # whether the first samples all fail alike
+        self._watches = known is None  # until a sample succeeds, or fails with another error
+        self._failed = 0
+        self._error = ""
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
         """Write the part.
 
         Raises:
-            OutputError: The outputs of the model are no rows of this table.
-            FailuresError: Of the first samples, none came through.
+            OutputError: The model's outputs are not rows of this table.
+            FailuresError: The first samples all failed with the same error.
         """
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
@@ -97,23 +98,22 @@ class PartWork:
                     self._watches = False
                 else:
                     failures.append(outcome)
-                    self._stop_if_all_fail(failures)
+                    self._stop_if_all_fail(outcome)
                 if self._advance is not None:
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
                     self._advance(done, 0 if done else 1)
         return record_of(rows, self._known, failures)
 
     def close(self) -> None:
-        """End the workers that load."""
+        """End the workers that load samples."""
         if self._reading is not None:
             self._reading.close()  # type: ignore[attr-defined]
 
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
-        """Yield what came of each sample of a part."""
+        """Yield the outputs or failures for the samples of a part."""
         if self._model is None:
             if self._makes:
-                # A forked process must not use the threads that its parent had; and there are as
-                # many workers as cores.
+                # A forked process must not use its parent's threads; and each core has a worker.
                 torch.set_num_threads(1)
             self._model = Model(self._made_by() if self._makes else self._made_by, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
@@ -133,25 +133,24 @@ class PartWork:
         check_specs(self._known, specs, predicted.indices[0])
         writer.add(predicted.indices, columns)
 
-    def _stop_if_all_fail(self, failures: list[Failure]) -> None:
-        if not self._watches or len(failures) < ALIKE:
-            return
-        if len({failure.error for failure in failures}) > 1:
-            self._watches = False
-            return
-        last = failures[-1]
-        raise FailuresError(
-            f"stopped early: the first {len(failures)} samples all failed alike, with "
-            f"{last.error}\n  The last of them, {last}\n"
-            f"  Nothing was kept. Fix the cause, and make the same call again.\n{last.traceback}"
-        )
+    def _stop_if_all_fail(self, failure: Failure) -> None:
+        """Raise FailuresError if this failure is one too many; counts over all parts."""
+        self._watches = self._watches and self._error in ("", failure.error)
+        self._failed, self._error = self._failed + 1, failure.error
+        if self._watches and self._failed >= ALIKE:
+            raise FailuresError(
+                f"stopped early: the first {ALIKE} samples all failed alike, with "
+                f"{failure.error}\n  The last of them, {failure}\n"
+                "  The same call tries every part without a prediction again. Fix the cause "
+                f"first.\n{failure.traceback}"
+            )
 
 
 class PartWriter:
-    """Writes one file of rows, which appears only if there are any.
+    """Writes one file of rows; without rows there is no file.
 
     Args:
-        path: Returns where to write.
+        path: Returns the path to write to.
         table: The metadata columns, a row per sample; None if there are none.
     """
 
@@ -164,7 +163,7 @@ class PartWriter:
         self._held_bytes = 0
 
     def add(self, indices: list[int], predictions: Columns) -> None:
-        """Add rows, of the same columns each time; the arrays are kept for a while.
+        """Add rows, which have the same columns each time; the arrays must not change later.
 
         Raises:
             OutputError: A prediction has the name of another column.
@@ -173,7 +172,7 @@ class PartWriter:
             for name in predictions.keys() & self._own:
                 raise OutputError(
                     f"two columns would be called {name!r}: one that the model returned, and one "
-                    "that is there already\n  Return it under another name, in a dict."
+                    "of the table or forebay\n  Return it under another name, in a dict."
                 )
         self._indices += indices
         self._held.append(predictions)
@@ -191,7 +190,7 @@ class PartWriter:
             columns[name] = arrow_of(np.concatenate([each[name] for each in self._held]))
         rows = pa.table(columns)
         if self._file is None:
-            # Numbers that are all different gain nothing by a dictionary.
+            # Dictionary encoding does not help predictions: their values hardly repeat.
             self._file = parquet.ParquetWriter(
                 self._path(), rows.schema, use_dictionary=self._own[1:] or False
             )

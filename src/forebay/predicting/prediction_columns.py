@@ -1,4 +1,4 @@
-"""What a model returned, as columns of a table: names, types and shapes that hold for a run.
+"""A model's outputs as columns of a table: names, types and shapes, which hold for a whole run.
 
 tensor                     prediction
 dict, NamedTuple           a column for each key or field, by its name
@@ -18,17 +18,17 @@ from forebay.errors import OutputError
 
 INDEX = "index"
 ALONE = "prediction"
-# A column's type and the shape of one sample's value, such as ["float32", [10]]: also as JSON.
+# A column's type and the shape of one sample's value, such as ["float32", [10]]; as in JSON.
 Spec = list[Any]
-# Arrays of one row a sample, by column.
+# Arrays with one row per sample, by column.
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
 def columns_of(outputs: Any, indices: list[int]) -> Columns:
-    """Return a model's outputs by column, each an array of its own with one row a sample.
+    """Return a model's outputs by column, each a new array with one row per sample.
 
     Raises:
-        OutputError: They are not tensors or arrays, or not of one row a sample.
+        OutputError: They are not dense tensors or arrays, or do not have one row per sample.
     """
     columns: Columns = {}
     for name, value in _named(outputs):
@@ -36,8 +36,13 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
             raise OutputError(
                 f"the model returned {_kind(value)} as {name!r}, for the batch of samples "
                 f"{_shown(indices)}\n"
-                "  It takes tensors or arrays whose first dimension is the batch, or a dict, a "
-                "NamedTuple or a tuple of them. Wrap the model in a function that returns those."
+                "  It has to return tensors or arrays whose first dimension is the batch, or a "
+                "dict, NamedTuple or tuple of them. Wrap the model in a function that does."
+            )
+        if isinstance(value, torch.Tensor) and (odd := _oddity(value)):
+            raise OutputError(
+                f"the model returned {name!r} as a {odd} tensor, which Parquet cannot store\n"
+                "  Return a dense tensor: to_dense(), to_padded_tensor() or dequantize() makes one."
             )
         rows = value.shape[0] if value.ndim else 0
         if rows != len(indices):
@@ -45,9 +50,19 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
                 f"the model returned {rows:,} row{'s' * (rows != 1)} as {name!r} for "
                 f"{len(indices):,} sample{'s' * (len(indices) != 1)}: {_shown(indices)}\n"
                 f"  Its shape is {tuple(value.shape)}, and the first dimension has to be the "
-                "batch. Nothing of this part was kept. Have the model return one row a sample."
+                "batch. Nothing of this part was kept. Have the model return one row per sample."
+            )
+        if 0 in value.shape[1:]:
+            raise OutputError(
+                f"the model returned {name!r} of shape {tuple(value.shape)}: its rows are empty\n"
+                "  Nothing of this part was kept. Leave it out of what the model returns."
             )
         columns[name] = _array(name, value)
+    if not columns:
+        raise OutputError(
+            f"the model returned an empty {type(outputs).__name__} for the batch of samples "
+            f"{_shown(indices)}\n  Have it return at least one tensor, with one row per sample."
+        )
     return columns
 
 
@@ -60,15 +75,15 @@ def specs_of(columns: Columns) -> dict[str, Spec]:
 
 
 def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int) -> None:
-    """Make sure that a batch has the columns of the run.
+    """Check that a batch has the columns of the run.
 
     Args:
-        known: Those of the run.
-        found: Those of a batch.
+        known: The columns of the run.
+        found: The columns of a batch.
         index: The first sample of the batch.
 
     Raises:
-        OutputError: It has not.
+        OutputError: They differ.
     """
     if known == found:
         return
@@ -77,18 +92,18 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
         if was != now:
             raise OutputError(
                 f"sample {index} has {now} as {name!r}, and the samples before had {was}\n"
-                "  A column has one type and one shape throughout. Nothing of this part was kept. "
-                "Have the model return the same for every sample: pad, cut or reduce what varies. "
-                "If all is to be as it is now, start over: resume=False, or --restart."
+                "  A column has one type and one shape. Nothing of this part was kept. Have the "
+                "model return the same for every sample: pad, cut or reduce what varies. "
+                "To switch to the new columns, start over: resume=False, or --restart."
             )
     raise OutputError(
         f"sample {index} has the columns {[*found]}, and the samples before had {[*known]}\n"
-        "  Return them in one order."
+        "  Nothing of this part was kept. Return them in the same order for every sample."
     )
 
 
 def arrow_of(array: np.ndarray[Any, Any]) -> pa.Array:
-    """Return a column as Arrow has it; it shares the array's memory where it can."""
+    """Return a column as an Arrow array, which shares the memory where possible."""
     if array.ndim == 1:
         return pa.array(array)
     return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
@@ -105,12 +120,21 @@ def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
         yield ALONE, outputs
 
 
+def _oddity(tensor: torch.Tensor) -> str:
+    """Return the kind of a tensor that is not a plain array of numbers; "" for one that is."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    return "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else ""
+
+
 def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if value.is_floating_point() and value.dtype not in _FLOATS:
-            value = value.float()  # NumPy and Arrow know neither bfloat16 nor the small ones
-        # Always a copy: it may view a batch whose memory is used again, or what the model keeps.
+            value = value.float()  # NumPy and Arrow have neither bfloat16 nor float8
+        # Always a copy: it may view a batch whose memory is reused, or what the model keeps.
         array = np.array(value.cpu().numpy(), order="C")
     else:
         array = np.array(value, order="C")
@@ -118,8 +142,8 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
         array = array.view(np.uint8)  # Arrow has no tensors of bits
     if array.dtype.kind not in ("biuf" if array.ndim > 1 else "biufU"):
         raise OutputError(
-            f"the model returned {name!r} as {array.dtype}, which no column of Parquet holds\n"
-            "  Return numbers; of complex ones, torch.view_as_real makes two."
+            f"the model returned {name!r} as {array.dtype}, which Parquet cannot store\n"
+            "  Return numbers; torch.view_as_real turns complex ones into two."
         )
     return array
 

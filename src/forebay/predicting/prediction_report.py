@@ -1,4 +1,4 @@
-"""What a run of predict has done."""
+"""The report of a run of predict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.observe.progress import duration
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PredictionReport:
-    """What `predict` returns; its `repr` is a summary.
+    """The result of `predict`; its `repr` is a summary.
 
     Attributes:
         output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
@@ -19,7 +19,7 @@ class PredictionReport:
         failed: Samples without one.
         resumed: Samples of parts that an earlier run had done already.
         failures: The samples without a prediction, in order: the first 1,000.
-        elapsed_s: Seconds this run took.
+        elapsed_s: Duration of this run in seconds.
     """
 
     output: Path | str
@@ -44,5 +44,5 @@ class PredictionReport:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see .failures")
-            lines.append("  They stay without a row. To try them again, start over: resume=False.")
+            lines.append("  They have no row. To try them again, start over: resume=False.")
         return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Batches of ranges of a dataset, in order, each with the samples that could not be loaded.
+"""Batches of sample ranges, in order, each with the samples that could not be loaded.
 
     parts 2 3 5 ──> ranges of samples ──> the loader's planner and feed ──> Loaded, Loaded, …
 
-A batch never crosses the end of a part. A sample's random numbers depend on its index alone, so
+A batch never crosses the end of a part. A sample's random numbers depend on its index only, so
 they are the same for any batch size and number of workers, and after a kill.
 """
 
@@ -24,7 +24,7 @@ from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.statistics import Counters
 from forebay.options import Ray
 
-# Of the samples of a dataset that draw random numbers.
+# For samples that draw random numbers.
 SEED = 0
 
 
@@ -33,7 +33,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         indices: Its samples, in dataset order; none if all of them failed.
-        batch: What the collate function made of them; None if there are none.
+        batch: The collated samples; None if there are none.
         failures: The samples that could not be loaded.
     """
 
@@ -53,11 +53,11 @@ class RangeReader:
         batch_size: Samples of a batch; the last of a part may have fewer.
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         num_workers: Number of workers; 0 for this process; None for as many as a cluster has room
-            for, where each makes whole parts.
-        backend: Where they run.
+            for, with a factory.
+        backend: Where the workers run.
         timeout: Seconds that a batch may take; 0 for no limit.
         settings: Further arguments of the loader.
-        pins: Whether batches are to be in page-locked memory.
+        pins: Whether batches are copied to page-locked memory.
     """
 
     dataset: Any
@@ -73,7 +73,7 @@ class RangeReader:
 
     @property
     def batches_in_part(self) -> int:
-        """The batches of a whole part."""
+        """Number of batches in a whole part."""
         return -(-self.part_size // self.batch_size)
 
     def read(self, parts: Sequence[int]) -> Iterator[Loaded]:
@@ -87,7 +87,7 @@ class RangeReader:
         return self._read(self._batches(parts), self.num_workers or 0)
 
     def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
-        """Yield one batch, loaded again in this process; several if it cannot be made as one."""
+        """Load samples again in this process; yield one batch, or several if collating fails."""
         return self._read([indices], 0)
 
     def _batches(self, parts: Sequence[int]) -> Iterator[range]:
@@ -129,7 +129,7 @@ class RangeReader:
             yield Loaded([], None, (_of_sample(_failure(result), indices[0]),))
         else:
             middle = len(indices) // 2
-            in_worker = int(isinstance(result, Failure))  # it may end its process
+            in_worker = int(isinstance(result, Failure))  # a sample may end its process
             yield from self._read([indices[:middle], indices[middle:]], in_worker)
 
 
@@ -151,7 +151,7 @@ class RangeSource(Source):
 
 
 def _failure(result: Result) -> Failure:
-    """Return the record of what came instead of a batch."""
+    """Return the failure of a batch that could not be made."""
     if isinstance(result, Failure):
         return result
     assert isinstance(result, BatchError)

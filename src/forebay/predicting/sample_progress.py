@@ -1,4 +1,4 @@
-"""Progress in samples, where what a session counts is parts."""
+"""Progress in samples; a session counts parts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from forebay.observe.progress import Progress
 
 
 class SampleProgress(Progress):
-    """Shows samples.
+    """Show progress in samples.
 
     Args:
-        total: Samples in all.
+        total: Number of samples.
         done: Samples of parts that were done before.
-        visible: Show anything at all.
-        part_size: Samples of a part.
-        by_batch: Whether `advance` tells of every batch; otherwise parts are counted.
+        visible: Whether to show anything.
+        part_size: Samples per part.
+        by_batch: Whether `advance` is called for every batch; otherwise parts are counted.
     """
 
     def __init__(
@@ -23,12 +23,12 @@ class SampleProgress(Progress):
         self._part_size, self._by_batch, self._left = part_size, by_batch, total - done
 
     def update(self, done: int, failed: int) -> None:
-        """Take note that so many parts were committed."""
+        """Add parts that were committed."""
         if not self._by_batch:
             samples = min(done * self._part_size, self._left)  # the last part may be smaller
             self._left -= samples
             self.advance(samples, 0)
 
     def advance(self, done: int, failed: int) -> None:
-        """Take note that so many samples came through, and so many did not."""
+        """Add samples that succeeded, and that failed."""
         super().update(done, failed)
