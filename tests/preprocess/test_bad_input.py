@@ -238,12 +238,12 @@ class Opaque:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"a": Opaque()}, "metadata 'a' cannot be JSON: Opaque"),
-        ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' cannot be JSON: bytes"),
-        ({"a": {(1, 2): 3}}, "metadata 'a' cannot be JSON"),
-        ([{"a": 1}, 2], "metadata must be dicts throughout"),
-        (b"bytes", "metadata 'metadata' cannot be JSON"),
-        (Opaque(), "metadata 'metadata' cannot be JSON"),
+        ({"a": Opaque()}, "metadata 'a' is not JSON-serializable: Opaque"),
+        ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' is not JSON-serializable: bytes"),
+        ({"a": {(1, 2): 3}}, "metadata 'a' is not JSON-serializable"),
+        ([{"a": 1}, 2], "metadata must be all dicts"),
+        (b"bytes", "metadata 'metadata' is not JSON-serializable"),
+        (Opaque(), "metadata 'metadata' is not JSON-serializable"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

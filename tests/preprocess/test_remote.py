@@ -136,7 +136,7 @@ def test_two_inputs_that_claim_a_name_both_fail(memory, inputs):
 
 
 def test_an_input_that_fails_at_its_very_end_has_uploaded_nothing(memory, inputs):
-    """Metadata that cannot be JSON is found before the files go up."""
+    """Metadata that is not JSON-serializable is found before the files go up."""
 
     def bad(source, out):
         out.file(source.name).write_text("x")

@@ -1,4 +1,4 @@
-"""What a function returned, turned into the rows that it adds to the metadata table. PURE."""
+"""The rows of the metadata table in what a function returned, as JSON. PURE."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
-    None means that the function said nothing. A mapping is one row, an iterable of mappings one
-    row each; anything else is one row with the value in the column `metadata`.
+    None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
+    each; anything else is one row with the value in the column `metadata`.
 
     Raises:
         TypeError: Some elements are mappings and others are not.
@@ -33,7 +33,7 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     if mappings:
         other = next(value for value in values if not isinstance(value, Mapping))
         raise TypeError(
-            f"metadata must be dicts throughout, but one of {len(values)} is of type "
+            f"metadata must be all dicts, but one of {len(values)} values is of type "
             f"{type(other).__name__}"
         )
     return [{"metadata": values}]
@@ -44,16 +44,16 @@ def encode(
 ) -> str:
     """Return the rows as JSON, with every staged path replaced by its final name.
 
-    Where the function named no destination and it is plain which one it is (a single output; or
-    nothing returned at all, then one row an output), it is filled in.
+    A missing `destination` is filled in for an input with one output; a function that returns
+    None gets one row with a `destination` for each output.
 
     Args:
         rows: What `rows_of` returned.
         names: Final names of the input's outputs, in order.
-        final_name: Returns the final name of a staged path, None for any other text.
+        final_name: Returns the final name of a staged path, None for any other string.
 
     Raises:
-        TypeError: A value cannot be JSON; the message names the column.
+        TypeError: A value is not JSON-serializable; the message names the column.
     """
     if rows is None:
         rows = [{"destination": name} for name in names] or [{}]
@@ -85,7 +85,7 @@ def encode(
             elif isinstance(value, list | tuple | dict):
                 row[column] = _named(value, final_name)
     try:
-        return _ENCODER.encode(rows)  # the usual case, and the quick one
+        return _ENCODER.encode(rows)  # the usual case, which is much faster
     except (TypeError, ValueError):
         pass
     try:
@@ -111,7 +111,8 @@ def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> s
                 json.dumps({column: value}, default=plain)
             except (TypeError, ValueError) as error:
                 return (
-                    f"metadata {column!r} cannot be JSON: {error} (type {type(value).__name__})\n"
-                    "  Return numbers, text, lists and dicts; write anything larger to out.file()."
+                    f"metadata {column!r} is not JSON-serializable: {error} "
+                    f"(type {type(value).__name__})\n"
+                    "  Return numbers, strings, lists and dicts; write anything else to out.file()."
                 )
-    return "the metadata cannot be JSON"
+    return "the metadata is not JSON-serializable"
