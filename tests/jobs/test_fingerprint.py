@@ -133,6 +133,13 @@ def test_a_change_of_a_helper_a_constant_or_a_default_is_shown(load, old, new, s
     assert shown in changes(load, old, new).splitlines()
 
 
+def test_where_a_file_lies_is_no_part_of_the_work(load):
+    """A folder that was moved holds the same work, also where it looks for a file beside it."""
+    text = "from pathlib import Path\ndef work(s, o):\n    return Path(__file__).parent, __name__\n"
+    before = describe(load(text, "a/split.py").work)
+    assert difference(before, describe(load(text, "b/split.py", "other").work)) == ""
+
+
 def test_a_container_that_is_filled_while_working_is_no_change(load):
     """A global cache counts by its definition: a second call must not find a difference."""
     module = load(SCRIPT)
@@ -268,6 +275,269 @@ def test_a_library_function_is_described_by_itself_alone():
     assert found.reference == "shutil:copyfile"
     assert describe(len).reference == "builtins:len"
     assert difference(describe(len), describe(sum)) != ""
+
+
+# A change of the user's own code, or of what it is given, wherever it lies: files, old, new, shown.
+NOTICED = {
+    "a function in a registry": (
+        {
+            "split.py": """
+                READERS = {}
+                def reader(function):
+                    READERS[function.__name__] = function
+                    return function
+                @reader
+                def wav(source):
+                    return 1
+                def work(source, out):
+                    return READERS["wav"](source)
+            """
+        },
+        "return 1",
+        "return 2",
+    ),
+    "functions in a list": (
+        {
+            "split.py": """
+                def trim(x):
+                    return x + 1
+                STEPS = [trim]
+                def work(source, out):
+                    return [step(source) for step in STEPS]
+            """
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "the class of a global object": (
+        {
+            "split.py": """
+                class Reader:
+                    def read(self, source):
+                        return 1
+                READER = Reader()
+                def work(source, out):
+                    return READER.read(source)
+            """
+        },
+        "return 1",
+        "return 2",
+    ),
+    "what a definition refers to": (
+        {
+            "split.py": """
+                RATE = 16000
+                if RATE:
+                    CONFIG = {"rate": RATE}
+                def work(source, out):
+                    return CONFIG["rate"]
+            """
+        },
+        "RATE = 16000",
+        "RATE = 8000",
+    ),
+    "an imported dict": (
+        {
+            "config.py": "SETTINGS = {'rate': 16000}",
+            "split.py": """
+                from config import SETTINGS
+                def work(source, out):
+                    return SETTINGS["rate"]
+            """,
+        },
+        "SETTINGS = {'rate': 16000}",
+        "SETTINGS = {'rate': 8000}",
+    ),
+    "a function of another folder": (
+        {
+            "lib/mylib.py": "def clean(x):\n    return x + 1",
+            "split.py": """
+                from mylib import clean
+                def work(source, out):
+                    return clean(source)
+            """,
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "a base class of another folder": (
+        {
+            "lib/mylib.py": "class Base:\n    def clean(self, x):\n        return x + 1",
+            "split.py": """
+                import mylib
+                class Work(mylib.Base):
+                    def __call__(self, source, out):
+                        return self.clean(source)
+                work = Work()
+            """,
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "a helper that a library wraps": (
+        {
+            "split.py": """
+                import torch
+                @torch.no_grad()
+                def helper(x):
+                    return x + 1
+                def work(source, out):
+                    return helper(source)
+            """
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "a cached function among the attributes": (
+        {
+            "split.py": """
+                import functools
+                def helper(x):
+                    return x + 1
+                class Work:
+                    def __init__(self):
+                        self.helper = functools.lru_cache(helper)
+                    def __call__(self, source, out):
+                        return self.helper(source)
+                work = Work()
+            """
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "a decorator that is a class": (
+        {
+            "split.py": """
+                import functools
+                class Twice:
+                    def __init__(self, function):
+                        functools.update_wrapper(self, function)
+                        self.function = function
+                    def __call__(self, source, out):
+                        return self.function(source, out) * 2
+                @Twice
+                def work(source, out):
+                    return 1
+            """
+        },
+        "out) * 2",
+        "out) * 3",
+    ),
+    "a helper of a class within a class": (
+        {
+            "split.py": """
+                def helper(x):
+                    return x + 1
+                class Work:
+                    class Inner:
+                        def run(self, x):
+                            return helper(x)
+                    def __call__(self, source, out):
+                        return self.Inner().run(source)
+                work = Work()
+            """
+        },
+        "x + 1",
+        "x + 2",
+    ),
+    "a default factory of a class": (
+        {
+            "split.py": """
+                from dataclasses import dataclass, field
+                def names():
+                    return ["a"]
+                @dataclass
+                class Work:
+                    names: list = field(default_factory=names)
+                    def __call__(self, source, out):
+                        return self.names
+                work = Work([])
+            """
+        },
+        'return ["a"]',
+        'return ["b"]',
+    ),
+    "a file that is named as one of Python's modules": (
+        {"sched.py": "N = 1\ndef helper():\n    return N\ndef work(s, o):\n    return helper()"},
+        "N = 1",
+        "N = 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "old", "new"), NOTICED.values(), ids=NOTICED)
+def test_a_change_of_own_code_is_noticed(load, monkeypatch, files, old, new):
+    """And shown, wherever in the user's files it is."""
+    for name in files:  # two files of one module name must not meet in sys.modules
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+
+    def described(texts):
+        return describe([load(text, name) for name, text in texts.items()][-1].work)
+
+    before = described(files)
+    assert difference(before, described(files)) == ""
+    changed = {name: text.replace(old, new) for name, text in files.items()}
+    assert changed != files
+    assert any(
+        line.startswith("+") and new in line
+        for line in difference(before, described(changed)).splitlines()
+    )
+
+
+# Scripts whose work leaves something behind in its module, which is no change of it.
+QUIET = {
+    "a model that another function loads": """
+        MODEL = None
+        class Model:
+            pass
+        def load():
+            global MODEL
+            MODEL = MODEL or Model()
+        def work(source, out):
+            load()
+            return MODEL
+    """,
+    "functions made on the way": """
+        CACHE = {}
+        def make(rate):
+            return lambda x: x * rate
+        def work(source, out):
+            return CACHE.setdefault(source, make(2))(1)
+    """,
+    "objects kept on the way": """
+        CACHE = []
+        class Reader:
+            pass
+        def work(source, out):
+            CACHE.append(Reader())
+    """,
+    "a name that is a local one too": """
+        for index in range(3):
+            pass
+        def work(source, out):
+            global index
+            index = 7
+            other = [k for k in source]
+            return other
+    """,
+}
+
+
+@pytest.mark.parametrize("text", QUIET.values(), ids=QUIET)
+def test_what_the_work_leaves_behind_is_no_change(load, text):
+    """The same call again in the same process must not find a difference."""
+    module = load(text)
+    before = describe(module.work)
+    module.work("a", None)
+    assert difference(before, describe(module.work)) == ""
+
+
+def test_a_librarys_wrapper_is_no_code_of_the_users(load):
+    """A new version of the library is no change of the work."""
+    text = "import torch\n@torch.no_grad()\ndef work(source, out):\n    return 1\n"
+    found = describe(load(text).work)
+    assert [label for label, _ in found.code] == ["split.py:work"]
+    assert found.name == "split.py:work"
 
 
 # ---- objects -----------------------------------------------------------------------------------
@@ -435,6 +705,26 @@ def test_values_are_short_json_or_a_hash():
     assert "test_fingerprint.py:Config" in value(Config(1, frozenset()))
 
 
+def test_changed_weights_are_named():
+    """Their hashes would say nothing; and what they are part of is not named beside them."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    before = describe(model)
+    assert difference(before, describe(model)) == ""
+    with torch.no_grad():
+        model[0].bias += 1
+        model[1].running_mean += 1
+    shown = "the weights changed (0.bias, 1.running_mean)"
+    assert difference(before, describe(model)) == shown
+    model[1].eps = 1.0
+    shown += "\nchanged, and too large to show: _modules"
+    assert difference(before, describe(model)) == shown
+    many = [
+        Fingerprint("", None, (), tuple((f"{k:02}", f"sha256:{n}") for k in range(30)))
+        for n in (1, 2)
+    ]
+    assert difference(*many).endswith(", 06, 07 and 22 more")
+
+
 def test_a_mapped_array_is_its_file(tmp_path):
     """Reading a terabyte to start a run would be no service."""
     array = numpy.memmap(tmp_path / "a", "u1", "w+", shape=(8,))
@@ -555,6 +845,9 @@ def test_a_reference_is_kept_only_where_it_leads_back(load):
     assert describe(function).reference == f"{module.__file__}:split_audio"
     module.split_audio = module.windows
     assert describe(function).reference is None
+    del module.split_audio
+    found = describe(function)
+    assert (found.name, found.reference) == ("split.py:split_audio", None)
 
 
 # ---- the record --------------------------------------------------------------------------------
