@@ -16,7 +16,9 @@ from torch.utils.data import default_collate
 import forebay
 from forebay.caching import writer
 from forebay.caching.layout import MisfitError
-from forebay.caching.work import told
+from forebay.caching.work import FailedSamples
+from forebay.failures import Failure
+from forebay.sample_ranges import failed_samples, more_failed
 
 # `forebay.cache` is the function.
 CACHE = importlib.import_module("forebay.cache")
@@ -184,11 +186,24 @@ def test_samples_that_are_unlike_are_refused(make, words, tmp_path):
     assert words in str(caught.value)
 
 
-def test_the_words_of_a_shard_name_every_sample():
-    """However many fail; the first of them in detail."""
-    lines = told(
-        {index: ValueError("bad\nindeed") for index in range(22)} | {22: MisfitError("odd")}
-    )
-    assert lines.splitlines()[0] == "sample 0: ValueError: bad"
-    assert lines.splitlines()[-1] == "sample 22: fails too"
-    assert told({5: MisfitError("is odd")}) == "sample 5: is odd"
+def test_a_shard_names_its_first_failed_samples_and_counts_the_others():
+    """A shard may have millions; the message that the ledger keeps stays short."""
+    failed = FailedSamples()
+    for index in range(1000):
+        failed.add(index, ValueError("bad\nindeed"))
+    lines = str(failed).splitlines()
+    assert lines[0] == "sample 0: ValueError: bad"
+    assert lines[19:] == ["sample 19: ValueError: bad", "and 980 more samples"]
+    assert failed.count == 1000
+    failure = Failure("exception", "FailuresError", str(failed))
+    assert [each.source for each in failed_samples(failure)] == list(range(20))
+    assert more_failed(failure) == 980
+
+
+def test_a_sample_that_fits_no_column_is_named_like_any_other():
+    """With its index, and without the words of somebody else."""
+    failed = FailedSamples()
+    failed.add(5, MisfitError("is odd"))
+    assert str(failed) == "sample 5: is odd"
+    (failure,) = failed_samples(Failure("exception", "FailuresError", str(failed)))
+    assert str(failure) == "sample 5: MisfitError: is odd"

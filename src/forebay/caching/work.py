@@ -1,7 +1,7 @@
-"""What a worker does for a cache: some samples in a row become one shard.
+"""What a worker does for a cache: a range of samples becomes one shard.
 
 A sample that fails does not end its shard at once: the others are tried too, so that one run names
-all that have to be mended. A worker that dies leaves the index of the sample that it was at.
+all that have to be fixed. A worker that dies leaves the index of the sample that it was at.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from forebay.caching.index import Plan, shard_name
 from forebay.caching.layout import MisfitError
 from forebay.caching.writer import ShardWriter
 from forebay.errors import FailuresError
+from forebay.failures import message_of
 from forebay.randomness import seed_generators, seed_of_text
 
-# Failing samples of one shard whose words are kept.
-MOST_TOLD = 20
+# Failed samples of one shard that are named.
+MOST_NAMED = 20
 
 
 class ShardWork:
@@ -41,7 +42,7 @@ class ShardWork:
             FailuresError: Samples failed; one line for each.
         """
         first, plan = row["first"], self._plan
-        failed: dict[int, Exception] = {}
+        failed = FailedSamples()
         path = out.file(shard_name(first // plan.per_shard))
         with (
             _marked(self._marks / str(first)) as mark,
@@ -53,25 +54,45 @@ class ShardWork:
                 try:
                     sample = self._dataset[index]
                 except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                    failed[index] = error
+                    failed.add(index, error)
                     continue
                 try:
                     writer.add(sample)
                 except MisfitError as error:
-                    failed[index] = error
-        if failed:
-            raise FailuresError(told(failed)) from next(iter(failed.values()))
+                    failed.add(index, error)
+        if failed.count:
+            raise FailuresError(str(failed)) from failed.first
 
 
-def told(failed: dict[int, Exception]) -> str:
-    """Return a line for each sample that failed; `cache` reads the indices from them."""
-    lines = []
-    for index, error in failed.items():
-        words = str(error).splitlines()[0] if str(error) else ""
-        kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
-        lines.append(f"sample {index}: {kind}{words}"[:1000])
-    left = [f"sample {index}: fails too" for index in [*failed][MOST_TOLD:]]
-    return "\n".join(lines[:MOST_TOLD] + left)
+class FailedSamples:
+    """The failed samples of one shard: the first ones by name, and how many there are.
+
+    An exception holds the frames, and so the data, of its sample: only the first one is kept.
+
+    Attributes:
+        count: How many were added.
+        first: The exception of the first one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: Exception | None = None
+        self._lines: list[str] = []
+
+    def add(self, index: int, error: Exception) -> None:
+        """Add a sample."""
+        self.count += 1
+        if self.first is None:
+            self.first = error
+        if self.count <= MOST_NAMED:
+            words = message_of(error).partition("\n")[0]
+            kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
+            self._lines.append(f"sample {index}: {kind}{words}"[:1000])
+
+    def __str__(self) -> str:
+        """Return a line for each sample that is named; `sample_ranges.py` reads them."""
+        more = self.count - len(self._lines)
+        return "\n".join(self._lines + [f"and {more} more samples"] * (more > 0))
 
 
 @contextmanager

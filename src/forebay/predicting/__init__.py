@@ -1,1 +1,1 @@
-"""What predict is made of: batches of ranges of samples, the model, files of predictions."""
+"""The parts of `predict`: batches of ranges of samples, the model, and files of predictions."""

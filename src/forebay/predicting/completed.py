@@ -1,4 +1,4 @@
-"""The parts that are done, as the ledger has them."""
+"""What the ledger records of the parts that are done."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from forebay.failures import MAX_TRACED, Failure, FailureLog
+from forebay.failures import Failure, FailureLog
 from forebay.jobs.ledger import Result
+from forebay.jobs.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
+from forebay.sample_ranges import sample_failure
+
+# Characters of a failure's message that a part's record keeps: it may have thousands of them.
+_LONGEST_MESSAGE = 1000
 
 
 class CompletedParts(NamedTuple):
@@ -18,11 +23,13 @@ class CompletedParts(NamedTuple):
         rows: Samples with a prediction.
         failures: Samples without one, in order: the first 1,000, and how many there are.
         columns: Names, types and shapes of the predictions; None if there are none.
+        failing: The parts with failed samples.
     """
 
     rows: int
     failures: FailureLog
     columns: dict[str, Spec] | None
+    failing: list[Todo]
 
     @property
     def samples(self) -> int:
@@ -37,24 +44,23 @@ class CompletedParts(NamedTuple):
             OutputError: Workers of their own made parts that do not fit together.
         """
         rows, failures, columns = 0, FailureLog(), None
+        failing: list[Todo] = []
         for result in results:
             record = json.loads(result.metadata)[0]
             rows += record["rows"]
-            failures.extend(_failure(*one) for one in record["failures"])
+            failures.extend(sample_failure(*one) for one in record["failures"])
+            if record["failures"]:
+                failing.append(Todo(result.ordinal, result.source, result.row))
             if record["columns"] is not None:
                 columns = columns or record["columns"]
                 check_specs(columns, record["columns"], json.loads(result.row or "")["first"])
-        return cls(rows, failures, columns)
+        return cls(rows, failures, columns, failing)
 
 
 def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
     """Return the record of one part, as data for JSON; the reverse of `CompletedParts.of`."""
-    kept = [
-        [each.index, each.error, each.message, each.traceback if at < MAX_TRACED else ""]
-        for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
+    listed = [
+        [each.index, each.error, each.message[:_LONGEST_MESSAGE], each.traceback]
+        for each in sorted(failures, key=lambda failure: failure.index)
     ]
-    return {"rows": rows, "columns": columns if rows else None, "failures": kept}
-
-
-def _failure(index: int, error: str, message: str, traceback: str) -> Failure:
-    return Failure("exception", error, message, traceback, source=index)
+    return {"rows": rows, "columns": columns if rows else None, "failures": listed}

@@ -1,4 +1,4 @@
-"""What the user passed as `data`: a Dataset, a DataLoader or a table, as something to read."""
+"""What the user passed as `data`, a Dataset, a DataLoader or a table, as a reader of ranges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wanted:
     backend: str | Ray
     collate_fn: Callable[[Any], Any] | None
     timeout: float | None
-    device: str | torch.device | None
+    device: torch.device | None
     part_size: int
 
 
@@ -56,9 +56,9 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
         path = find_table(data)
         if not callable(load):
             raise OptionError(
-                f"data={os.fspath(data)!r} is a table, and load={load!r} does not say what a "
-                "sample is\n  Nothing was started. Pass load=, a function that is given a row as "
-                "a dict and returns the sample."
+                f"{os.fspath(data)!r} is a table, and no function makes samples of its rows\n"
+                "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
+                "as a dict and returns the sample."
             )
         return Table(path, open_table(path))
     if load is not None:
@@ -72,7 +72,7 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
 def reader_of(
     data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
 ) -> RangeReader:
-    """Return what reads the samples.
+    """Return the reader of the samples.
 
     Raises:
         OptionError: A setting is impossible, or samples cannot be told apart.
@@ -104,7 +104,7 @@ def reader_of(
     samples = len(dataset)
     if samples < 1:
         raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
-    on_gpu = wanted.device is not None and torch.device(wanted.device).type == "cuda"
+    on_gpu = wanted.device is not None and wanted.device.type == "cuda"
     return RangeReader(
         dataset=dataset,
         samples=samples,

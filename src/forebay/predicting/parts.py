@@ -1,4 +1,4 @@
-"""What is done for one part: its batches through the model, and into one Parquet file.
+"""The work on one part: its batches go through the model and into one Parquet file.
 
 reader ──> bisection ── model ──> columns ──> part-00007.parquet
                └── failures ──> ledger
@@ -16,7 +16,7 @@ import torch
 from pyarrow import parquet
 
 from forebay.errors import FailuresError, OutputError
-from forebay.failures import Failure
+from forebay.failures import MAX_TRACED, Failure
 from forebay.predicting.bisection import Bisection, Predicted
 from forebay.predicting.completed import record_of
 from forebay.predicting.model import Model
@@ -31,7 +31,7 @@ from forebay.predicting.prediction_columns import (
 )
 from forebay.predicting.reader import Loaded, RangeReader
 
-# If this many samples were tried and none came through, it is not the samples.
+# If this many samples were tried and all failed, the samples are not the cause.
 ALIKE = 20
 # Rows are held until they take up so much, and become a group of the file.
 GROUP_BYTES = 16 * 2**20
@@ -47,14 +47,14 @@ class PartWork:
 
     Args:
         reader: Reads the samples.
-        model: The model, or what makes it.
-        makes: Whether it has to be made, which is done once, in the worker.
+        model: The model, or its factory.
+        makes: Whether it is a factory, which is called once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
         known: The columns of the run, if a part of it is done already.
         parts: The parts in the order of the calls, where all are made in this process; otherwise
             None.
-        advance: Called with how many samples came through and how many did not.
+        advance: Called with how many samples were predicted and how many failed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PartWork:
         model: Any,
         *,
         makes: bool,
-        device: str | torch.device | None,
+        device: torch.device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
         parts: list[int] | None,
@@ -83,8 +83,8 @@ class PartWork:
         """Write the part.
 
         Raises:
-            OutputError: The outputs of the model are no rows of this table.
-            FailuresError: Of the first samples, none came through.
+            OutputError: The outputs of the model are not rows of this table.
+            FailuresError: The first samples all failed alike.
         """
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
@@ -96,7 +96,8 @@ class PartWork:
                     rows += len(outcome.indices)
                     self._watches = False
                 else:
-                    failures.append(outcome)
+                    traced = len(failures) < MAX_TRACED
+                    failures.append(outcome if traced else replace(outcome, traceback=""))
                     self._stop_if_all_fail(failures)
                 if self._advance is not None:
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
@@ -109,7 +110,7 @@ class PartWork:
             self._reading.close()  # type: ignore[attr-defined]
 
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
-        """Yield what came of each sample of a part."""
+        """Yield the outcome for each sample of a part."""
         if self._model is None:
             if self._makes:
                 # A forked process must not use the threads that its parent had; and there are as
@@ -143,7 +144,7 @@ class PartWork:
         raise FailuresError(
             f"stopped early: the first {len(failures)} samples all failed alike, with "
             f"{last.error}\n  The last of them, {last}\n"
-            f"  Nothing was kept. Fix the cause, and make the same call again.\n{last.traceback}"
+            f"  Fix the cause, and make the same call again.\n{last.traceback}"
         )
 
 

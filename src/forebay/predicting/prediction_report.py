@@ -44,5 +44,7 @@ class PredictionReport:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see .failures")
-            lines.append("  They stay without a row. To try them again, start over: resume=False.")
+            lines.append(
+                "  They have no row. `forebay retry`, or retry_failed=True, tries them again."
+            )
         return "\n".join(lines)
