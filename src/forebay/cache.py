@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,34 +20,23 @@ from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
 from forebay.caching.index import Index, Plan, check_size
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.work import FailedSamples, ShardWork
+from forebay.caching.work import ShardWork, describe_failed, read_description
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
-from forebay.failures import Failure
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.places import local_path
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.sample_ranges import (
-    Cut,
-    SampleProgress,
-    cut_before,
-    enrol_ranges,
-    failed_samples,
-    first_of,
-    more_failed,
-)
+from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
 
 SHARD_BYTES = 64 * 2**20
 # At least so many shards, if there are as many samples: every core has work, and a kill costs
 # little, however long a sample takes and however small it is.
 LEAST_SHARDS = 128
-_VERB = "cache"  # in the ledger, and in messages
-# Failed samples that the message of an error names.
-MOST_SHOWN = 20
+_VERB = "cache"  # in the ledger
 
 Transform = Callable[[Any], Any]
 
@@ -69,7 +57,7 @@ def cache(
 ) -> CachedDataset:
     """Run a dataset once, keep every sample, and return a dataset that reads them from files.
 
-    A sample may be a tensor, an array, a number, a string, bytes or None, or any nesting of dicts,
+    A sample may be a tensor, an array, a number, a text, bytes or None, or any nesting of dicts,
     lists, tuples and NamedTuples of these. Tensors may have a shape of their own in each sample.
     What is random in the dataset is drawn once; put into `transform` what is to be random in each
     epoch.
@@ -82,15 +70,15 @@ def cache(
         directory: A local folder for the files, made if missing: `shard-*.arrow`, and forebay's
             own `.forebay`.
         transform: Called with each sample each time it is read; it may change it in place.
-        num_workers: Workers; None for one per core, or for as many as a cluster has room for; 0 to
-            work in this process.
+        num_workers: Number of workers; None for one per core, or for as many as a cluster has room
+            for; 0 to work in this process.
         backend: As in `preprocess`.
         timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
             each of its samples is killed, and its stack recorded.
         retries: Further tries for a shard that failed; None for 1.
         version: Your own name for the state of the dataset. While it stays the same, changes of
-            the dataset and of its code are accepted; a new one redoes everything.
-        resume: False removes the earlier cache first.
+            the dataset and of its code are accepted; a new one makes all anew.
+        resume: False removes the earlier cache and makes all anew.
         progress: Show progress on stderr, in samples.
         shard_bytes: How large to make a file. It counts when a cache is begun; one that is
             continued stays cut as it is.
@@ -100,7 +88,7 @@ def cache(
         tensor is contiguous, in memory that it shares with the file until somebody writes to it.
 
     Raises:
-        OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
+        OptionError: A setting is impossible, or `dataset` is no map-style Dataset.
         InputError: The dataset is empty, or a file of the cache is torn.
         ChangedError: The dataset is not what the earlier run worked with.
         FailuresError: Samples failed, or cannot be cached; the message names them.
@@ -190,7 +178,7 @@ def _length_of(dataset: Any) -> int:
 
 
 def _is_same(index: Index, samples: int, version: str | None, work: Fingerprint | None) -> bool:
-    """Tell whether a finished cache is of this dataset, by its version or its fingerprint."""
+    """Tell whether a finished cache is that of this dataset, by the user's word or by looking."""
     if index.plan.samples != samples:
         return False
     if work is None:
@@ -225,11 +213,11 @@ def _made(
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         session.hire("rows", doing=ShardWork(dataset, plan, marks))
-        done, visible = counts.done * cut.size, session.options.progress
-        progress = SampleProgress(samples, min(done, samples), visible, cut.size)
+        done, visible = min(counts.done * cut.size, samples), session.options.progress
+        progress = SampleProgress(samples, done, visible, cut.size)
         report = session.work_off("rows", progress=progress)
         if report.failed:
-            raise FailuresError(_failures_text(report, plan, marks))
+            raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
@@ -253,7 +241,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             probed = copy.copy(dataset)
         except Exception:  # noqa: BLE001 - whatever an odd object does
             probed = dataset
-        failed = FailedSamples()
+        failed: dict[int, BaseException] = {}
         plan, nbytes = None, []
         for index in dict.fromkeys((0, samples // 2, samples - 1)):
             seed_generators(seed_of_text(str(index)))
@@ -264,18 +252,19 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
                 specs = specs_of(names, leaves)
                 if plan is not None:
                     specs = wider(names, plan.specs, specs)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                failed.add(index, error)  # a worker meets it again, and records it
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - SystemExit too
+                failed[index] = error  # a worker fails with it again
                 continue
             plan = Plan(samples, 1, structure, specs)
             classes.update(classes_in(sample))
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
         raise FailuresError(
-            f"the {failed.count} samples that were looked at first all failed\n"
-            f"{textwrap.indent(str(failed), '  ')}\n"
+            f"the first samples that were looked at all failed\n{describe_failed(failed)}\n"
             "  Nothing was started. Fix the dataset, and make the same call again."
-        ) from failed.first
+        ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
     return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
 
@@ -292,27 +281,28 @@ def _check_sizes(session: Session) -> None:
             check_size(Path(session.folder.locate(name)), there, size)
 
 
-def _failures_text(report: Report, plan: Plan, marks: Path) -> str:
-    """Return the message of the error for a run in which samples failed."""
-    named: list[Failure] = []
-    more = 0
+def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
+    """Return the message for a run in which samples failed."""
+    indices: list[int] = []
+    lines: list[str] = []
+    count = 0
     for failure in report.failures:
-        found = failed_samples(failure)
-        if not found:  # the worker was killed, or died
-            mark = marks / str(first_of(failure))
-            index = mark.read_text().strip() if mark.exists() else ""
-            found = [replace(failure, source=int(index)) if index else failure]
-        named += found
-        more += more_failed(failure)
-    count, shown = len(named) + more, named[:MOST_SHOWN]
-    at_least = "at least " * (report.failed > len(report.failures))  # the report has the first
-    indices = ", ".join(str(each.source) for each in shown) + ", …" * (count > MOST_SHOWN)
-    left = [f"  … and {count - MOST_SHOWN:,} more"] * (count > MOST_SHOWN)
+        found, described, number = read_description(failure.message)
+        if not number:  # its worker was killed, or died
+            first, number = range_of(failure)
+            name, mark = failure.source, marks / str(first)
+            if mark.exists() and (index := mark.read_text().strip()):
+                name, found, number = f"sample {index}", [int(index)], 1
+            described = [str(replace(failure, source=name))]
+        indices += found
+        lines += described
+        count += number
+    named = ", ".join([*map(str, indices[:20]), *["…"] * (count > len(indices[:20]))])
+    some = lines[:20] + [f"… and {count - 20:,} more"] * (count > 20)
     return "\n".join(
         [
-            f"{at_least}{count:,} of {plan.samples:,} samples could not be cached: {indices}",
-            *(f"  {failure}" for failure in shown),
-            *left,
+            f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
+            *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
             "are done and stay. Fix the samples, or leave them out of the dataset, and make the "
             "same call again; if you change the dataset's code, version='2' keeps what is done.",

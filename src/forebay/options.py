@@ -1,4 +1,4 @@
-"""The settings of each entry point as frozen records, checked before anything starts."""
+"""The settings of each verb as frozen records, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Ray:
         )
 
     def need(self) -> dict[str, float]:
-        """Return the resources that one worker takes, by Ray's names."""
+        """Return what one worker takes, by Ray's names; what it takes nothing of left out."""
         amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
         return {name: amount for name, amount in amounts.items() if amount > 0}
 
@@ -65,7 +65,8 @@ class Ray:
 class PreprocessOptions:
     """How `forebay.preprocess` runs; its docstring says what each setting means.
 
-    The defaults are those of `forebay.preprocess`; the other entry points name only what differs.
+    The defaults are those of `forebay.preprocess`: a verb that is built on it names only what it
+    does otherwise.
 
     Raises:
         OptionError: A setting is impossible, or two contradict each other.
@@ -127,12 +128,12 @@ class PreprocessOptions:
             self.version is None or bool(str(self.version) == self.version and self.version),
             "version",
             self.version,
-            "a string such as '2', or None",
+            "a text such as '2', or None",
         )
         if self.cluster is not None and self.num_workers == 0:
             raise OptionError(
-                "num_workers=0 works in this process, and backend='ray' on a cluster\n"
-                "  Leave num_workers out to use all that is free there, or name a count."
+                "num_workers=0 works in this very process, and backend='ray' on a cluster\n"
+                "  Leave num_workers out, to take what room there is, or name a count."
             )
         if self.timeout is not None and self.num_workers == 0:
             raise OptionError(
@@ -149,9 +150,9 @@ class PreprocessOptions:
 
     @property
     def workers(self) -> int:
-        """How many workers to run; a trial (`limit`) runs in this process where that is possible.
+        """How many workers to run; a trial (`limit`) runs in this process if it may.
 
-        On a cluster this counts only if `num_workers` is set: otherwise the free resources do.
+        On a cluster, unless it is named, it is what there is room for there, and not this.
         """
         if self.num_workers is not None:
             return self.num_workers

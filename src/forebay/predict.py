@@ -3,7 +3,7 @@
     a model:      loader's workers ── batches ──> model, here ──> part ──> committed
     a factory:    session's workers, each: dataset ──> model ──> part ──> committed
 
-A part is a range of samples, one Parquet file, and one record in the ledger of `session.py`.
+A part is some samples in a row, one Parquet file, and one record in the ledger of `session.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import OptionError
+from forebay.jobs.fingerprint import Fingerprint, describe
 from forebay.jobs.records import Todo
 from forebay.options import PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
@@ -51,29 +52,29 @@ def predict(
     part_size: int = PART_SIZE,
     progress: bool = True,
 ) -> PredictionReport:
-    """Run a model over every sample once, and write what it returns as Parquet.
+    """Run a model over every sample once, and keep what it returns as Parquet.
 
     The parts `part-00000.parquet`, … in `output` are one dataset for pyarrow, pandas and others:
-    one row per sample, in order, with `index` (int64), the columns of the metadata table if `data`
+    one row a sample, in order, with `index` (int64), the columns of the metadata table if `data`
     is one, and what the model returned: `prediction` for a tensor, otherwise a column for each key
-    of a dict, field of a NamedTuple, or position (`0`, `1`, …) in a tuple. Numbers are plain
-    columns; anything with a shape is an Arrow fixed-shape tensor.
+    of a dict, field of a NamedTuple or place (`0`, `1`, …) in a tuple. Numbers are plain columns;
+    anything with a shape is of Arrow's fixed-shape tensors.
 
     The same call again continues: parts that are done stay. A sample that cannot be loaded, or on
     which the model fails, is found by halving its batch; it has no row and is in `failures`.
 
     Args:
         model: An nn.Module, set to `eval` for the run and called in `inference_mode`; or any
-            function of a batch. It runs in this process, and workers make the batches. Or a factory
-            of one of these: a class, or a callable without required arguments. It is called once
-            in every worker, which then does whole parts by itself.
+            function of a batch. It runs in this process, and workers make the batches. Or what
+            makes one of these: a class, or a callable without required arguments. That is called
+            once in every worker, which then does whole parts by itself.
         data: A map-style Dataset; a DataLoader, of which dataset, batch size, collate function,
             workers and backend are used, and not the order; or a metadata table (.parquet, .csv,
             .jsonl), or the folder that preprocess wrote one to.
         output: A folder, made if missing, or the fsspec URL of one.
         batch_size: Samples of a batch; None for the loader's, or 64. Where the device's memory
             does not suffice it is halved.
-        num_workers: Workers; None for the loader's, or one per core; 0 to do all in this process.
+        num_workers: Workers; None for the loader's, or one a core; 0 to do all in this process.
         device: Where the model and the batches are moved; None leaves the model where it is.
         backend: "process", "thread", "ray" or a `forebay.Ray`; of a loader, if not given.
         load: For a table: called with a row as a dict, as `forebay.from_table` does; returns the
@@ -81,13 +82,13 @@ def predict(
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
         resume: False removes the earlier predictions first.
-        retry_failed: Try samples again that failed in an earlier run. Their parts are done again,
-            whole; each stays as it is until its new file takes its place.
+        retry_failed: Try samples again that failed in an earlier run. Their parts are made again;
+            each stays as it is until its new file takes its place.
         version: Your own name for the state of model and data. While it stays the same, changes
-            are accepted; a new one redoes everything.
+            are accepted; a new one makes all anew.
         part_size: Samples of a part, of which at most one is done again after a kill of this
-            process; about one per worker where workers make the models. It counts when a run is
-            begun; a run that is continued keeps its part size.
+            process; about one a worker where workers make the models. It counts when a run is
+            begun; one that is continued stays cut as it is.
         progress: Show progress on stderr, in samples.
 
     Returns:
@@ -97,7 +98,7 @@ def predict(
     Raises:
         OptionError: A setting is impossible, or model or data cannot be used as they are.
         InputError: There are no samples, or the table is torn.
-        OutputError: The model's outputs are not rows of one table, or the folder cannot be
+        OutputError: The model's outputs are no rows of one table, or the folder cannot be
             written to, or is full.
         ChangedError: Model or data are not what the earlier run worked with.
         FailuresError: The first samples all failed alike.
@@ -106,7 +107,6 @@ def predict(
     """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import Wanted, reader_of, table_of
-    from forebay.predicting.description import changes, described
     from forebay.predicting.model import check_device, device_of, evaluating, is_factory
     from forebay.predicting.prediction_report import PredictionReport
 
@@ -130,10 +130,8 @@ def predict(
         progress=progress,
     )
     with evaluating(model):
-        work = described(model, reader, load)
-        with Session(
-            model, output, options, fingerprint=work, has_table=False, difference=changes
-        ) as session:
+        described = _described(model, reader, load)
+        with Session(model, output, options, fingerprint=described, has_table=False) as session:
             resumed = _work_off(
                 session, model, reader, table, place, makes=makes, retry_failed=retry_failed
             )
@@ -198,10 +196,10 @@ def _work_off(
 
 
 def _check_workers(reader: RangeReader, makes: bool) -> None:
-    """Make sure that the workers can do the work.
+    """Refuse workers that cannot be.
 
     Raises:
-        OptionError: The backend, or the lack of workers, contradicts another setting.
+        OptionError: They cannot.
     """
     if makes and reader.backend == "thread":
         raise OptionError(
@@ -215,9 +213,28 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
         )
     if not makes and reader.num_workers is None and cluster_of(reader.backend) is not None:
         raise OptionError(
-            "backend='ray' loads batches for the model here, and needs a number of workers"
-            "\n  Nothing was started. Set num_workers=, or pass a factory: a model for each worker."
+            "backend='ray' loads batches for the model here with as many workers as it is told to"
+            "\n  Nothing was started. Say num_workers=, or pass a factory: a model for each worker."
         )
+
+
+def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
+    """Return what the predictions depend on, for the next run to compare.
+
+    A table's rows are not among it: each part knows its own.
+    """
+    parts = {"model": model}
+    parts |= {"data": reader.dataset} if load is None else {"load": load}
+    parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
+    code: dict[str, str] = {}
+    parameters: list[tuple[str, str]] = []
+    name = ""
+    for role, part in parts.items():
+        found = describe(part)
+        name = name or found.name
+        code.update(found.code)
+        parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
+    return Fingerprint(name, None, tuple(code.items()), tuple(parameters))
 
 
 def _range(each: Todo) -> dict[str, int]:

@@ -43,7 +43,7 @@ def preprocess(
     the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
     returns or yields its metadata: None, a dict, or any iterable of dicts, one for each row it
     adds to the table. A map-style Dataset in place of the function needs no inputs:
-    `dataset[i]` does the work and returns any JSON-serializable metadata.
+    `dataset[i]` does the work and returns any metadata that can be JSON.
 
     The same call again continues: what is done stays, what failed is tried again, a changed input
     is redone and its old outputs go.
@@ -56,8 +56,8 @@ def preprocess(
             as a path that opens from any working folder.
         output: Folder for the outputs, the table and forebay's own `.forebay`, made if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces".
-        num_workers: Workers; None for one per core, or for as many as a cluster has room for, also
-            on nodes that join later; 0 to work in this process.
+        num_workers: Workers; None for one a core, or for as many as a cluster has room for, also
+            on nodes that join later; 0 to work in this very process.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.

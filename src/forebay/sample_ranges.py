@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,9 +27,6 @@ from forebay.session import Session
 
 # The ledger's name for how the samples are cut.
 _KEY = "ranges"
-# One failed sample in the message of a failed range; and how many more there are.
-_NAMED = re.compile(r"^sample (\d+): (?:(\w+): )?(.*)$", re.MULTILINE)
-_MORE = re.compile(r"^and (\d+) more samples$", re.MULTILINE)
 
 Identities = Callable[[], Iterator[str]]
 
@@ -207,25 +203,20 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
         record = json.loads(entry.metadata or "[{}]")[0]
         listed = record.get("failures", ())
         return [sample_failure(*one) for one in listed], len(listed)
+    from forebay.caching.work import read_description  # it loads torch
+
     failure = entry.failure
-    named = failed_samples(failure)
-    if not named:  # its worker died or hung: none of its samples has a result
-        return [failure], int(json.loads(entry.row or "")["count"])
-    return named, len(named) + more_failed(failure)
-
-
-def failed_samples(failure: Failure) -> list[Failure]:
-    """Return the failed samples that the message of a failed range names."""
-    return [
-        replace(failure, source=int(index), error=error or "MisfitError", message=words)
-        for index, error, words in _NAMED.findall(failure.message)
-    ]
-
-
-def more_failed(failure: Failure) -> int:
-    """Return how many failed samples the message of a failed range leaves unnamed."""
-    found = _MORE.search(failure.message)
-    return int(found[1]) if found else 0
+    found, lines, count = read_description(failure.message)
+    if not found:  # its worker died or hung: none of its samples has a result
+        return [failure], range_of(failure)[1]
+    named = []
+    for index, line in zip(found, lines, strict=True):
+        words = line.partition(": ")[2]
+        error, _, message = words.partition(": ")
+        if not error.isidentifier():
+            error, message = "MisfitError", words
+        named.append(replace(failure, source=index, error=error, message=message))
+    return named, count
 
 
 def sample_failure(index: int, error: str, message: str, traceback: str) -> Failure:
@@ -233,9 +224,10 @@ def sample_failure(index: int, error: str, message: str, traceback: str) -> Fail
     return Failure("exception", error, message, traceback, source=index)
 
 
-def first_of(failure: Failure) -> int:
-    """Return the first sample of a range that failed."""
-    return int(str(failure.source).split()[1])
+def range_of(failure: Failure) -> tuple[int, int]:
+    """Return the first sample, and the number of samples, of a range that failed."""
+    _, first, _, last = str(failure.source).split()
+    return int(first), int(last) - int(first) + 1
 
 
 def _range_name(first: int, count: int) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class Session:
         options: How.
         fingerprint: What the work is, where that is not to be read off `work` itself.
         has_table: Whether a table of metadata is part of the output.
-        difference: Returns in words what changed between two fingerprints; "" if nothing did.
 
     Attributes:
         starts_over: Whether an earlier run counts for nothing; known once it is entered.
@@ -66,7 +65,6 @@ class Session:
         *,
         fingerprint: Fingerprint | None = None,
         has_table: bool = True,
-        difference: Callable[[Fingerprint, Fingerprint], str] = difference,
     ) -> None:
         self.options = options
         self.starts_over = False
@@ -79,7 +77,6 @@ class Session:
         self._changed = False
         self._fingerprint = fingerprint
         self._has_table = has_table
-        self._difference = difference
         self._pool: Pool | None = None
         self._num_workers = 1
         self._table: str | None = None  # the format in which the table was up to date
@@ -245,7 +242,7 @@ class Session:
         if was is None or not options.resume or renamed:
             return was is not None
         now = self._fingerprint or describe(self._work)
-        changes = self._difference(Fingerprint.from_json(was), now)
+        changes = difference(Fingerprint.from_json(was), now)
         if not changes or options.version is not None:
             return False
         if ledger.get_meta("trial") == "yes":

@@ -16,9 +16,7 @@ from torch.utils.data import default_collate
 import forebay
 from forebay.caching import writer
 from forebay.caching.layout import MisfitError
-from forebay.caching.work import FailedSamples
-from forebay.failures import Failure
-from forebay.sample_ranges import failed_samples, more_failed
+from forebay.caching.work import describe_failed, read_description
 
 # `forebay.cache` is the function.
 CACHE = importlib.import_module("forebay.cache")
@@ -186,24 +184,23 @@ def test_samples_that_are_unlike_are_refused(make, words, tmp_path):
     assert words in str(caught.value)
 
 
-def test_a_shard_names_its_first_failed_samples_and_counts_the_others():
-    """A shard may have millions; the message that the ledger keeps stays short."""
-    failed = FailedSamples()
-    for index in range(1000):
-        failed.add(index, ValueError("bad\nindeed"))
-    lines = str(failed).splitlines()
-    assert lines[0] == "sample 0: ValueError: bad"
-    assert lines[19:] == ["sample 19: ValueError: bad", "and 980 more samples"]
-    assert failed.count == 1000
-    failure = Failure("exception", "FailuresError", str(failed))
-    assert [each.source for each in failed_samples(failure)] == list(range(20))
-    assert more_failed(failure) == 980
+class MuteError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError("no message")
 
 
-def test_a_sample_that_fits_no_column_is_named_like_any_other():
-    """With its index, and without the words of somebody else."""
-    failed = FailedSamples()
-    failed.add(5, MisfitError("is odd"))
-    assert str(failed) == "sample 5: is odd"
-    (failure,) = failed_samples(Failure("exception", "FailuresError", str(failed)))
-    assert str(failure) == "sample 5: MisfitError: is odd"
+def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others():
+    """It stays short however many fail, and whatever their messages are."""
+    failed = {index: ValueError("bad\nindeed") for index in range(22_000)}
+    failed |= {0: MuteError(), 1: SystemExit(), 2: ValueError("x" * 10**6)}
+    text = describe_failed(failed)
+    lines = text.splitlines()
+    assert lines[0] == "sample 0: MuteError: <its __str__ raised LookupError>"
+    assert lines[1] == "sample 1: SystemExit: "
+    assert lines[3] == "sample 3: ValueError: bad"
+    assert lines[20] == "and 21980 more of this shard"
+    assert len(text) < 32_768
+    assert read_description(text) == (list(range(20)), lines[:20], 22_000)
+    assert describe_failed({5: MisfitError("is odd")}) == "sample 5: is odd"

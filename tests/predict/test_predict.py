@@ -251,44 +251,6 @@ def test_a_changed_model_is_noticed(tmp_path):
     assert table["prediction"].to_pylist() == [float(k) for k in range(20)]
 
 
-def test_changed_weights_are_named(tmp_path):
-    """A hash would not help anybody."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
-    predicted(net, Numbers(20), tmp_path)
-    with torch.no_grad():
-        net[0].bias += 1
-        net[1].running_mean += 1
-    with pytest.raises(forebay.ChangedError) as caught:
-        predicted(net, Numbers(20), tmp_path)
-    assert "  the weights changed (0.bias, 1.running_mean)\n" in str(caught.value)
-    assert "sha256" not in str(caught.value)
-    predicted(Half(0.5), Numbers(20), tmp_path / "half")
-    with pytest.raises(forebay.ChangedError, match=r"the weights changed \(weight\)"):
-        predicted(Half(0.25), Numbers(20), tmp_path / "half")
-
-
-def test_a_changed_array_of_the_dataset_is_named(tmp_path):
-    """Where a value is too large to be shown, its name is."""
-
-    class Table(Numbers):
-        def __init__(self, first):
-            super().__init__(5)
-            self.values = np.arange(first, first + 1000)
-
-    predicted(total, Table(0), tmp_path)
-    with pytest.raises(forebay.ChangedError) as caught:
-        predicted(total, Table(1), tmp_path)
-    assert "changed, and too large to show: data.values\n" in str(caught.value)
-
-
-def test_weights_that_are_the_same_continue_another_process_or_copy(tmp_path):
-    """Neither hooks nor the mode of a module, nor which object it is, make it another one."""
-    report, _ = predicted(Half(), Numbers(20), tmp_path)
-    assert report.resumed == 0
-    assert predicted(Half().train(), Numbers(20), tmp_path)[0].resumed == 20
-
-
 class Endless(IterableDataset):
     """Has no indices."""
 

@@ -221,18 +221,3 @@ def test_a_part_that_fails_is_called_by_its_samples(tmp_path):
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert "the input was samples 0 to 29, number 1" in text
     assert '"first"' not in text and "Nothing was kept" not in text
-
-
-def test_many_long_messages_are_kept_short(tmp_path):
-    """A part may have thousands of failed samples, and the ledger has them all."""
-
-    class Wordy(Numbers):
-        def __getitem__(self, index):
-            if index >= 5:
-                raise ValueError("x" * 100_000)
-            return super().__getitem__(index)
-
-    report, _ = predicted(total, Wordy(200), tmp_path, part_size=200)
-    assert report.failed == 195
-    assert {len(one.message) for one in report.failures} == {1000}
-    assert [bool(one.traceback) for one in report.failures] == [True] * 100 + [False] * 95

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from driving import WORKS, await_no_processes, call, calls, finish, make_inputs, published, start
 from test_kills import Gates
 
+import forebay
 from forebay.cli import cli
 from forebay.failures import Failure
 from forebay.jobs import status
@@ -132,6 +133,11 @@ def test_a_script_with_an_error_is_told_with_its_reason(tmp_path, inputs, output
     code, _, err = call("preprocess", f"{script}:work", inputs, output)
     assert code == USAGE
     assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in err
+
+
+def test_the_version_is_that_of_the_package():
+    """It stands in one place."""
+    assert call("--version") == (DONE, f"forebay, version {forebay.__version__}\n", "")
 
 
 # ---- naming the function ------------------------------------------------------------------------

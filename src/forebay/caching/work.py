@@ -1,14 +1,16 @@
-"""What a worker does for a cache: a range of samples becomes one shard.
+"""What a worker does for a cache: some samples in a row become one shard.
 
 A sample that fails does not end its shard at once: the others are tried too, so that one run names
-all that have to be fixed. A worker that dies leaves the index of the sample that it was at.
+all that have to be mended. A worker that dies leaves the index of the sample that it was at.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from forebay.errors import FailuresError
 from forebay.failures import message_of
 from forebay.randomness import seed_generators, seed_of_text
 
-# Failed samples of one shard that are named.
-MOST_NAMED = 20
+# Failed samples of one shard whose messages are kept.
+MOST_DESCRIBED = 20
+# Stands for the exceptions of the others, whose frames would hold the data of their samples.
+_COUNTED = FailuresError()
 
 
 class ShardWork:
@@ -42,7 +46,7 @@ class ShardWork:
             FailuresError: Samples failed; one line for each.
         """
         first, plan = row["first"], self._plan
-        failed = FailedSamples()
+        failed: dict[int, BaseException] = {}
         path = out.file(shard_name(first // plan.per_shard))
         with (
             _marked(self._marks / str(first)) as mark,
@@ -53,46 +57,36 @@ class ShardWork:
                 seed_generators(seed_of_text(str(index)))
                 try:
                     sample = self._dataset[index]
-                except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                    failed.add(index, error)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - SystemExit too
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
                     continue
                 try:
                     writer.add(sample)
                 except MisfitError as error:
-                    failed.add(index, error)
-        if failed.count:
-            raise FailuresError(str(failed)) from failed.first
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
+        if failed:
+            raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
 
 
-class FailedSamples:
-    """The failed samples of one shard: the first ones by name, and how many there are.
+def describe_failed(failed: dict[int, BaseException]) -> str:
+    """Return a line for each of the first samples that failed, then the number of the others."""
+    lines = []
+    for index, error in islice(failed.items(), MOST_DESCRIBED):
+        words = next(iter(message_of(error).splitlines()), "")
+        kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
+        lines.append(f"sample {index}: {kind}{words}"[:1000])
+    more = len(failed) - len(lines)
+    return "\n".join([*lines, f"and {more} more of this shard"] if more else lines)
 
-    An exception holds the frames, and so the data, of its sample: only the first one is kept.
 
-    Attributes:
-        count: How many were added.
-        first: The exception of the first one.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: Exception | None = None
-        self._lines: list[str] = []
-
-    def add(self, index: int, error: Exception) -> None:
-        """Add a sample."""
-        self.count += 1
-        if self.first is None:
-            self.first = error
-        if self.count <= MOST_NAMED:
-            words = message_of(error).partition("\n")[0]
-            kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
-            self._lines.append(f"sample {index}: {kind}{words}"[:1000])
-
-    def __str__(self) -> str:
-        """Return a line for each sample that is named; `sample_ranges.py` reads them."""
-        more = self.count - len(self._lines)
-        return "\n".join(self._lines + [f"and {more} more samples"] * (more > 0))
+def read_description(text: str) -> tuple[list[int], list[str], int]:
+    """Return what `describe_failed` wrote: indices, their lines, and the number of all samples."""
+    found = re.findall(r"^(sample (\d+): .*)$", text, re.MULTILINE)
+    more = re.search(r"^and (\d+) more of this shard$", text, re.MULTILINE)
+    count = len(found) + (int(more[1]) if more else 0)
+    return [int(index) for _, index in found], [line for line, _ in found], count
 
 
 @contextmanager

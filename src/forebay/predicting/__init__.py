@@ -1,1 +1,1 @@
-"""The parts of `predict`: batches of ranges of samples, the model, and files of predictions."""
+"""What predict is made of: batches of ranges of samples, the model, files of predictions."""

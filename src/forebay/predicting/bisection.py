@@ -1,4 +1,4 @@
-"""Calls the model on batches; where it fails, on ever smaller ones, to find the failing sample."""
+"""The model over batches; where it fails, over ever smaller ones, down to the failing sample."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Bisection:
             left += reversed(self._halves(one))
 
     def _tried(self, one: Loaded) -> Predicted | Failure | None:
-        """Return the outcome of calling the model; None if it is to be tried with fewer samples."""
+        """Return what came of calling the model; None if it is to be tried with less."""
         count, index = len(one.indices), one.indices[0]
-        # The exception must be freed before the next try: its frames hold what filled the memory.
+        # The exception must be gone before the next try: its frames hold what filled the memory.
         try:
             return Predicted(one.indices, self._model(one.batch))
         except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""What the ledger records of the parts that are done."""
+"""The parts that are done, as the ledger has them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from forebay.failures import Failure, FailureLog
+from forebay.failures import MAX_TRACED, Failure, FailureLog
 from forebay.jobs.ledger import Result
 from forebay.jobs.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
 from forebay.sample_ranges import sample_failure
-
-# Characters of a failure's message that a part's record keeps: it may have thousands of them.
-_LONGEST_MESSAGE = 1000
 
 
 class CompletedParts(NamedTuple):
@@ -59,8 +56,8 @@ class CompletedParts(NamedTuple):
 
 def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
     """Return the record of one part, as data for JSON; the reverse of `CompletedParts.of`."""
-    listed = [
-        [each.index, each.error, each.message[:_LONGEST_MESSAGE], each.traceback]
-        for each in sorted(failures, key=lambda failure: failure.index)
+    kept = [
+        [each.index, each.error, each.message, each.traceback if at < MAX_TRACED else ""]
+        for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
     ]
-    return {"rows": rows, "columns": columns if rows else None, "failures": listed}
+    return {"rows": rows, "columns": columns if rows else None, "failures": kept}

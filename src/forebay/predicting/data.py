@@ -1,4 +1,4 @@
-"""What the user passed as `data`, a Dataset, a DataLoader or a table, as a reader of ranges."""
+"""What the user passed as `data`: a Dataset, a DataLoader or a table, as something to read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
 def reader_of(
     data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
 ) -> RangeReader:
-    """Return the reader of the samples.
+    """Return what reads the samples.
 
     Raises:
         OptionError: A setting is impossible, or samples cannot be told apart.

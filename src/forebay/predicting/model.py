@@ -75,7 +75,7 @@ def check_device(device: torch.device | None) -> None:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a module to `eval`, and each of its parts back afterwards."""
+    """Have a module as it is for inference, and leave it as it was."""
     if not isinstance(model, torch.nn.Module):
         yield
         return
@@ -112,7 +112,7 @@ class Model:
                 model.to(self.device)
 
     def __call__(self, batch: Any) -> Any:
-        """Return the model's output for a batch."""
+        """Return what the model makes of a batch."""
         if self.device is not None:
             batch = moved(batch, self.device)
         with torch.inference_mode() if self._is_module else nullcontext():

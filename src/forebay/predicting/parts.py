@@ -1,4 +1,4 @@
-"""The work on one part: its batches go through the model and into one Parquet file.
+"""What is done for one part: its batches through the model, and into one Parquet file.
 
 reader ──> bisection ── model ──> columns ──> part-00007.parquet
                └── failures ──> ledger
@@ -31,7 +31,7 @@ from forebay.predicting.prediction_columns import (
 )
 from forebay.predicting.reader import Loaded, RangeReader
 
-# If this many samples were tried and all failed, the samples are not the cause.
+# If this many samples were tried and none came through, it is not the samples.
 ALIKE = 20
 # Rows are held until they take up so much, and become a group of the file.
 GROUP_BYTES = 16 * 2**20
@@ -47,14 +47,14 @@ class PartWork:
 
     Args:
         reader: Reads the samples.
-        model: The model, or its factory.
-        makes: Whether it is a factory, which is called once, in the worker.
+        model: The model, or what makes it.
+        makes: Whether it has to be made, which is done once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
         known: The columns of the run, if a part of it is done already.
         parts: The parts in the order of the calls, where all are made in this process; otherwise
             None.
-        advance: Called with how many samples were predicted and how many failed.
+        advance: Called with how many samples came through and how many did not.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class PartWork:
         """Write the part.
 
         Raises:
-            OutputError: The outputs of the model are not rows of this table.
-            FailuresError: The first samples all failed alike.
+            OutputError: The outputs of the model are no rows of this table.
+            FailuresError: Of the first samples, none came through.
         """
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
@@ -110,7 +110,7 @@ class PartWork:
             self._reading.close()  # type: ignore[attr-defined]
 
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
-        """Yield the outcome for each sample of a part."""
+        """Yield what came of each sample of a part."""
         if self._model is None:
             if self._makes:
                 # A forked process must not use the threads that its parent had; and there are as

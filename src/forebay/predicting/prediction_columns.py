@@ -68,7 +68,7 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
         index: The first sample of the batch.
 
     Raises:
-        OutputError: It has others.
+        OutputError: It has not.
     """
     if known == found:
         return
@@ -79,7 +79,7 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
                 f"sample {index} has {now} as {name!r}, and the samples before had {was}\n"
                 "  A column has one type and one shape throughout. Nothing of this part was kept. "
                 "Have the model return the same for every sample: pad, cut or reduce what varies. "
-                "To switch to the new columns, start over: resume=False, or --restart."
+                "If all is to be as it is now, start over: resume=False, or --restart."
             )
     raise OutputError(
         f"sample {index} has the columns {[*found]}, and the samples before had {[*known]}\n"
@@ -88,7 +88,7 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
 
 
 def arrow_of(array: np.ndarray[Any, Any]) -> pa.Array:
-    """Return a column as an Arrow array, which shares the memory where that is possible."""
+    """Return a column as Arrow has it; it shares the array's memory where it can."""
     if array.ndim == 1:
         return pa.array(array)
     return pa.FixedShapeTensorArray.from_numpy_ndarray(array)

@@ -44,7 +44,5 @@ class PredictionReport:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see .failures")
-            lines.append(
-                "  They have no row. `forebay retry`, or retry_failed=True, tries them again."
-            )
+            lines.append("  They have no row. retry_failed=True, or `forebay retry`, tries again.")
         return "\n".join(lines)
