@@ -33,7 +33,8 @@ IMPURE_IMPORTS = frozenset(
 SEPARATE = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
 # What a user calls, each of them by itself.
 ENTRY_POINTS = ("loader", "preprocess", "predict", "cache")
-JOINING = ("engine/engine", "run", "session", "cli", "__init__", "__main__", *ENTRY_POINTS)
+COMMAND_LINE = ("cli", "cli_options")
+JOINING = ("engine/engine", "run", "session", "__init__", "__main__", *COMMAND_LINE, *ENTRY_POINTS)
 # They stand on all other parts, as entry points do: what the loader, predict and cache are made of.
 UPPER = ("loading", "collating", "items", "mixing", "predicting", "sample_ranges")
 # The public tests look everywhere, and nothing looks at them.
@@ -99,7 +100,7 @@ def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
     if place == "errors" and ours:
         yield "is imported by all and imports something of forebay"
     for other in sorted(ours):
-        if is_in(other, ("cli",)) and place not in ("cli", "__main__"):
+        if is_in(other, COMMAND_LINE) and place not in (*COMMAND_LINE, "__main__"):
             yield f"imports {other}, which is the command line's own"
         if is_in(other, TESTING) and not is_in(place, TESTING):
             yield f"imports {other}, which is for tests"

@@ -9,7 +9,6 @@ See `session.py` for how the work is done, and `caching/` for what is in the fil
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -30,15 +29,14 @@ from forebay.jobs.places import local_path
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.sample_ranges import Cut, cut_before, enrol_ranges
+from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
 
 SHARD_BYTES = 64 * 2**20
 # At least so many shards, if there are as many samples: every core has work, and a kill costs
 # little, however long a sample takes and however small it is.
 LEAST_SHARDS = 128
-# The ledger's name for how the samples are cut.
-_CUT = "cache"
+_VERB = "cache"  # in the ledger
 
 Transform = Callable[[Any], Any]
 
@@ -81,7 +79,7 @@ def cache(
         version: Your own name for the state of the dataset. While it stays the same, changes of
             the dataset and of its code are accepted; a new one makes all anew.
         resume: False removes the earlier cache and makes all anew.
-        progress: Show progress on stderr, in shards.
+        progress: Show progress on stderr, in samples.
         shard_bytes: How large to make a file. It counts when a cache is begun; one that is
             continued stays cut as it is.
 
@@ -198,7 +196,7 @@ def _made(
 ) -> Index:
     """Make what is missing, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    cut = cut_before(session, _CUT, samples, may_grow=False)
+    cut = cut_before(session, _VERB, samples, may_grow=False)
     if cut is None:
         plan = _plan(dataset, samples, shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, plan.to_json())
@@ -208,14 +206,16 @@ def _made(
     Index.remove(private)  # until all is there again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # those of a run that was killed
-    enrol_ranges(session, _CUT, cut)
+    enrol_ranges(session, _VERB, cut)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         session.hire("rows", doing=ShardWork(dataset, plan, marks))
-        report = session.work_off("rows")
+        done, visible = min(counts.done * cut.size, samples), session.options.progress
+        progress = SampleProgress(samples, done, visible, cut.size)
+        report = session.work_off("rows", progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)
@@ -289,9 +289,8 @@ def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
     for failure in report.failures:
         found, described, number = read_description(failure.message)
         if not number:  # its worker was killed, or died
-            row = json.loads(failure.source)
-            first, number = row["first"], row["count"]
-            name, mark = f"samples {first} to {first + number - 1}", marks / str(first)
+            first, number = range_of(failure)
+            name, mark = failure.source, marks / str(first)
             if mark.exists() and (index := mark.read_text().strip()):
                 name, found, number = f"sample {index}", [int(index)], 1
             described = [str(replace(failure, source=name))]

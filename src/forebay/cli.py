@@ -1,4 +1,4 @@
-"""The command line: preprocess, predict, status, failures, retry, verify.
+"""The command line: preprocess, predict, retry, status, failures, verify.
 
 Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
 run or was stopped early, 2 wrong usage, 130 interrupted.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -16,42 +17,24 @@ from typing import Any, NoReturn
 import click
 
 from forebay import __version__
-from forebay.errors import ForebayError, OptionError
+from forebay import cli_options as options
+from forebay.errors import BusyError, ForebayError, OptionError
+from forebay.failures import Failure
+from forebay.jobs.fingerprint import Fingerprint
 from forebay.jobs.manifest import SUFFIXES
 from forebay.jobs.places import look_at, open_place
 from forebay.jobs.reference import load_work
-from forebay.jobs.status import Snapshot
 from forebay.jobs.verify import verify as hold_against
-from forebay.observe.progress import duration
-from forebay.options import BACKENDS, TABLE_FORMATS, Ray
+from forebay.options import TABLE_FORMATS
 from forebay.predict import predict
-from forebay.preprocess import preprocess, retry
+from forebay.preprocess import is_dataset, preprocess, retry
+from forebay.sample_ranges import look_at_run, verb_of
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
-
-_workers = click.option("--num-workers", type=click.IntRange(0), help="Default: one a core.")
-
-
-def _backend(command: Any) -> Any:
-    """Give a command the options that say where workers run."""
-    for option in (
-        click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
-        click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
-        click.option("--address", help="The cluster's, for --backend ray; 'auto' finds it."),
-        click.option("--backend", type=click.Choice(BACKENDS), default="process"),
-    ):
-        command = option(command)
-    return command
-
-
-_timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
-_retries = click.option(
-    "--retries", type=click.IntRange(0), help="Further tries.  Default: 1; with --limit, 0."
-)
-_version = click.option(
-    "--version", help="Your name for the state of the function; a new one redoes everything."
-)
-_quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
+# Seconds between two looks of `status --watch`.
+WATCH_S = 2.0
+# What `retry` has to be given, by the entry point that made the folder.
+_RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,14 +43,13 @@ def cli() -> None:
     """Make data ready: a function over every input, on every core, resumably."""
 
 
-@cli.command("preprocess", context_settings={"allow_extra_args": True})
-@click.argument("work", metavar="MODULE_OR_FILE:FUNCTION")
-@click.argument("inputs")
-@click.argument("output")
-@_workers
-@_backend
-@_timeout
-@_retries
+@cli.command("preprocess")
+@click.argument("work", metavar="FILE.py:FUNCTION", type=options.REFERENCE)
+@click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=options.PATH)
+@options.num_workers
+@options.backend
+@options.timeout
+@options.retries
 @click.option(
     "--on-error", type=click.Choice(["skip", "raise"]), help="Default: skip; with --limit, raise."
 )
@@ -79,12 +61,11 @@ def cli() -> None:
 )
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
 @click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
-@_version
-@_quiet
+@options.version
+@options.quiet
 def preprocess_command(
     work: str,
-    inputs: str,
-    output: str,
+    paths: tuple[str, ...],
     max_failures: str | None,
     restart: bool,
     quiet: bool,
@@ -92,121 +73,163 @@ def preprocess_command(
 ) -> int:
     """Call FUNCTION(source, out) for every one of INPUTS; publish its files in OUTPUT.
 
-    INPUTS is a folder, a glob (quote it), or a manifest: .csv, .jsonl or .parquet.
+    INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
+    an earlier step, which stands for its table. FILE.py:DATASET in place of FUNCTION has its own
+    inputs: leave INPUTS out. MODULE:NAME works as well as FILE.py:NAME.
+
     The same command again continues where it stopped.
     """
-    if more := click.get_current_context().args:
-        given = [inputs, output, *more]
+    if len(paths) > 2:
         raise click.UsageError(
-            f"{len(given)} paths were given, where INPUTS and OUTPUT are two. If you wrote a glob, "
-            f"the shell has put its matches there: quote it, as in '*.wav'. Got {given[0]} … "
-            f"{given[-1]}"
+            f"{len(paths)} paths were given, where INPUTS and OUTPUT are two. If you wrote a glob, "
+            f"the shell has put its matches there: quote it, as in '*.wav'. Got {paths[0]} … "
+            f"{paths[-1]}"
+        )
+    loaded = load_work(work)
+    if is_dataset(loaded) != (len(paths) == 1):
+        raise click.UsageError(
+            f"{work} is a Dataset, which has its own inputs: name OUTPUT alone"
+            if is_dataset(loaded)
+            else f"{work} is a function, which needs INPUTS and OUTPUT; got {paths[0]!r} alone"
         )
     report = preprocess(
-        load_work(work),
-        inputs,
-        output,
+        loaded,
+        *(None, *paths)[-2:],
         max_failures=_count_or_fraction(max_failures),
         resume=not restart,
         progress=not quiet,
-        **_with_backend(settings),
+        **options.with_backend(settings),
     )
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
 
 @cli.command("predict")
-@click.argument("model", metavar="MODULE_OR_FILE:MODEL")
-@click.argument("data")
-@click.argument("output")
-@click.option("--batch-size", type=click.IntRange(1), help="Samples of a batch.  Default: 64.")
-@_workers
-@click.option("--device", help="Where the model runs, such as cuda.")
-@_backend
-@click.option("--load", metavar="MODULE_OR_FILE:FUNCTION", help="Makes a sample of a table's row.")
+@click.argument("model", metavar="FILE.py:MODEL", type=options.REFERENCE)
+@click.argument("data", type=options.PATH)
+@click.argument("output", type=options.PATH)
+@options.batch_size
+@options.num_workers
+@options.device
+@options.backend
+@options.load
 @click.option("--timeout", type=float, help="Seconds one batch may take.")
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its predictions.")
-@_version
-@_quiet
-def predict_command(
-    model: str,
-    data: str,
-    output: str,
-    load: str | None,
-    restart: bool,
-    quiet: bool,
-    **settings: Any,
-) -> int:
+@options.version
+@options.quiet
+def predict_command(model: str, data: str, output: str, restart: bool, **settings: Any) -> int:
     """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
 
     MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
-    FILE:DATASET, or a table (.csv, .jsonl, .parquet; or the folder preprocess wrote one to), whose
-    rows --load makes samples of.
-    The same command again continues where it stopped.
+    FILE.py:DATASET, or a table (.csv, .jsonl, .parquet; or the folder that preprocess wrote one
+    to), whose rows --load makes samples of.
+
+    The same command again continues where it stopped; samples that failed are left to `retry`.
     """
+    return _predict(model, data, output, resume=not restart, **settings)
+
+
+def _predict(
+    model: str, data: str, output: str, *, load: str | None, quiet: bool, **settings: Any
+) -> int:
     is_table = os.path.exists(data) or data.endswith(SUFFIXES)
     report = predict(
         load_work(model),
         data if is_table else load_work(data),
         output,
         load=None if load is None else load_work(load),
-        resume=not restart,
         progress=not quiet,
-        **_with_backend(settings),
+        **options.with_backend(settings),
     )
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
 
 @cli.command("retry")
-@click.argument("output")
-@click.option("--work", metavar="MODULE_OR_FILE:FUNCTION", help="Default: as in the earlier run.")
-@_workers
-@_backend
-@_timeout
-@_retries
-@_version
-@_quiet
-def retry_command(output: str, work: str | None, quiet: bool, **settings: Any) -> int:
-    """Try the failed inputs of OUTPUT again, and nothing else."""
-    if work is None:
-        described = look_at(output).meta.get("work", "{}")
-        work = json.loads(described).get("reference")
-    if work is None:
-        raise OptionError(
-            "the earlier run's function cannot be found by name: it was a Dataset, a lambda, or "
-            "from a notebook\n  Name it with --work, or make the same call again from Python."
-        )
-    report = retry(load_work(work), output, progress=not quiet, **_with_backend(settings))
+@click.argument("output", type=options.PATH)
+@click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=options.PATH)
+@options.batch_size
+@options.num_workers
+@options.device
+@options.backend
+@options.load
+@options.timeout
+@options.retries
+@options.version
+@options.quiet
+def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
+    """Try what failed in OUTPUT again, and nothing else.
+
+    Name what the earlier run worked with, as in its command: the FUNCTION or DATASET of
+    preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
+    is loaded because a folder names it. Without a name, retry shows what is recorded.
+    """
+    meta = look_at(output).meta
+    verb = verb_of(meta)
+    if len(names) != len(_RETRIED[verb]):
+        raise OptionError(_how_to_retry(verb, output, meta))
+    others = ("retries",) if verb == "predict" else ("load", "batch_size", "device")
+    if unfit := [name for name in others if settings.pop(name) is not None]:
+        given = ", ".join("--" + name.replace("_", "-") for name in unfit)
+        raise click.UsageError(f"{given} is not for a run of {verb}, which {output} holds")
+    if verb == "predict":
+        model, data = names
+        return _predict(model, data, output, retry_failed=True, quiet=quiet, **settings)
+    work, settings = load_work(names[0]), {**options.with_backend(settings), "progress": not quiet}
+    if verb == "cache":
+        from forebay.cache import cache
+
+        click.echo(repr(cache(work, output, **settings)))
+        return DONE
+    report = retry(work, output, **settings)
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
 
 @cli.command("status")
-@click.argument("output")
-def status_command(output: str) -> int:
-    """Tell how far the run in OUTPUT is, also while it runs."""
-    click.echo(_status(look_at(output), time.time()))
-    return DONE
+@click.argument("output", type=options.PATH)
+@click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
+def status_command(output: str, watch: bool) -> int:
+    """Show how far the run in OUTPUT is, also while it runs."""
+    shown = ""
+    while True:
+        try:
+            with look_at_run(output) as (snapshot, _):
+                text = snapshot.text(time.time())
+            if text != shown:
+                if watch:
+                    click.clear()  # nothing, where the output is no terminal
+                click.echo(text)
+            shown = text
+            if not watch or snapshot.live is None:
+                return DONE
+        except BusyError:
+            if not watch:
+                raise
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:  # how one leaves it; the run is another process
+            return INTERRUPTED
 
 
 @cli.command("failures")
-@click.argument("output")
+@click.argument("output", type=options.PATH)
 @click.option("--traceback", is_flag=True, help="With the frames of each.")
-def failures_command(output: str, traceback: bool) -> int:
-    """List the failed inputs of OUTPUT, also while it runs."""
-    snapshot = look_at(output)
-    for failure in snapshot.failures:
-        click.echo(str(failure))
-        if traceback:
-            rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
-            click.echo("".join(f"    {line}\n" for line in rest), nl=False)
-    click.echo(f"{len(snapshot.failures):,} failed", err=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def failures_command(output: str, traceback: bool, as_json: bool) -> int:
+    """List the failed inputs or samples of OUTPUT, also while it runs."""
+    with look_at_run(output) as (snapshot, failures):
+        for failure in failures:
+            click.echo(_as_json(failure) if as_json else str(failure))
+            if traceback and not as_json:
+                rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
+                click.echo("".join(f"    {line}\n" for line in rest), nl=False)
+    click.echo(f"{_counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
     return DONE
 
 
 @cli.command("verify")
-@click.argument("output")
+@click.argument("output", type=options.PATH)
 def verify_command(output: str) -> int:
     """Prove that every recorded output is there, whole, and that nothing else is.
 
@@ -263,16 +286,6 @@ def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _with_backend(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the cluster, if one is meant, as their backend."""
-    names = ("address", "num_cpus", "num_gpus")
-    cluster = {name: value for name in names if (value := settings.pop(name)) is not None}
-    if cluster and settings["backend"] != "ray":
-        options = ", ".join("--" + name.replace("_", "-") for name in cluster)
-        raise click.UsageError(f"{options} is for --backend ray, which was not given")
-    return {**settings, "backend": Ray(**cluster)} if cluster else settings
-
-
 def _count_or_fraction(text: str | None) -> int | float | None:
     if text is None:
         return None
@@ -286,20 +299,20 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _status(snapshot: Snapshot, now: float) -> str:
-    counts = snapshot.counts
-    lines = [
-        f"{counts.done:,} of {counts.total:,} done, {counts.failed:,} failed, {counts.todo:,} to do"
-    ]
-    run = json.loads(snapshot.meta.get("run", "{}"))
-    if snapshot.live is not None:
-        elapsed = max(now - run.get("began", now), 1e-9)
-        rate = (counts.done + counts.failed - run.get("done", 0)) / elapsed
-        left = duration(counts.todo / rate) if rate > 0 else "unknown"
-        lines.append(f"running: {snapshot.live}")
-        lines.append(f"{rate:,.1f} inputs/s, {left} left")
-    elif counts.todo:
-        lines.append("not running; the same call continues it")
-    else:
-        lines.append("finished")
-    return "\n".join(lines)
+def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:
+    """Return what to give to `retry`, with what the ledger says of the earlier run."""
+    wanted, recorded = _RETRIED[verb], ""
+    if "work" in meta:
+        found = Fingerprint.from_json(meta["work"])
+        recorded = f"  The folder says that it was {found.name!r}. If you trust that:\n"
+        if verb == "preprocess" and found.reference and found.reference.isprintable():
+            wanted = [found.reference]
+    return (
+        f"retry loads no code because a folder names it: give it the {' and '.join(_RETRIED[verb])}"
+        f" of the earlier run\n{recorded}  {shlex.join(['forebay', 'retry', output, *wanted])}"
+    )
+
+
+def _as_json(failure: Failure) -> str:
+    names = ("source", "kind", "error", "message", "traceback", "attempts", "seconds")
+    return json.dumps({name: getattr(failure, name) for name in names})

@@ -1,4 +1,4 @@
-"""`forebay.collate`: collate_fn objects for what torch's default_collate cannot do.
+"""`forebay.collate`: collate functions for what torch's default_collate cannot do.
 
     samples ── by_field ──┬── image  ──> pad(...)    ──> one tensor as large as the largest
                           ├── boxes  ──> as_list     ──> a list
@@ -41,11 +41,11 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     Returns:
         A collate_fn, or a rule for `by_field`. It gives a tensor [batch, max of dimension 0, ...]
         of the samples' dtype, contiguous and its own, or a `Padded`. It raises `InputError`,
-        which names the first sample that does not agree with most, and `OptionError` if `value`
-        is none of the dtype.
+        which names the first sample that does not agree with most, and `OptionError` if the
+        dtype has no such `value`.
 
     Raises:
-        OptionError: `value` is no number, or `multiple_of` not positive.
+        OptionError: `value` is not a number, or `multiple_of` is not positive.
     """
     if not _is_number(value):
         raise OptionError(
@@ -55,7 +55,7 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     multiples = (multiple_of,) if isinstance(multiple_of, int) else tuple(multiple_of)
     if not all(map(_is_multiple, multiples)):
         raise OptionError(
-            f"pad(multiple_of={multiple_of!r}) takes whole numbers from 1 on\n"
+            f"pad(multiple_of={multiple_of!r}) takes integers of at least 1\n"
             "  Give one int for the first dimension, or one for each of the first dimensions."
         )
     return Pad(value, multiples if max(multiples, default=1) > 1 else (), lengths)
@@ -72,7 +72,7 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
         rules: For each dict key, field name, or place in a tuple: `pad(...)`, `as_list`,
             `default`, another `by_field` where the field itself has fields, or any function of a
             list.
-        **named: The same, for fields whose names can be written so.
+        **named: The same, for fields whose names are identifiers.
 
     Returns:
         A collate_fn, or a rule for another `by_field`. It raises `InputError` for a sample that
@@ -101,7 +101,7 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """Return the samples as the list that they are: nothing is stacked."""
+    """Return the samples as a list, without stacking anything."""
     return list(samples)
 
 
@@ -114,5 +114,5 @@ def _is_multiple(value: object) -> bool:
 
 
 def _is_rule(rule: object) -> bool:
-    """Whether it may be called with a list; the two that make rules are none."""
+    """Tell whether a rule can be called with a list; `pad` and `by_field` only make rules."""
     return callable(rule) and rule not in (pad, by_field)

@@ -1,4 +1,4 @@
-"""Datasets that everybody writes: items by the million, and a function that loads one.
+"""Datasets of many items, and a function that loads one of them.
 
     from_folder ── paths ──┐
     from_table ─── rows ───┼──> ItemDataset(items, load):  dataset[i] is load(items[i])
@@ -20,23 +20,21 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
-from forebay.jobs.listing import list_inputs
+from forebay.jobs.listing import list_folder
+from forebay.jobs.manifest import located
 from forebay.jobs.table import GROUP_ROWS, find_table, read_table
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
     import pyarrow
 
-# The column of a table of `preprocess` that names an output.
-_OUTPUT = "destination"
-
 
 class ItemDataset(Dataset[Any]):
     """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`.
 
     Attributes:
-        items: What there is a sample of each, in the dataset's order, as they are stored: the paths
-            of a folder are relative to it, and the rows of a table are tuples.
+        items: One for each sample, in the dataset's order, as they are stored: the paths of a
+            folder are relative to it, and the rows of a table are tuples.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class ItemDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no such sample.
-            TypeError: The index is no whole number.
+            TypeError: The index is not an integer.
             Exception: What loading it raised, with a note that names the item.
         """
         place = _place(index)
@@ -81,9 +79,9 @@ class ItemDataset(Dataset[Any]):
 def from_folder(
     folder: str | os.PathLike[str], load: Callable[[Path], Any], pattern: str = "**/*"
 ) -> ItemDataset:
-    """Return a dataset of the files in a folder: one sample a file.
+    """Return a dataset of the files in a folder: one sample per file.
 
-    The folder is looked at once, now. Files come in the order of their paths as text, the same on
+    The folder is listed once, now. Files come in the order of their paths as strings, the same on
     every machine. Hidden ones, and all in hidden folders, are left out; links are followed.
 
     Args:
@@ -109,7 +107,7 @@ def from_folder(
         what = "is no folder" if root.exists() else "does not exist"
         raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
     start = len(os.path.join(root, ""))
-    names = (one.source[start:] for one in list_inputs(os.path.join(root, "")))
+    names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
     items = PackedSequence(name for name in names if _matches(name.split("/"), wanted))
     if not items:
         raise InputError(
@@ -160,10 +158,11 @@ def from_ids(
     load: Callable[[Any], Any],
     labels: Mapping[Any, Any] | Callable[[Any], Any] | None = None,
 ) -> ItemDataset:
-    """Return a dataset of IDs: one sample an ID.
+    """Return a dataset of IDs: one sample per ID.
 
     Args:
-        ids: Any iterable of what names a sample: text, numbers, tuples. A set is sorted by text.
+        ids: Any iterable of what names a sample: strings, numbers, tuples. A set is sorted by
+            `str`.
         load: Called with an ID when its sample is asked for; it returns the sample, such as
             that of `torch.load(f"data/{id}.pt")`.
         labels: A mapping from ID to label, looked up and packed now; or a function of an ID, called
@@ -176,7 +175,7 @@ def from_ids(
     _check_load(load)
     if isinstance(ids, str | bytes):
         raise OptionError(
-            f"from_ids takes many IDs; got one text, {shortened(ids)}\n  Put it into a list."
+            f"from_ids takes many IDs; got one string, {shortened(ids)}\n  Put it into a list."
         )
     if isinstance(ids, set | frozenset):  # its order changes from run to run
         ids = sorted(ids, key=str)
@@ -237,10 +236,7 @@ def _load_row(
     load: Callable[[dict[str, Any]], Any] | None,
     values: tuple[Any, ...],
 ) -> Any:
-    row = dict(zip(columns, values, strict=True))
-    path = row.get(_OUTPUT)
-    if folder is not None and isinstance(path, str) and path and "://" not in path:
-        row[_OUTPUT] = os.path.join(folder, path)  # an absolute path stays as it is
+    row = located(dict(zip(columns, values, strict=True)), folder)
     return row if load is None else load(row)
 
 

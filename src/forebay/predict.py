@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import FailuresError, OptionError
 from forebay.jobs.fingerprint import Fingerprint, describe
+from forebay.jobs.records import Todo
 from forebay.options import PreprocessOptions, Ray, cluster_of
-from forebay.sample_ranges import Cut, cut_before, enrol_ranges
+from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
 from forebay.session import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
@@ -30,8 +31,7 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
     from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
-# The ledger's name for how the samples are cut.
-_CUT = "predict"
+_VERB = "predict"  # in the ledger
 
 
 def predict(
@@ -47,6 +47,7 @@ def predict(
     collate_fn: Callable[[Any], Any] | None = None,
     timeout: float | None = None,
     resume: bool = True,
+    retry_failed: bool = False,
     version: str | None = None,
     part_size: int = PART_SIZE,
     progress: bool = True,
@@ -83,6 +84,8 @@ def predict(
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
         resume: False removes the earlier predictions first.
+        retry_failed: Try samples again that failed in an earlier run. Their parts are made again;
+            each stays as it is until its new file takes its place.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
         part_size: Samples per part. After a kill of this process at most one part is made again,
@@ -105,15 +108,18 @@ def predict(
     """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import Wanted, reader_of, table_of
-    from forebay.predicting.model import evaluating, is_factory
+    from forebay.predicting.model import check_device, device_of, evaluating, is_factory
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
     makes = is_factory(model)
-    wanted = Wanted(batch_size, num_workers, backend, collate_fn, timeout, device, part_size)
+    place = device_of(device)
+    wanted = Wanted(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
     table = table_of(data, load)
     reader = reader_of(data, load, table, wanted)
     _check_workers(reader, makes)
+    if not (makes and cluster_of(reader.backend)):
+        check_device(place)
     options = PreprocessOptions(
         num_workers=reader.num_workers if makes else 0,
         backend=reader.backend if makes else "process",
@@ -127,7 +133,9 @@ def predict(
     with evaluating(model):
         described = _described(model, reader, load)
         with Session(model, output, options, fingerprint=described, has_table=False) as session:
-            resumed = _work_off(session, model, reader, table, device, makes=makes)
+            resumed = _work_off(
+                session, model, reader, table, place, makes=makes, retry_failed=retry_failed
+            )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
     took, failures = time.monotonic() - began, done.failures
@@ -139,31 +147,33 @@ def _work_off(
     model: Any,
     reader: RangeReader,
     table: Table | None,
-    device: str | torch.device | None,
+    device: torch.device | None,
     *,
     makes: bool,
+    retry_failed: bool,
 ) -> int:
     """Make the parts that are not done; return how many samples were done before."""
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.metadata_rows import identities
     from forebay.predicting.parts import PartWork
-    from forebay.predicting.sample_progress import SampleProgress
 
-    cut = cut_before(session, _CUT, reader.samples, may_grow=table is not None)
+    cut = cut_before(session, _VERB, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
     size = cut.size
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
     enrol_ranges(
-        session, _CUT, cut, None if table is None else partial(identities, table.path, size)
+        session, _VERB, cut, None if table is None else partial(identities, table.path, size)
     )
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
-    todo = [json.loads(each.row or "")["first"] // size for each in ledger.todo(reader.samples)]
+    again = before.failing if retry_failed else []
+    todo = sorted([*ledger.todo(reader.samples), *again])
     if not todo:
         session.remember_work()
         return before.samples
+    resumed = before.samples - sum(_range(each)["count"] for each in again)
     progress = SampleProgress(
-        reader.samples, before.samples, session.options.progress, size, by_batch=not makes
+        reader.samples, resumed, session.options.progress, size, by_batch=not makes
     )
     work = PartWork(
         reader,
@@ -172,21 +182,21 @@ def _work_off(
         device=device,
         table=None if table is None else table.rows,
         known=before.columns,
-        parts=None if makes else todo,
+        parts=None if makes else [_range(each)["first"] // size for each in todo],
         advance=None if makes else progress.advance,
     )
     try:
         if makes:
             session.hire("rows", doing=work)
-            session.work_off("rows", at_once=True, progress=progress)
+            session.work_off("rows", todo=todo, at_once=True, progress=progress)
         else:
-            session.work_off_here(work, progress)
+            session.work_off_here(work, todo, progress)
     except FailuresError:  # every sample failed: that is not the samples' fault
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
     finally:
         work.close()
-    return before.samples
+    return resumed
 
 
 def _check_workers(reader: RangeReader, makes: bool) -> None:
@@ -229,3 +239,8 @@ def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
         code.update(found.code)
         parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
     return Fingerprint(name, None, tuple(code.items()), tuple(parameters))
+
+
+def _range(each: Todo) -> dict[str, int]:
+    """Return the "first" and "count" of a part."""
+    return dict(json.loads(each.row or "{}"))

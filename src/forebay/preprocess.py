@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from forebay.errors import LedgerError, OptionError
-from forebay.jobs.listing import listing_for
-from forebay.jobs.places import keep_apart
+from forebay.errors import LedgerError, OptionError, shortened
+from forebay.jobs.listing import Listing, indices, list_inputs
+from forebay.jobs.places import keep_apart, look_at
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
+from forebay.sample_ranges import verb_of
 from forebay.session import Session
 
 
@@ -48,7 +49,9 @@ def preprocess(
     Args:
         work: The function, or the Dataset.
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
-            a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
+            a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
+            of `preprocess` stands for its table: a manifest whose `destination` the function gets
+            as a path that opens from any working folder.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces".
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
@@ -102,7 +105,7 @@ def preprocess(
     listing = listing_for(work, inputs)
     keep_apart(inputs, output)
     with Session(work, output, options) as session:
-        session.hire(listing.kind, inputs)
+        session.hire(listing.kind, inputs, folder=listing.folder)
         session.enrol(listing)
         return session.work_off(listing.kind)
 
@@ -118,10 +121,12 @@ def retry(
     version: str | None = None,
     progress: bool = True,
 ) -> Report:
-    """Try the failed inputs of an earlier run again, and nothing else.
+    """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
+
+    The other two retry by their own call: `predict` with `retry_failed=True`, and `cache` always.
 
     Args:
-        work: The function of that run.
+        work: The function of that run. No code is loaded because the folder names it.
         output: The folder of that run.
         num_workers: As in `preprocess`, like all that follow.
         backend: See `preprocess`.
@@ -134,9 +139,17 @@ def retry(
         The report over all inputs.
 
     Raises:
+        OptionError: A setting is impossible, or the folder holds a run of `predict` or `cache`.
         LedgerError: The folder holds no run.
         ChangedError: `work` differs from that of the earlier run.
     """
+    verb = verb_of(look_at(output).meta)
+    if verb != "preprocess":
+        way = "with retry_failed=True" if verb == "predict" else "which tries failed samples again"
+        raise OptionError(
+            f"{os.fspath(output)!r} holds a run of {verb}, and retry is for those of preprocess\n"
+            f"  Nothing was started. Call {verb} again, {way}."
+        )
     options = PreprocessOptions(
         num_workers=num_workers,
         backend=backend,
@@ -152,5 +165,69 @@ def retry(
         if call is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
         session.options = replace(options, metadata=call["metadata"])
-        session.hire(call["kind"])
+        session.hire(call["kind"], folder=call["folder"])
         return session.work_off(call["kind"], failed_only=True)
+
+
+def listing_for(work: Any, inputs: Any) -> Listing:
+    """Return the listing of what `work` is to work on, having made sure that it can.
+
+    Raises:
+        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
+            are missing, or given twice.
+        InputError: The inputs cannot be used as they are.
+    """
+    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
+        raise OptionError(
+            "work must be a function(source, out) or a map-style Dataset; got "
+            f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
+            "line's way to name it."
+        )
+    if is_dataset(work):
+        if isinstance(work, type):
+            raise OptionError(
+                f"{work.__name__} is a class of Datasets, not a Dataset\n"
+                f"  Nothing was started. Make one, as in dataset = {work.__name__}(...), and pass "
+                "that."
+            )
+        if inputs is not None:
+            raise OptionError(
+                f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
+                "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
+            )
+        return indices(len(work))
+    if not callable(work):
+        raise OptionError(
+            "work must be a function(source, out) or a map-style Dataset; got "
+            f"{type(work).__name__}"
+        )
+    if inputs is None:
+        raise OptionError(
+            "inputs are missing: a function needs to know what to work on\n  Nothing was started. "
+            "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
+        )
+    _check_callable(work)
+    return list_inputs(inputs)
+
+
+def is_dataset(work: object) -> bool:
+    """Tell whether `work` is a map-style Dataset, rather than a function."""
+    return hasattr(work, "__getitem__") and hasattr(work, "__len__")
+
+
+def _check_callable(work: Callable[..., Any]) -> None:
+    """Raise OptionError if a function cannot be called as `work(source, out)`."""
+    import inspect
+
+    try:
+        signature = inspect.signature(work)
+    except ValueError:
+        return  # a builtin that does not tell
+    try:
+        signature.bind("source", "out")
+    except TypeError as error:
+        name = getattr(work, "__name__", type(work).__name__)
+        raise OptionError(
+            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
+            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
+        ) from error

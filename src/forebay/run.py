@@ -241,7 +241,7 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
     elif failure.kind == "timeout":
         error = SampleTimeoutError(f"{name} {failure.message}")
     elif failure.kind == "crash":
-        error = WorkerDiedError(f"{name} took its worker along: {failure.message}")
+        error = WorkerDiedError(f"{name}: {failure.message}")
     else:
         error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
     if failure.traceback and error.__traceback__ is None:  # it was raised in another process

@@ -1,22 +1,32 @@
-"""The samples of a dataset as inputs of a session: so many in a row make one, done as a whole.
+"""The samples of a dataset as inputs of a session: a range of them is one input, done as a whole.
 
     100,000 samples ── Cut(size=8192) ──> {"first": 0, "count": 8192}, {"first": 8192, …}, …
 
 A run that is continued is cut as it was begun: the ledger records the size of a range, and the
-length of the dataset.
+length of the dataset. What users see is counted in samples: progress, status and failures.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 
 from forebay.errors import ChangedError, LedgerError
+from forebay.failures import Failure
+from forebay.jobs.database import FAILED, TODO
 from forebay.jobs.listing import Listing
-from forebay.jobs.records import Input
+from forebay.jobs.places import newest_ledger
+from forebay.jobs.records import Counts, Input
+from forebay.jobs.status import Entry, Snapshot, read_entries, read_failures, read_snapshot
+from forebay.observe.progress import Progress
 from forebay.session import Session
+
+# The ledger's name for how the samples are cut.
+_KEY = "ranges"
 
 Identities = Callable[[], Iterator[str]]
 
@@ -47,17 +57,18 @@ class Cut:
             known = repeat("") if identities is None else identities()
             for first, identity in zip(range(0, self.samples, self.size), known, strict=False):
                 count = min(self.size, self.samples - first)
-                yield Input("", json.dumps({"first": first, "count": count}), identity)
+                row = json.dumps({"first": first, "count": count})
+                yield Input(_range_name(first, count), row, identity)
 
         return Listing("rows", ("first", "count"), f"a Dataset of {self.samples} samples", rows)
 
 
-def cut_before(session: Session, key: str, samples: int, *, may_grow: bool) -> Cut | None:
+def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> Cut | None:
     """Return how the run that this one continues was cut; None if it continues none.
 
     Args:
         session: The session.
-        key: The ledger's name for the cut.
+        verb: "predict" or "cache".
         samples: Samples of the dataset now.
         may_grow: Whether the dataset may have another length.
 
@@ -65,7 +76,7 @@ def cut_before(session: Session, key: str, samples: int, *, may_grow: bool) -> C
         ChangedError: The dataset has another length.
         LedgerError: What is recorded is damaged.
     """
-    recorded = None if session.starts_over else session.ledger.get_meta(key)
+    recorded = None if session.starts_over else session.ledger.get_meta(_KEY)
     if recorded is None:
         return None
     try:
@@ -73,9 +84,11 @@ def cut_before(session: Session, key: str, samples: int, *, may_grow: bool) -> C
         cut = Cut(int(known["samples"]), int(known["size"]), str(known["facts"]))
         if cut.samples < 1 or cut.size < 1:
             raise ValueError(f"{cut.samples} samples, {cut.size} in a range")
+        if known["verb"] != verb:
+            return None
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
-            f"the ledger's record {key!r} is damaged: {error!r}\n"
+            f"the ledger's record {_KEY!r} is damaged: {error!r}\n"
             "  Nothing was changed. Start over with resume=False."
         ) from error
     if cut.samples != samples and not may_grow and session.options.version is None:
@@ -91,7 +104,7 @@ def cut_before(session: Session, key: str, samples: int, *, may_grow: bool) -> C
 
 
 def enrol_ranges(
-    session: Session, key: str, cut: Cut, identities: Identities | None = None
+    session: Session, verb: str, cut: Cut, identities: Identities | None = None
 ) -> None:
     """Make the ranges the inputs of a session, and record the cut.
 
@@ -105,5 +118,118 @@ def enrol_ranges(
         [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
     )
     session.settle()
-    known = {"samples": cut.samples, "size": cut.size, "facts": cut.facts}
-    ledger.set_meta(key, json.dumps(known))
+    known = {"verb": verb, "samples": cut.samples, "size": cut.size, "facts": cut.facts}
+    ledger.set_meta(_KEY, json.dumps(known))
+
+
+class SampleProgress(Progress):
+    """Shows samples, where what a session counts is ranges.
+
+    Args:
+        total: Samples in all.
+        done: Samples of ranges that were done before.
+        visible: Show anything at all.
+        size: Samples of a range.
+        by_batch: Whether `advance` is called for every batch; otherwise ranges are counted.
+    """
+
+    def __init__(
+        self, total: int, done: int, visible: bool, size: int, by_batch: bool = False
+    ) -> None:
+        super().__init__(total, done, visible, unit="sample")
+        self._size, self._by_batch, self._left = size, by_batch, total - done
+
+    def update(self, done: int, failed: int) -> None:
+        """Count the samples of ranges that ended."""
+        if not self._by_batch:
+            self.advance(self._samples_of(done), self._samples_of(failed))
+
+    def advance(self, done: int, failed: int) -> None:
+        """Count samples that ended."""
+        super().update(done, failed)
+
+    def _samples_of(self, ranges: int) -> int:
+        samples = min(ranges * self._size, self._left)  # the last range may be smaller
+        self._left -= samples
+        return samples
+
+
+# ---- looking on --------------------------------------------------------------------------------
+
+
+def verb_of(meta: Mapping[str, str]) -> str:
+    """Return the entry point that a ledger is of: "preprocess", "predict" or "cache"."""
+    try:
+        return str(json.loads(meta[_KEY])["verb"]) if _KEY in meta else "preprocess"
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"the ledger's record {_KEY!r} is damaged: {error!r}") from error
+
+
+@contextmanager
+def look_at_run(
+    output: str | os.PathLike[str],
+) -> Iterator[tuple[Snapshot, Iterator[Failure]]]:
+    """Look at a run from outside, whether or not it is at work.
+
+    Yields:
+        The counts, and the failures in order, read a page at a time: of inputs, or of samples
+        where the run is one of `predict` or `cache`.
+
+    Raises:
+        LedgerError: There is no ledger, or it is damaged.
+    """
+    with newest_ledger(output) as (folder, live):
+        snapshot = read_snapshot(folder)
+        snapshot = replace(snapshot, live=live or snapshot.live)
+        if verb_of(snapshot.meta) == "preprocess":
+            yield snapshot, read_failures(folder)
+            return
+        total = done = failed = 0
+        for entry in read_entries(folder):
+            count, lost = json.loads(entry.row or "")["count"], _failed_in(entry)[1]
+            total, failed = total + count, failed + lost
+            done += 0 if entry.state in (TODO, FAILED) else count - lost
+        counts = Counts(total, done, failed)
+        run = json.loads(snapshot.meta.get("run", "{}"))
+        run["done"] = run.get("done", 0) * json.loads(snapshot.meta[_KEY])["size"]
+        meta = snapshot.meta | {"run": json.dumps(run)}
+        failures = (one for entry in read_entries(folder) for one in _failed_in(entry)[0])
+        yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures
+
+
+def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
+    """Return the failed samples of a range that are named, and how many there are."""
+    if entry.failure is None:
+        record = json.loads(entry.metadata or "[{}]")[0]
+        listed = record.get("failures", ())
+        return [sample_failure(*one) for one in listed], len(listed)
+    from forebay.caching.work import read_description  # it loads torch
+
+    failure = entry.failure
+    found, lines, count = read_description(failure.message)
+    if not found:  # its worker died or hung: none of its samples has a result
+        return [failure], range_of(failure)[1]
+    named = []
+    for index, line in zip(found, lines, strict=True):
+        words = line.partition(": ")[2]
+        error, _, message = words.partition(": ")
+        if not error.isidentifier():
+            error, message = "MisfitError", words
+        named.append(replace(failure, source=index, error=error, message=message))
+    return named, count
+
+
+def sample_failure(index: int, error: str, message: str, traceback: str) -> Failure:
+    """Return the failure of a sample from the record of its range."""
+    return Failure("exception", error, message, traceback, source=index)
+
+
+def range_of(failure: Failure) -> tuple[int, int]:
+    """Return the first sample, and the number of samples, of a range that failed."""
+    _, first, _, last = str(failure.source).split()
+    return int(first), int(last) - int(first) + 1
+
+
+def _range_name(first: int, count: int) -> str:
+    """Return how a range is called in messages."""
+    return f"samples {first} to {first + count - 1}"

@@ -16,7 +16,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from forebay.jobs.listing import Listing
 from forebay.jobs.metadata import write_metadata
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.places import check_in_reach, in_reach, local_inputs, open_place
-from forebay.jobs.records import Counts
+from forebay.jobs.records import Counts, Todo
 from forebay.jobs.report import Report
 from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress
@@ -93,21 +93,28 @@ class Session:
             self._closing = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._closing.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note("forebay: interrupted; what was done is kept, the same call continues")
+        self._closing.__exit__(kind, error, traceback)
 
-    def hire(self, kind: str, inputs: Any = None, doing: Any = None) -> None:
+    def hire(
+        self, kind: str, inputs: Any = None, doing: Any = None, folder: str | None = None
+    ) -> None:
         """Begin to bring the workers up, which goes on while the inputs are listed.
 
         Args:
             kind: What the inputs are.
             inputs: What the user named, if anything.
             doing: What the workers call, where it is not the work itself but made of it.
+            folder: Where a row's relative `destination` starts.
         """
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch, turns)
+        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch, turns, folder)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -119,7 +126,11 @@ class Session:
             self.ledger.restart()
             self._merge(listing)
         self.settle()
-        call = {"kind": listing.kind, "metadata": self.options.metadata}
+        call = {
+            "kind": listing.kind,
+            "folder": listing.folder,
+            "metadata": self.options.metadata,
+        }
         self.ledger.set_meta("call", json.dumps(call))
 
     def _merge(self, listing: Listing) -> None:
@@ -134,6 +145,7 @@ class Session:
         kind: str,
         *,
         failed_only: bool = False,
+        todo: Iterable[Todo] | None = None,
         at_once: bool = False,
         progress: Progress | None = None,
     ) -> Report:
@@ -142,22 +154,23 @@ class Session:
         Args:
             kind: What the inputs are.
             failed_only: Leave out what was not tried yet.
+            todo: What is to be done; None for what has no result.
             at_once: Commit each result as it comes, where few and large ones do.
-            progress: Told of the inputs that end, where they are not what people count.
+            progress: Counts the inputs that end; None to show them as they are.
         """
         ledger, options = self.ledger, self.options
         before = self._begin_work()
         last = options.limit if options.limit is not None else before.total
         total = min(last, before.total)
-        listed = ledger.todo(last, failed_only=failed_only)
-        todo = ((each.ordinal, each[1:]) for each in listed)
+        listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
+        tasks = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "hire comes first"
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
             self._changed |= run(
                 self._pool,
                 self._num_workers,
-                todo,
+                tasks,
                 ledger,
                 self.folder,
                 options,
@@ -182,17 +195,18 @@ class Session:
             metadata_path=self.folder.locate(table),
         )
 
-    def work_off_here(self, work: Any, progress: Progress) -> None:
+    def work_off_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
         """Call the work for each row that is to be done, in this thread, and commit each at once.
 
         Args:
             work: What to call; what it raises ends the run.
-            progress: Told of the inputs that end.
+            todo: What is to be done.
+            progress: Counts the inputs that end.
         """
-        before = self._begin_work()
+        self._begin_work()
         job = PreprocessJob(work, "rows", self.folder.staging(_TABLES))
         with generators_kept():
-            run_here(job, self.ledger.todo(before.total), self.ledger, self.folder, progress)
+            run_here(job, todo, self.ledger, self.folder, progress)
         self.settle()
 
     def _begin_work(self) -> Counts:

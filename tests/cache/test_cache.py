@@ -13,10 +13,16 @@ from collections import namedtuple
 import pytest
 import torch
 from cached import Asked, Deadly, Made, Pictures, Point
+from click.testing import CliRunner
 from same import assert_same
 
 import forebay
+from forebay.cli import cli
 from forebay.jobs.lock import LOCK_NAME, FolderLock
+from forebay.jobs.records import Counts
+from forebay.jobs.reference import load_work
+from forebay.observe.progress import Progress
+from forebay.sample_ranges import look_at_run
 from forebay.testing.leaks import no_leaks
 
 
@@ -365,3 +371,53 @@ def test_an_odd_exception_in_every_sample_starts_nothing(tmp_path, error):
 
     with pytest.raises(forebay.FailuresError, match="first samples that were looked at all failed"):
         make(Made(fragile, 50), tmp_path)
+
+
+def test_what_one_sees_of_a_cache_is_counted_in_samples(tmp_path, monkeypatch):
+    """Progress, status and failures; not in shards."""
+    shown = []
+    update = Progress.update
+    monkeypatch.setattr(
+        Progress, "update", lambda self, *ended: (shown.append(ended), update(self, *ended))
+    )
+    bad = {3, 250}
+
+    def fragile(index):
+        if index in bad:
+            raise ValueError(f"bad {index}")
+        return index
+
+    with pytest.raises(forebay.FailuresError):
+        make(Made(fragile, 301), tmp_path)
+    assert sum(map(sum, shown)) == 301
+    with look_at_run(tmp_path) as (snapshot, failures):
+        assert (snapshot.counts, snapshot.unit) == (Counts(301, 295, 2), "sample")
+        assert [str(one) for one in failures] == [
+            "sample 3: ValueError: bad 3",
+            "sample 250: ValueError: bad 250",
+        ]
+
+
+def test_failed_samples_of_a_cache_are_retried_from_the_shell(tmp_path):
+    """`forebay retry` finishes what the same call would."""
+    script = tmp_path / "data.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "class Data:\n"
+        "    def __len__(self): return 10\n"
+        "    def __getitem__(self, index):\n"
+        f"        if index == 3: Path({str(tmp_path / 'good')!r}).read_text()\n"
+        "        return index\n"
+        "data = Data()\n"
+    )
+    command = ["retry", tmp_path / "cache", f"{script}:data", "--num-workers", 0, "--quiet"]
+    command = [str(word) for word in command]
+    data = load_work(f"{script}:data")
+    with pytest.raises(forebay.FailuresError, match="1 of 10 samples could not be cached: 3"):
+        forebay.cache(data, tmp_path / "cache", num_workers=0, progress=False)
+    (tmp_path / "good").touch()
+    with pytest.raises(forebay.OptionError, match=r"retry .*/cache DATASET"):
+        CliRunner().invoke(cli, command[:2], standalone_mode=False, catch_exceptions=False)
+    done = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
+    assert (done.return_value, "10 samples in 10 shards" in done.output) == (0, True)
+    assert list(forebay.open_cache(tmp_path / "cache")) == list(range(10))

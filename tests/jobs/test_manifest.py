@@ -167,7 +167,10 @@ def test_a_glob_is_sorted_and_leaves_folders_out(folder):
     assert listing.description == "d/*.wav"
     assert sources("d/**/**/*.wav") == ["d/a.wav", "d/b.wav", "d/s/c.wav"]
     assert refused("d/*.mp3").startswith("d/*.mp3: this glob matches nothing\n")
+    assert refused("d/*.mp3").endswith(" To look in all folders below: 'd/**/*.mp3'.")
+    assert "To look in" not in refused("d/**/*.mp3")
     assert refused("d/x*").startswith("d/x*: this glob matches folders only\n")
+    assert refused("d/x*").endswith(" To look in all folders below: 'd/x*/**/*'.")
 
 
 def test_a_name_with_glob_characters_that_exists_is_taken_literally(folder):

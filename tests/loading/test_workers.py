@@ -26,6 +26,8 @@ from datasets import (
 from same import assert_same
 from torch.utils.data import default_collate, get_worker_info
 
+import forebay
+
 # A machine of one core is warned of two workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")
 
@@ -407,3 +409,14 @@ def test_what_cannot_be_pickled_cannot_be_sent_to_such_workers(loader_class, met
     with pytest.warns(UserWarning, match="Got pickle error when attempting to start a worker"):
         with pytest.raises((AttributeError, TypeError), match="pickle"):
             iter(loader)
+
+
+def test_a_lambda_for_spawned_workers_is_refused_with_what_to_do():
+    """The error is torch's own; the note says what forebay does without the argument."""
+    loader = forebay.DataLoader(
+        range(2), num_workers=1, collate_fn=lambda samples: samples, multiprocessing_context="spawn"
+    )
+    with pytest.warns(UserWarning, match="Got pickle error"):
+        with pytest.raises(Exception, match="pickle") as caught:
+            iter(loader)
+    assert "leave multiprocessing_context out" in caught.value.__notes__[-1]

@@ -274,6 +274,9 @@ ERRORS = {
     "no time": (total, Numbers(), {"timeout": math.nan, "num_workers": 1}, "^timeout=nan is not"),
     "less": (total, Numbers(), {"timeout": -1, "num_workers": 1}, "^timeout=-1 is not"),
     "ray": (total, Numbers(), {"backend": "ray", "num_workers": None}, "num_workers="),
+    "absent GPU": (Half(), Numbers(), {"device": "cuda:99"}, r"torch finds \d+ CUDA devices here"),
+    "absent GPU of workers": (Half, Numbers(), {"device": "cuda:99"}, "CUDA devices here"),
+    "no device": (Half(), Numbers(), {"device": "gpu"}, "device='gpu' is not possible"),
 }
 
 
@@ -288,7 +291,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, model, data,
 def test_a_table_needs_a_function(tmp_path):
     """Its rows are no samples."""
     (tmp_path / "rows.csv").write_text("x\n1\n")
-    with pytest.raises(forebay.OptionError, match="load=None"):
+    with pytest.raises(forebay.OptionError, match=r"is a table, and .*\n.*Pass load="):
         predicted(total, tmp_path / "rows.csv", tmp_path / "out")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,7 +11,8 @@ from click.testing import CliRunner
 from driving import call
 
 from forebay.cli import cli
-from forebay.errors import ChangedError
+from forebay.errors import ChangedError, OptionError
+from forebay.preprocess import retry
 
 MODELS = Path(__file__).with_name("models.py")
 
@@ -63,3 +65,50 @@ def test_another_model_is_refused_until_it_starts_over(tmp_path):
     done = predict("total", f"{MODELS}:numbers", tmp_path, "--restart")
     assert done.return_value == 0
     assert pq.read_table(tmp_path)["prediction"].to_pylist() == [4.0 * k for k in range(50)]
+
+
+def test_failed_samples_are_listed_and_retried(tmp_path):
+    """`failures` and `status` count samples; `retry` is given what `predict` was."""
+    table = tmp_path / "rows.csv"
+    table.write_text("start_s\n1\nx\n3\n")
+    output, load = tmp_path / "out", f"{MODELS}:sample_of"
+    assert predict("half", table, output, "--load", load).return_value == 3
+    listed = run("failures", output)
+    assert listed.stdout.startswith("sample 1: ValueError: could not convert string to float")
+    assert listed.stderr == "1 sample failed\n"
+    assert run("status", output).stdout.startswith("2 of 3 samples done, 1 failed, 0 to do\n")
+    assert json.loads(run("failures", output, "--json").stdout)["source"] == 1
+    refused = run("retry", output).exception
+    assert isinstance(refused, OptionError)
+    assert f"forebay retry {output} MODEL DATA" in str(refused)
+    again = run(
+        "retry", output, f"{MODELS}:half", table, "--load", load, "--num-workers", 0, "--quiet"
+    )
+    assert again.return_value == 3
+    assert "2 predicted, 1 failed" in again.output
+    with pytest.raises(OptionError, match="holds a run of predict, and retry is for those of pre"):
+        retry(lambda source, out: None, output)
+
+
+def test_an_option_of_another_command_is_refused_by_retry(tmp_path):
+    """Rather than ignored."""
+    predict("half", f"{MODELS}:some_bad", tmp_path)
+    names = (f"{MODELS}:half", f"{MODELS}:some_bad")
+    refused = run("retry", tmp_path, *names, "--retries", 2)
+    assert "--retries is not for a run of predict" in str(refused.exception)
+
+
+def test_a_folder_in_place_of_the_model_is_named(tmp_path):
+    """With the order of the arguments; nothing is loaded."""
+    code, _, err = call("predict", tmp_path, f"{MODELS}:half", tmp_path / "out")
+    assert code == 2
+    assert "Usage: " in err and "FILE.py:MODEL DATA OUTPUT" in err
+    assert f"{str(tmp_path)!r} is a folder, where a file or module and a name in it" in err
+
+
+def test_a_table_without_a_function_names_the_option(tmp_path):
+    """As one writes it in a shell, too."""
+    (tmp_path / "rows.csv").write_text("start_s\n1\n")
+    refused = predict("half", tmp_path / "rows.csv", tmp_path / "out").exception
+    assert isinstance(refused, OptionError)
+    assert "--load FILE.py:FUNCTION" in str(refused)

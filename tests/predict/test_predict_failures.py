@@ -8,10 +8,12 @@ import signal
 import pyarrow.parquet as pq
 import pytest
 import torch
-from models import Numbers, total
+from models import Factory, Numbers, total
 
 import forebay
 from forebay.failures import MAX_TEXT
+from forebay.jobs.records import Counts
+from forebay.sample_ranges import look_at_run
 
 
 def predicted(model, data, output, **options):
@@ -284,3 +286,77 @@ def test_blank_lines_are_no_samples(tmp_path, name, body):
     (tmp_path / name).write_text(body)
     report, rows = predicted(total, tmp_path / name, tmp_path / "out", load=sample_of)
     assert (report.done, rows) == (2, [0, 1])
+
+
+class Mended(Numbers):
+    """Some samples fail until the environment, also that of workers, says otherwise."""
+
+    def __getitem__(self, index):
+        if str(index) in os.environ.get("STILL_BAD", "7 31 32").split():
+            raise ValueError(f"no sample {index}")
+        return super().__getitem__(index)
+
+
+def test_failed_samples_are_tried_again_when_asked(tmp_path, monkeypatch):
+    """Their parts alone are done again; the others stay as they are."""
+    report, _ = predicted(total, Mended(60), tmp_path, part_size=10)
+    assert (report.done, report.failed) == (57, 3)
+    before = {path.name: path.stat().st_ino for path in tmp_path.glob("part-*")}
+    monkeypatch.setenv("STILL_BAD", "32")
+    assert predicted(total, Mended(60), tmp_path, part_size=10)[0].failed == 3
+    report, rows = predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True)
+    assert (report.done, report.failed, report.resumed) == (59, 1, 40)
+    assert rows == without(60, 32)
+    after = {path.name: path.stat().st_ino for path in tmp_path.glob("part-*")}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"part-00000.parquet", "part-00003.parquet"}
+
+
+def test_a_retry_that_goes_wrong_loses_no_prediction(tmp_path, monkeypatch):
+    """A part stays until its new file takes its place."""
+    predicted(total, Mended(60), tmp_path, part_size=10)
+
+    def broken(self, index):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Mended, "__getitem__", broken)
+    with pytest.raises(KeyboardInterrupt):
+        predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True, version="2")
+    assert pq.read_table(tmp_path)["index"].to_pylist() == without(60, 7, 31, 32)
+
+
+@pytest.mark.slow
+def test_failed_samples_are_tried_again_by_workers_with_models(tmp_path, monkeypatch):
+    """Where a factory makes the models, too."""
+    options = {"part_size": 10, "num_workers": 1}
+    report, _ = predicted(Factory, Mended(30), tmp_path, **options)
+    assert report.failed == 1
+    monkeypatch.setenv("STILL_BAD", "")
+    report, rows = predicted(Factory, Mended(30), tmp_path, retry_failed=True, **options)
+    assert (report.failed, report.resumed, rows) == (0, 20, list(range(30)))
+
+
+def test_status_and_failures_count_samples(tmp_path):
+    """Not parts; also where no part failed as a whole."""
+    predicted(picky, Numbers(60), tmp_path)
+    with look_at_run(tmp_path) as (snapshot, failures):
+        assert (snapshot.counts, snapshot.unit) == (Counts(60, 58, 2), "sample")
+        assert [str(one) for one in failures] == [
+            "sample 17: ValueError: I do not like it",
+            "sample 40: ValueError: I do not like it",
+        ]
+        assert snapshot.text(0.0) == "58 of 60 samples done, 2 failed, 0 to do\nfinished"
+
+
+def test_a_part_that_fails_is_called_by_its_samples(tmp_path):
+    """In words, and with one statement about what is kept."""
+
+    class Failing:
+        def __call__(self, batch):
+            raise TypeError("missing 1 required positional argument")
+
+    with pytest.raises(forebay.FailuresError) as caught:
+        predicted(Failing, Numbers(60), tmp_path)
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert "the input was samples 0 to 29, number 1" in text
+    assert '"first"' not in text and "Nothing was kept" not in text

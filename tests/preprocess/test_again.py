@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from forebay.errors import OptionError
-from forebay.jobs.status import read_snapshot
+from forebay.jobs.status import read_failures
 from forebay.preprocess import retry
 
 
@@ -50,7 +50,7 @@ def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
     folder = inputs_in(tmp_path / "in", ["a"], ["b", "c"])
     run(strict, folder, tmp_path / "out")
     run(strict, folder, tmp_path / "out", limit=1)
-    failures = read_snapshot(tmp_path / "out" / ".forebay").failures
+    failures = read_failures(tmp_path / "out" / ".forebay")
     assert [Path(each.source).name for each in failures] == ["b", "c"]
 
 
@@ -152,3 +152,20 @@ def test_a_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
     inputs_in(tmp_path / "in", ["a"])
     assert run(strict, "~/in", "~/out").done == 1
     assert (tmp_path / "out" / "a").exists()
+
+
+def test_an_interrupt_says_that_nothing_is_lost(tmp_path):
+    """Ctrl-C in a script: what the command line says, at the end of the traceback."""
+    folder = inputs_in(tmp_path / "in", ["a", "b"])
+
+    def interrupted(source, out):
+        if source.name == "b":
+            raise KeyboardInterrupt
+        out.file(source.name).write_text("x")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(interrupted, folder, tmp_path / "out")
+    assert caught.value.__notes__ == [
+        "forebay: interrupted; what was done is kept, the same call continues"
+    ]
+    assert run(strict, folder, tmp_path / "out", version="2").resumed == 1

@@ -13,11 +13,19 @@ import subprocess
 import sys
 import termios
 import textwrap
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from driving import WORKS, await_no_processes, call, calls, finish, make_inputs, published, start
 from test_kills import Gates
 
+import forebay
+from forebay.cli import cli
+from forebay.failures import Failure
+from forebay.jobs import status
+from forebay.jobs.ledger import Ledger
+from forebay.jobs.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
@@ -68,7 +76,12 @@ def test_finished_with_failures_is_3(inputs, output):
         (["preprocess"], "Missing argument"),
         (["preprocess", "a", "b", "c", "--nonsense"], "No such option"),
         (["nonsense"], "No such command"),
-        (["preprocess", "works.py", "in", "out"], "names no function"),
+        (["preprocess", "nothing.py", "in", "out"], "names no function"),
+        (["preprocess", str(WORKS), "in", "out"], "is a file, and names no function in it"),
+        (["preprocess", str(WORKS.parent), "in", "out"], "is a folder, where a file or module"),
+        (["preprocess", f"{WORKS}:copy", "out"], "a function, which needs INPUTS and OUTPUT"),
+        (["preprocess", f"{WORKS}:words", "in", "out"], "a Dataset, which has its own inputs"),
+        (["preprocess", f"{WORKS}:Words", "out"], "Words is a class of Datasets, not a Dataset"),
         (["preprocess", "no.py:copy", "in", "out"], "is no file"),
         (["preprocess", "no.such.module:copy", "in", "out"], "cannot be imported"),
         (["preprocess", f"{WORKS}:no", "in", "out"], "has no 'no'; it has 'note_call', 'copy'"),
@@ -127,6 +140,11 @@ def test_a_script_with_an_error_is_told_with_its_reason(tmp_path, inputs, output
     assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in err
 
 
+def test_the_version_is_that_of_the_package():
+    """It stands in one place."""
+    assert call("--version") == (DONE, f"forebay, version {forebay.__version__}\n", "")
+
+
 # ---- naming the function ------------------------------------------------------------------------
 
 
@@ -166,6 +184,45 @@ def test_a_limit_works_here_and_raises_the_functions_own_error(tmp_path, inputs,
     assert "works.py" in err
 
 
+def test_a_dataset_is_named_without_inputs(output):
+    """It has its own: 0 to its length."""
+    code, out, err = call("preprocess", f"{WORKS}:words", output, "--metadata", "jsonl")
+    assert (code, err) == (DONE, "")
+    assert out.startswith("3 done, 0 failed")
+    rows = [json.loads(line) for line in (output / "metadata.jsonl").read_text().splitlines()]
+    assert [row["word"] for row in rows] == ["one", "two", "three"]
+
+
+def test_a_file_beside_a_function_does_not_shadow_the_standard_library(tmp_path, inputs, output):
+    """A `colorsys.py` in the working folder, or beside the script, is not Python's."""
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('shadowed')\n")
+    script = "import colorsys\ndef work(source, out):\n    return {'hue': colorsys.ONE_THIRD}\n"
+    (tmp_path / "script.py").write_text(script)
+    main = ("-P", "-c", "from forebay.cli import main; main()")
+    for number, reference in enumerate(["script.py:work", "script:work"]):
+        command = ["preprocess", reference, inputs, f"{output}{number}", "--num-workers", 1]
+        code, _, err = finish(start(*command, prefix=("env", "-C", tmp_path), program=main))
+        assert code == DONE, err
+
+
+def test_a_script_named_like_a_module_of_python_is_refused(tmp_path, inputs, output):
+    """Whatever else imports that module would get the script."""
+    (tmp_path / "queue.py").write_text("def work(source, out): ...\n")
+    code, _, err = call("preprocess", f"{tmp_path / 'queue.py'}:work", inputs, output)
+    assert code == USAGE
+    assert "has the name of a module of Python itself, 'queue'" in err
+
+
+def test_the_shell_completes_paths(tmp_path):
+    """Functions by their file, inputs and outputs; as the tutorial sets it up."""
+    main = ("-c", "import sys; sys.argv[0] = 'forebay'; from forebay.cli import main; main()")
+    for words in ("forebay preprocess ex", "forebay preprocess a.py:f in", "forebay status pa"):
+        environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        environment["_FOREBAY_COMPLETE"] = "bash_complete"
+        code, out, err = finish(start(program=main, **environment))
+        assert (code, err, out.split(",")[0]) == (0, "", "file"), words
+
+
 # ---- looking on ---------------------------------------------------------------------------------
 
 
@@ -173,10 +230,10 @@ def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     """Counts, and whether it goes on."""
     preprocess("fail_odd", inputs, output)
     code, out, _ = call("status", output)
-    assert (code, out) == (DONE, "3 of 6 done, 3 failed, 0 to do\nfinished\n")
+    assert (code, out) == (DONE, "3 of 6 inputs done, 3 failed, 0 to do\nfinished\n")
     (inputs / "0001.txt").touch()
     code, out, _ = call("status", output)
-    assert out.startswith("3 of 6 done")
+    assert out.startswith("3 of 6 inputs done")
 
 
 def test_status_and_failures_look_on_while_it_runs(tmp_path):
@@ -191,9 +248,9 @@ def test_status_and_failures_look_on_while_it_runs(tmp_path):
         gates.arrivals(1)
         code, out, _ = call("status", tmp_path / "out")
         assert code == DONE
-        assert " of 9 done, 0 failed" in out
+        assert " of 9 inputs done, 0 failed" in out
         assert f"running: pid {process.pid}" in out
-        assert call("failures", tmp_path / "out") == (DONE, "", "0 failed\n")
+        assert call("failures", tmp_path / "out") == (DONE, "", "0 inputs failed\n")
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGTERM)
@@ -209,21 +266,67 @@ def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
     """Fit for grep; the count goes to the other stream."""
     preprocess("fail_odd", inputs, output)
     code, out, err = call("failures", output)
-    assert (code, err) == (DONE, "3 failed\n")
+    assert (code, err) == (DONE, "3 inputs failed\n")
     assert out.splitlines()[1] == f"{inputs / '0003.txt'}: ValueError: number 3 is odd"
     _, out, _ = call("failures", output, "--traceback")
     assert "    ValueError: number 3 is odd" in out
     assert "in fail_odd" in out
 
 
+def test_failures_as_json_are_one_object_a_line(inputs, output):
+    """For programs: what `Failure` has."""
+    preprocess("fail_odd", inputs, output)
+    code, out, err = call("failures", output, "--json")
+    assert (code, err) == (DONE, "3 inputs failed\n")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [Path(one["source"]).name for one in found] == ["0001.txt", "0003.txt", "0005.txt"]
+    assert (found[1]["kind"], found[1]["error"]) == ("exception", "ValueError")
+    assert found[1]["message"] == "number 3 is odd"
+    assert "in fail_odd" in found[1]["traceback"]
+
+
+def test_failures_are_read_a_page_at_a_time(tmp_path, monkeypatch):
+    """There may be millions; all of them are listed, in order, and few are in memory."""
+    monkeypatch.setattr(status, "_PAGE", 2)
+    with Ledger.open(tmp_path / ".forebay") as ledger:
+        ledger.enrol([Input(str(number)) for number in range(7)], (), True)
+        failure = Failure("exception", "ValueError", "bad")
+        ledger.record([], [FailedInput(ordinal, failure) for ordinal in (1, 2, 4, 5, 7)])
+    result = CliRunner().invoke(cli, ["failures", str(tmp_path)], standalone_mode=False)
+    assert result.stdout.splitlines() == [f"{n}: ValueError: bad" for n in (0, 1, 3, 4, 6)]
+    assert result.stderr == "5 inputs failed\n"
+
+
+def test_status_can_be_watched_until_the_run_ends(tmp_path):
+    """It ends by itself, and shows the last state last."""
+    gates = Gates(tmp_path)
+    inputs = make_inputs(tmp_path / "in", 3)
+    (inputs / "0000-gate.txt").write_text("waits\n")
+    run = start("preprocess", f"{WORKS}:wait_at_gate", inputs, tmp_path / "out", "--num-workers", 2)
+    watch = None
+    try:
+        gates.arrivals(1)
+        watch = start("status", tmp_path / "out", "--watch")
+        first = watch.stdout.readline()
+        assert " of 4 inputs done, 0 failed" in first
+        assert watch.poll() is None
+    finally:
+        (tmp_path / "go").write_text("go")
+        assert finish(run)[0] == DONE
+        gates.close()
+    code, out, err = finish(watch)
+    assert (code, err) == (DONE, "")
+    assert out.endswith("4 of 4 inputs done, 0 failed, 0 to do\nfinished\n")
+
+
 # ---- retry --------------------------------------------------------------------------------------
 
 
 def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
-    """By the function of the earlier run, found by its name; new inputs are left for later."""
+    """By the function that is named; new inputs are left for later."""
     assert preprocess("fail_once", inputs, output, "--retries", 0)[0] == FAILURES
     (inputs / "more.txt").write_text("new\n")
-    code, out, err = call("retry", output, "--num-workers", 1)
+    code, out, err = call("retry", output, f"{WORKS}:fail_once", "--num-workers", 1)
     assert (code, err) == (DONE, "")
     assert out.startswith("6 done, 0 failed")
     assert len(calls(tmp_path)) == 12
@@ -232,9 +335,33 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
 def test_retry_of_what_fails_again_is_3(inputs, output):
     """As for a run."""
     preprocess("fail_odd", inputs, output)
-    code, out, _ = call("retry", output)
+    code, out, _ = call("retry", output, f"{WORKS}:fail_odd")
     assert code == FAILURES
     assert out.startswith("3 done (3 of them earlier), 3 failed")
+
+
+def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
+    """With the function that the folder names, for the user to judge."""
+    preprocess("fail_odd", inputs, output)
+    code, out, err = call("retry", output)
+    assert (code, out) == (USAGE, "")
+    assert err.startswith("forebay: retry loads no code because a folder names it: give it the ")
+    assert err.splitlines()[-1] == f"  forebay retry {output} {WORKS}:fail_odd"
+
+
+@pytest.mark.parametrize("command", ["retry", "status", "failures", "verify"])
+def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output, command):
+    """A ledger from somebody else may name any file."""
+    preprocess("fail_odd", inputs, output)
+    mark, trap = tmp_path / "mark", tmp_path / "trap.py"
+    trap.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\ndef work(a, b): ...\n")
+    with Ledger.open(output / ".forebay") as ledger:
+        work = json.loads(ledger.get_meta("work")) | {"reference": f"{trap}:work"}
+        ledger.set_meta("work", json.dumps(work))
+    call(command, output)
+    assert not mark.exists()
+    (_, _, err), expected = call("retry", output, f"{trap}:work"), "is not what the earlier run"
+    assert mark.exists() and expected in err  # the user named it; and it is another function
 
 
 # ---- verify -------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_read_only_output_is_refused_at_once(tmp_path, earlier):
         with pytest.raises(OutputError, match="cannot be written to: Read-only file system"):
             run(copy, inputs, output)
         if earlier:
-            assert call("status", output)[1].startswith("3 of 3 done")
+            assert call("status", output)[1].startswith("3 of 3 inputs done")
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):

@@ -159,7 +159,7 @@ def test_a_table_is_the_next_stages_manifest(inputs, output, tmp_path):
     second = run(
         lambda row, out: {"again": row["destination"]}, first.metadata_path, tmp_path / "2"
     )
-    assert second.metadata["again"].to_pylist() == [f"{n:04d}.txt" for n in range(6)]
+    assert second.metadata["again"].to_pylist() == [str(output / f"{n:04d}.txt") for n in range(6)]
 
 
 # ---- the same bytes -----------------------------------------------------------------------------

@@ -427,11 +427,11 @@ def test_the_other_commands_take_the_url(memory, inputs, machine):
     assert report.failed == 6
     for place in ("here", "looking on"):
         machine(place)
-        assert "0 of 6 done, 6 failed" in command("status", OUT)[1]
+        assert "0 of 6 inputs done, 6 failed" in command("status", OUT)[1]
         assert "fails at first" in command("failures", OUT)[1]
     machine("here")
-    assert command("retry", OUT, "--num-workers", 0, "--quiet")[0] == 0
-    assert "6 of 6 done" in command("status", OUT)[1]
+    assert command("retry", OUT, f"{WORKS}:fail_once", "--num-workers", 0, "--quiet")[0] == 0
+    assert "6 of 6 inputs done" in command("status", OUT)[1]
     assert command("verify", OUT)[0] == 0
 
 

@@ -91,3 +91,21 @@ def wait_at_gate(source: Path, out: Any) -> None:
         os.close(here)
         (folder / "go").read_text()
     out.file(source.name).write_text("done")
+
+
+class Words:
+    """A Dataset that does the work: sample k is a row about a word."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"word": ("one", "two", "three")[index], "length": (3, 3, 5)[index]}
+
+
+words = Words()
+
+
+def size_of_destination(row: dict[str, Any], out: Any) -> dict[str, int]:
+    """Return the size of the file that an earlier step wrote, found by its table."""
+    return {"size": Path(row["destination"]).stat().st_size}

@@ -162,7 +162,7 @@ def test_the_functions_own_exception_is_raised(work, kind, tmp_path):
         run(work, inputs, tmp_path / "out", on_error="raise")
     notes = "\n".join(caught.value.__notes__)
     assert f"in {work.__name__}" in notes
-    assert re.search(r"the input was .*000\d\.txt, number \d, try 1", notes)
+    assert re.search(r"the input was .*000\d\.txt, number \d, attempt 1", notes)
 
 
 def test_failures_are_those_of_a_local_run(tmp_path):
@@ -214,7 +214,7 @@ def test_a_death_raises_where_the_first_failure_ends_the_run(tmp_path):
     """With the name of the input."""
     inputs = make_inputs(tmp_path / "in", 3)
     (inputs / "0001.txt").write_text("SIGKILL")
-    with pytest.raises(WorkerDiedError, match=r"0001\.txt took its worker along: .*SIGKILL"):
+    with pytest.raises(WorkerDiedError, match=r"0001\.txt: .*SIGKILL"):
         run(meet_fault, inputs, tmp_path / "out", on_error="raise")
 
 
@@ -243,7 +243,7 @@ def test_the_command_runs_on_a_cluster(cluster, tmp_path):
     assert code in (1, 3), err
     if code == 1:  # the first ones failed all alike
         assert "stopped early" in err
-    code, _, err = finish(start("retry", tmp_path / "out", *where))
+    code, _, err = finish(start("retry", tmp_path / "out", f"{WORKS}:fail_once", *where))
     assert code == 0, err
 
 

@@ -23,6 +23,8 @@ from forebay.randomness import seed_generators, seed_of_text
 
 # Failed samples of one shard whose messages are kept.
 MOST_DESCRIBED = 20
+# Stands for the exceptions of the others, whose frames would hold the data of their samples.
+_COUNTED = FailuresError()
 
 
 class ShardWork:
@@ -58,12 +60,12 @@ class ShardWork:
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # noqa: BLE001 - SystemExit too
-                    failed[index] = error
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
                     continue
                 try:
                     writer.add(sample)
                 except MisfitError as error:
-                    failed[index] = error
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
         if failed:
             raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
 

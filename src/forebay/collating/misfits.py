@@ -2,8 +2,8 @@
 
     samples ── find ──> the first place where one is not like most ── refusal ──> InputError
 
-Looked at only after something refused a batch, so it may take its time. Places count from 0 in the
-batch: they are places in the list of samples that the loader's note on the error shows.
+It runs only after a batch could not be made, so it need not be fast. Samples count from 0 in the
+batch, as in the list of samples that the loader's note on the error shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from forebay.errors import InputError
 
-# How to come to a value within a sample: keys, names and places.
+# The path to a value within a sample: keys, names and positions.
 Path = tuple[Hashable, ...]
 
 # What default_collate takes besides containers.
@@ -46,7 +46,7 @@ def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
     counts = Counter(descriptions)
     if len(counts) < 2:
         return None
-    # Of equally many it is the first in the batch that the others are held against.
+    # In a tie, what comes first in the batch counts as the usual.
     usual = counts.most_common(1)[0][0]
     place, what = next((at, one) for at, one in enumerate(descriptions) if one != usual)
     del counts[what]
@@ -106,7 +106,7 @@ def described(value: Any, exactly: bool = True) -> str:
 
 
 def find(samples: Sequence[Any]) -> Misfit | None:
-    """Return what default_collate stumbles over in these samples, if that can be told."""
+    """Return what makes default_collate fail on these samples, if it can be found."""
     return _find((), samples, exactly=False) or _find((), samples, exactly=True)
 
 

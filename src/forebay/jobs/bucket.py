@@ -18,7 +18,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from forebay.engine.job import Refusal
@@ -26,9 +25,10 @@ from forebay.errors import ForebayError, LedgerError, OutputError
 from forebay.jobs.database import NAME
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.ledger_copy import LEDGER, LedgerCopy, read_run
+from forebay.jobs.lock import Holder
 from forebay.jobs.outputs import PRIVATE, Output, OutputFolder, Staging
 from forebay.jobs.records import Chore, OutputFile
-from forebay.jobs.status import Snapshot, read_snapshot
+from forebay.jobs.status import read_snapshot
 from forebay.jobs.store import Store
 
 
@@ -174,8 +174,12 @@ class _Scratch(Output):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def look_at_bucket(url: str) -> Snapshot:
-    """Read the newest ledger of a URL: the local one, or else the copy in the bucket.
+@contextmanager
+def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
+    """Find the newest ledger of a URL: the local one, or else a copy of that in the bucket.
+
+    Yields:
+        The folder that holds the ledger, and the driver at work as the bucket knows it.
 
     Raises:
         LedgerError: There is none.
@@ -184,18 +188,18 @@ def look_at_bucket(url: str) -> Snapshot:
     there = read_run(store)
     private = _local_folder(store) / PRIVATE
     if there is not None and _is_written(private / NAME):
-        local = read_snapshot(private)
-        generation = int(local.meta.get("generation", 0))
-        if local.meta.get("lineage") == there.lineage and generation >= there.generation:
-            return local
+        meta = read_snapshot(private).meta
+        generation = int(meta.get("generation", 0))
+        if meta.get("lineage") == there.lineage and generation >= there.generation:
+            yield private, None
+            return
     with tempfile.TemporaryDirectory() as scratch:
         if not store.download(LEDGER, Path(scratch, NAME)):
             raise LedgerError(
                 f"{store.url} holds no ledger: it is not an output of forebay's\n"
                 "  Give the URL that was given as `output`."
             )
-        live = None if there is None else there.holder
-        return replace(read_snapshot(Path(scratch)), live=live)
+        yield Path(scratch), None if there is None else there.holder
 
 
 def _is_written(path: Path) -> bool:

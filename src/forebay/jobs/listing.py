@@ -1,6 +1,6 @@
 """Listing the inputs of a job: what the user names becomes a stream of `Input` records.
 
-A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says what is what. Whatever
+A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says which is which. Whatever
 makes the whole listing unusable (an empty folder, a torn manifest) is an `InputError`, mostly
 raised before the first record. One bad path among many is no error: its identity says "missing"
 or "directory", and the job fails that input alone.
@@ -16,9 +16,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError
+from forebay.jobs.database import NAME
 from forebay.jobs.manifest import SUFFIXES, Manifest, open_manifest
+from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.records import Input
+
+TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
+# What makes a folder one that forebay writes to.
+_LEDGER = f"{PRIVATE}/{NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,14 @@ class Listing:
         kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
         columns: The manifest's columns in its order; () otherwise.
         description: One line for messages, such as "manifest dataset.csv".
+        folder: Where a manifest's relative `destination` starts: an absolute path, or a URL.
     """
 
     kind: str
     columns: tuple[str, ...]
     description: str
     _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    folder: str | None = None
 
     def __iter__(self) -> Iterator[Input]:
         """Yield the inputs as a stream.
@@ -47,41 +55,13 @@ class Listing:
         return self._walk()
 
 
-def listing_for(work: Any, inputs: Any) -> Listing:
-    """Return the listing of what `work` is to work on, having made sure that it can.
-
-    Raises:
-        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
-            are missing, or given twice.
-        InputError: The inputs cannot be used as they are.
-    """
-    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
-        raise OptionError(
-            "work must be a function(source, out) or a map-style Dataset; got "
-            f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
-            "line's way to name it."
-        )
-    if hasattr(work, "__getitem__") and hasattr(work, "__len__"):
-        if inputs is not None:
-            raise OptionError("a Dataset brings its own inputs: leave `inputs` out")
-        return indices(len(work))
-    if not callable(work):
-        raise OptionError(
-            "work must be a function(source, out) or a map-style Dataset; got "
-            f"{type(work).__name__}"
-        )
-    if inputs is None:
-        raise OptionError("preprocess needs inputs: preprocess(work, inputs, output=...)")
-    _check_callable(work)
-    return list_inputs(inputs)
-
-
 def list_inputs(inputs: object) -> Listing:
     """Find out what `inputs` are, and make sure that there are any.
 
     Args:
         inputs: An iterable of paths or URLs; or one path or URL: a folder (all files under it,
             hidden ones left out), a glob, a manifest (.csv .jsonl .parquet), or a single file.
+            An output folder of `preprocess` stands for the table in it, which is a manifest.
             A name that exists is taken literally, whatever characters it holds. To work on a
             .csv file itself rather than its rows, put it into a list.
 
@@ -131,12 +111,44 @@ def _list_path(name: str) -> Listing:
         else:
             reason, advice = f"it cannot be read: {error}", "Check that you may read it."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
+    if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
+        tables = [table for table in TABLES if os.path.isfile(os.path.join(name, table))]
+        return _list_path(os.path.join(name, _only_table(tables, shown)))
     if is_folder:
-        reason = "no files in this folder (hidden ones are left out)"
-        return _with_any(Listing("paths", (), shown, lambda: _walk_folder(name, ())), reason)
+        return list_folder(name)
     if name.lower().endswith(SUFFIXES):
-        return _rows_of(open_manifest(name, lambda: open(name, "rb"), os.path.dirname(name)))
+        folder = os.path.dirname(name)
+        return _rows_of(
+            open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
+        )
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
+
+
+def list_folder(name: str) -> Listing:
+    """List all files under a folder, hidden ones left out, whatever the folder is.
+
+    Raises:
+        InputError: There are none, or it cannot be read.
+    """
+    shown = name if name.isprintable() else ascii(name)
+    reason = "no files in this folder (hidden ones are left out)"
+    return _with_any(Listing("paths", (), shown, lambda: _walk_folder(name, ())), reason)
+
+
+def _only_table(tables: list[str], shown: str) -> str:
+    """Return the one table of an output folder of `preprocess`."""
+    if len(tables) == 1:
+        return tables[0]
+    if tables:
+        what, advice = f"holds {' and '.join(tables)}", "Name the table that you mean."
+    else:
+        what = "holds no metadata table"
+        advice = "preprocess writes it when it ends: make the call that made this folder again."
+    raise InputError(
+        f"{shown}: this output folder of forebay's {what}\n"
+        f"  An output folder stands for its table. {advice} To work on the files themselves, name "
+        f"them by a glob, such as '{os.path.join(shown, '**', '*')}'."
+    )
 
 
 def _list_glob(name: str, shown: str) -> Listing:
@@ -147,7 +159,11 @@ def _list_glob(name: str, shown: str) -> Listing:
         return (one for one in found if one.identity != "directory")
 
     reason = "this glob matches folders only" if matches else "this glob matches nothing"
-    return _with_any(Listing("paths", (), shown, walk), reason)
+    head, tail = (shown, "*") if matches else os.path.split(shown)
+    advice = f"Looked from the folder {os.getcwd()}."
+    if matches or "**" not in shown:
+        advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
+    return _with_any(Listing("paths", (), shown, walk), reason, advice)
 
 
 def _list_url(url: str) -> Listing:
@@ -164,10 +180,15 @@ def _list_url(url: str) -> Listing:
             found = system.glob(path, detail=True)
         else:
             if not is_folder and path.lower().endswith(SUFFIXES):
-                return _rows_of(open_manifest(url, lambda: _open_url(url), None))
+                folder = None if "::" in url else url.rpartition("/")[0]
+                return _rows_of(open_manifest(url, lambda: _open_url(url), None), folder)
             if not is_folder:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             found = system.find(path, detail=True)
+            inside = path.rstrip("/") + "/"
+            if inside + _LEDGER in found and "::" not in url:
+                tables = [table for table in TABLES if inside + table in found]
+                return _list_url(f"{url.rstrip('/')}/{_only_table(tables, shown)}")
             hidden = len(path.rstrip("/"))
             found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
     except InputError:
@@ -185,14 +206,15 @@ def _list_url(url: str) -> Listing:
     return _with_any(Listing("paths", (), shown, lambda: iter(inputs)), "no files there")
 
 
-def _rows_of(manifest: Manifest) -> Listing:
+def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
     description = f"manifest {manifest.name}"
-    return Listing("rows", manifest.columns, description, lambda: iter(manifest))
+    return Listing("rows", manifest.columns, description, lambda: iter(manifest), folder)
 
 
-def _with_any(listing: Listing, reason: str) -> Listing:
+def _with_any(listing: Listing, reason: str, advice: str = "") -> Listing:
     if next(iter(listing), None) is None:
-        raise InputError(f"{listing.description}: {reason}\n  There is nothing to work on.")
+        rest = advice or "There is nothing to work on."
+        raise InputError(f"{listing.description}: {reason}\n  {rest}")
     return listing
 
 
@@ -326,21 +348,3 @@ def _storable(path: str) -> str:
         advice = "The ledger and the metadata hold UTF-8 alone. Rename the file, or leave it out."
         raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
     return path
-
-
-def _check_callable(work: Callable[..., Any]) -> None:
-    """Raise OptionError if a function cannot be called as `work(source, out)`."""
-    import inspect
-
-    try:
-        signature = inspect.signature(work)
-    except ValueError:
-        return  # a builtin that does not tell
-    try:
-        signature.bind("source", "out")
-    except TypeError as error:
-        name = getattr(work, "__name__", type(work).__name__)
-        raise OptionError(
-            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
-            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
-        ) from error

@@ -23,9 +23,11 @@ from forebay.errors import InputError
 from forebay.jobs.records import Input
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
-# The columns that may hold an input's path, best first. `destination` leads because the metadata
-# of one stage is the manifest of the next, and what one stage wrote the next one reads.
-PATH_COLUMNS = ("destination", "source", "path", "file", "filename", "input")
+# How a table of `preprocess` names an output, relative to the table's folder.
+DESTINATION = "destination"
+# The columns that may hold an input's path, best first. `destination` leads because the table that
+# one step writes is the manifest of the next, which reads what that step wrote.
+PATH_COLUMNS = (DESTINATION, "source", "path", "file", "filename", "input")
 
 # Characters. It also bounds what an unclosed quote can swallow; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 28
@@ -64,10 +66,11 @@ class Manifest:
             except ValueError as error:
                 reason = f"a value that JSON in UTF-8 cannot hold: {error}"
                 _refuse(f"{self.name}, {place}", reason, "Mend or leave out that value.", error)
-            source = next((str(row[c]) for c in path_columns if row.get(c) not in (None, "")), "")
-            yield Input(source, text, self._identity(source))
+            column = next((c for c in path_columns if row.get(c) not in (None, "")), "")
+            source = str(row[column]) if column else ""
+            yield Input(source, text, self._identity(source, column))
 
-    def _identity(self, source: str) -> str:
+    def _identity(self, source: str, column: str) -> str:
         """Look at the file a row names: "size:mtime_ns", or "" where there is no such file.
 
         Neither "missing" nor "directory": only the user's function knows what the column means.
@@ -75,7 +78,8 @@ class Manifest:
         """
         if not source or "://" in source:
             return ""
-        for folder in ("",) if self.folder is None else ("", self.folder):
+        folders = [] if column == DESTINATION and self.folder is not None else [""]
+        for folder in folders if self.folder is None else [*folders, self.folder]:
             path = os.path.join(folder, source)
             try:
                 status = os.stat(path)
@@ -117,6 +121,21 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     if next(rows(), None) is None:
         _refuse(shown, "no rows", "A manifest needs one row for each input.")
     return Manifest(shown, tuple(columns), folder, rows)
+
+
+def located(row: _Row, folder: str | None) -> _Row:
+    """Return a row whose `destination` can be opened from any working folder.
+
+    Args:
+        row: A row of a table. A destination that is absolute, or a URL, stays as it is.
+        folder: The folder of the table, or its URL; None for a table that is nowhere.
+    """
+    path = row.get(DESTINATION)
+    if not folder or not isinstance(path, str) or not path or "://" in path:
+        return row
+    if "://" in folder and not os.path.isabs(path):
+        return {**row, DESTINATION: f"{folder}/{path}"}
+    return {**row, DESTINATION: os.path.join(folder, path)}
 
 
 def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.errors import OptionError
-from forebay.jobs.bucket import Bucket, look_at_bucket
+from forebay.jobs.bucket import Bucket, newest_copy
 from forebay.jobs.ledger import Ledger
+from forebay.jobs.lock import Holder
 from forebay.jobs.outputs import PRIVATE, OutputFolder
 from forebay.jobs.records import Chore, Input
 from forebay.jobs.status import Snapshot, read_snapshot
@@ -85,14 +87,33 @@ def open_place(output: str | os.PathLike[str]) -> OutputPlace:
     return Bucket(text) if "://" in text else OutputFolder(Path(os.path.abspath(text)))
 
 
-def look_at(output: str | os.PathLike[str]) -> Snapshot:
-    """Read the ledger of a place from outside.
+@contextmanager
+def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
+    """Find the ledger of a place, to be read from outside with `forebay.jobs.status`.
+
+    Yields:
+        The local folder that holds it, and the driver at work where the lock is elsewhere.
 
     Raises:
         LedgerError: There is none.
     """
     text = local_path(output)
-    return look_at_bucket(text) if "://" in text else read_snapshot(Path(text) / PRIVATE)
+    if "://" in text:
+        with newest_copy(text) as found:
+            yield found
+    else:
+        yield Path(text) / PRIVATE, None
+
+
+def look_at(output: str | os.PathLike[str]) -> Snapshot:
+    """Read the counts in the ledger of a place from outside.
+
+    Raises:
+        LedgerError: There is none.
+    """
+    with newest_ledger(output) as (folder, live):
+        snapshot = read_snapshot(folder)
+        return replace(snapshot, live=live or snapshot.live)
 
 
 def local_path(output: str | os.PathLike[str]) -> str:

@@ -1,4 +1,4 @@
-"""Finding a function by the text that names it: `split.py:split_audio` or `package.module:name`."""
+"""Finding a function by its name as a string: `split.py:split_audio` or `package.module:name`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +23,8 @@ def load_work(reference: str) -> Any:
     Raises:
         OptionError: There is no such file, module or name, or importing it failed.
     """
-    place, _, name = reference.rpartition(":")
-    if not place or not name:
-        raise OptionError(
-            f"{reference!r} names no function\n"
-            "  Write FILE.py:FUNCTION (split.py:split_audio) or MODULE:FUNCTION."
-        )
-    is_file = place.endswith(".py") or os.sep in place
+    place, name = parse_reference(reference)
+    is_file = _is_file(place)
     try:
         module = _from_file(Path(place)) if is_file else _from_path(place)
     except OptionError:
@@ -47,21 +43,45 @@ def load_work(reference: str) -> Any:
     return found
 
 
+def parse_reference(reference: str) -> tuple[str, str]:
+    """Return the file or module of a reference, and the name in it, without loading anything.
+
+    Raises:
+        OptionError: It is not written as one.
+    """
+    place, _, name = reference.rpartition(":")
+    if place and name:
+        return place, name
+    if os.path.isdir(reference):
+        what = f"{reference!r} is a folder, where a file or module and a name in it are expected"
+    elif os.path.isfile(reference):
+        what = f"{reference!r} is a file, and names no function in it"
+    else:
+        what = f"{reference!r} names no function"
+    raise OptionError(f"{what}\n  Write FILE.py:NAME, as in split.py:split_audio, or MODULE:NAME.")
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place
+
+
 def _from_path(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _make_importable(os.getcwd())
     return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a script, finding its neighbours as `python script.py` would, but not as main."""
+    """Import a script and what lies beside it, as `python script.py` would, but not as main."""
     import cloudpickle
 
     if not path.is_file():
         raise OptionError(f"{str(path)!r} is no file; looked from {os.getcwd()!r}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    if path.stem in sys.stdlib_module_names:
+        raise OptionError(
+            f"{str(path)!r} has the name of a module of Python itself, {path.stem!r}\n"
+            "  Nothing was started. Rename the file."
+        )
+    _make_importable(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -75,6 +95,16 @@ def _from_file(path: Path) -> ModuleType:
         raise
     cloudpickle.register_pickle_by_value(module)  # workers need not find the file again
     return module
+
+
+def _make_importable(folder: str) -> None:
+    """Put a folder on the path, behind the standard library, which nothing in it may shadow."""
+    if folder in sys.path:
+        return
+    standard = os.path.realpath(sysconfig.get_path("stdlib"))
+    places = [os.path.realpath(each) for each in sys.path]
+    after = [at for at, each in enumerate(places) if each in (standard, f"{standard}/lib-dynload")]
+    sys.path.insert(max(after, default=-1) + 1, folder)
 
 
 def _functions(module: ModuleType) -> str:

@@ -60,7 +60,7 @@ class Report:
         if self.failures:
             lines.append("failures")
             lines += [f"  {failure}" for failure in self.failures[:10]]
-            if len(self.failures) > 10:
-                lines.append(f"  … and {len(self.failures) - 10:,} more: see .failures")
+            if self.failed > 10:
+                lines.append(f"  … and {self.failed - 10:,} more: see `forebay failures`")
             lines.append("  The same call, or `forebay retry`, tries them again.")
         return "\n".join(lines)

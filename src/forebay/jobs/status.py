@@ -1,22 +1,25 @@
-"""A look at a ledger from outside, while its driver works: it takes no lock and writes nothing.
+"""A ledger read from outside, while its driver works: no lock is taken and nothing is written.
 
 The driver holds the file exclusively, so a reader opens it as if it could not change
 (`immutable`) and then makes sure that it did not, like a seqlock:
 
-    version ─> journal empty? ─> read everything ─> journal empty? ─> the same version?
+    version ─> journal empty? ─> read a page ─> journal empty? ─> the same version?
 
 The driver's journal is not empty from before its first write to a page until after its last, and
-every commit changes the version in the file's header. Whatever was torn shows in one of the two.
+every commit changes the version in the file's header. A torn read shows in one of the two.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
@@ -25,12 +28,22 @@ from forebay.jobs.counters import counts_in
 from forebay.jobs.database import NAME, check, connect, in_words
 from forebay.jobs.lock import LOCK_NAME, Holder, find_holder
 from forebay.jobs.records import Counts
+from forebay.observe.progress import counted, duration
 
 _JOURNAL = NAME + "-journal"
 # Never takes a lock, never writes, never rolls back a journal.
 _LOOK = "mode=ro&immutable=1"
 _TRIES = 100
 _PAUSE_S = 0.02
+# Rows in memory at once: a run may have millions of failures, and each has kilobytes of text.
+_PAGE = 1000
+_FIRST = -(1 << 63)  # the lowest ordinal there can be
+
+_COLUMNS = "SELECT ordinal, source, row, state, metadata, attempts, seconds, error FROM inputs "
+_FAILED = _COLUMNS + "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+_LISTED = _COLUMNS + "WHERE ordinal > max(?, 0) ORDER BY ordinal LIMIT ?"
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +53,107 @@ class Snapshot:
     Attributes:
         counts: How many inputs are in which state.
         meta: What the driver keeps with `set_meta`.
-        failures: The failures in input order; the `source` of each is the input's path, or its row.
         live: The driver at work now, or None.
+        unit: What is counted.
     """
 
     counts: Counts
     meta: dict[str, str]
-    failures: list[Failure]
     live: Holder | None
+    unit: str = "input"
+
+    def text(self, now: float) -> str:
+        """Return the state of the run for people: counts, who works on it, and the time left.
+
+        Args:
+            now: Seconds since 1970.
+        """
+        counts, total = self.counts, counted(self.counts.total, self.unit)
+        lines = [
+            f"{counts.done:,} of {total} done, {counts.failed:,} failed, {counts.todo:,} to do"
+        ]
+        run = json.loads(self.meta.get("run", "{}"))
+        if self.live is not None:
+            elapsed = max(now - run.get("began", now), 1e-9)
+            rate = max(counts.done + counts.failed - run.get("done", 0), 0) / elapsed
+            left = duration(counts.todo / rate) if rate else "unknown"
+            lines.append(f"running: {self.live}")
+            lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
+        elif counts.todo:
+            lines.append("not running; the same call continues it")
+        else:
+            lines.append("finished")
+        return "\n".join(lines)
+
+
+class Entry(NamedTuple):
+    """One input as the ledger has it.
+
+    Attributes:
+        row: As in `Input`.
+        state: TODO, DONE or FAILED of `forebay.jobs.database`.
+        metadata: A JSON list of objects, if it is done.
+        failure: Why it failed, if it did; its `source` is the input's path, or its row.
+    """
+
+    row: str | None
+    state: int
+    metadata: str | None
+    failure: Failure | None
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """Read the ledger in `folder` (the one given to `Ledger.open`), driver or no driver.
+    """Read the counts in the ledger of `folder`, whether or not its driver is at work.
+
+    Args:
+        folder: The folder given to `Ledger.open`.
 
     Raises:
         BusyError: The driver wrote all the time; a moment later it may be free.
         LedgerError: There is no ledger, or it is damaged, foreign or too new.
     """
+
+    def read(db: sqlite3.Connection) -> dict[str, str]:
+        return dict(db.execute("SELECT key, value FROM meta"))
+
+    meta, live = _steadily(folder, read)
+    kept = {key: value for key, value in meta.items() if not key.startswith("_")}
+    return Snapshot(counts_in(meta), kept, live)
+
+
+def read_failures(folder: Path) -> Iterator[Failure]:
+    """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
+    for entry in _paged(folder, _FAILED):
+        assert entry.failure is not None, "the query asks for failed inputs"
+        yield entry.failure
+
+
+def read_entries(folder: Path) -> Iterator[Entry]:
+    """Yield the listed inputs in order, as `read_snapshot` reads: a page at a time."""
+    return _paged(folder, _LISTED)
+
+
+def _paged(folder: Path, sql: str) -> Iterator[Entry]:
+    after = _FIRST
+    while True:
+
+        def read(db: sqlite3.Connection, after: int = after) -> list[Any]:
+            return db.execute(sql, (after, _PAGE)).fetchall()
+
+        rows, _ = _steadily(folder, read)
+        if not rows:
+            return
+        for _, source, row, state, metadata, attempts, seconds, error in rows:
+            name = source or row or ""
+            failure = unpacked(name, attempts, seconds, error) if error else None
+            yield Entry(row, state, metadata, failure)
+        after = rows[-1][0]
+
+
+def _steadily(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None]:
+    """Return what `read` finds while nothing changes, and the driver at work."""
     path = folder / NAME
     if not path.is_file() or not path.stat().st_size:
         raise LedgerError(
@@ -64,9 +161,9 @@ def read_snapshot(folder: Path) -> Snapshot:
             "  Name the folder that was given as `output`."
         )
     for _ in range(_TRIES):
-        snapshot = _look(folder)
-        if snapshot is not None:
-            return snapshot
+        found = _look(folder, read)
+        if found is not None:
+            return found
         time.sleep(_PAUSE_S)
     raise BusyError(
         f"the ledger in {folder} is busy: it changed at each of {_TRIES} looks\n"
@@ -74,7 +171,9 @@ def read_snapshot(folder: Path) -> Snapshot:
     )
 
 
-def _look(folder: Path) -> Snapshot | None:
+def _look(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None] | None:
     """Read the ledger once; None if somebody wrote meanwhile."""
     path = folder / NAME
     try:
@@ -85,13 +184,13 @@ def _look(folder: Path) -> Snapshot | None:
             return None
         try:
             with in_words(path):
-                snapshot = _read(path, _LOOK, live) if quiet else _read_copy(folder)
+                found = _read(path, _LOOK, read) if quiet else _read_copy(folder, read)
         except LedgerError:
             # Torn pages look like damage; it is only if nobody wrote meanwhile.
             if _is_quiet(folder) == quiet and _version(path) == before:
                 raise
             return None
-        return snapshot if _is_quiet(folder) == quiet and _version(path) == before else None
+        return (found, live) if _is_quiet(folder) == quiet and _version(path) == before else None
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
 
@@ -111,28 +210,18 @@ def _is_quiet(folder: Path) -> bool:
         return True
 
 
-def _read_copy(folder: Path) -> Snapshot:
+def _read_copy(folder: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
     """Read a ledger whose driver was killed within a commit, which only a copy can roll back."""
     with tempfile.TemporaryDirectory() as copy:
         for name in (NAME, _JOURNAL):
             shutil.copyfile(folder / name, Path(copy, name))
-        return _read(Path(copy, NAME), "mode=rw", None)
+        return _read(Path(copy, NAME), "mode=rw", read)
 
 
-def _read(path: Path, query: str, live: Holder | None) -> Snapshot:
+def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
     db = connect(path, query)
     try:
         check(db, path)
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-        failures = _failures(db)
+        return read(db)
     finally:
         db.close()
-    kept = {key: value for key, value in meta.items() if not key.startswith("_")}
-    return Snapshot(counts_in(meta), kept, failures, live)
-
-
-def _failures(db: sqlite3.Connection) -> list[Failure]:
-    rows = db.execute(
-        "SELECT source, row, attempts, seconds, error FROM inputs WHERE state = 2 ORDER BY ordinal"
-    )
-    return [unpacked(source or row or "", *rest) for source, row, *rest in rows]

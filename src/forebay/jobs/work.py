@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.errors import OutputError
+from forebay.jobs.manifest import located
 from forebay.jobs.outputs import Output
 from forebay.jobs.records import OutputFile
 from forebay.jobs.rows import encode, rows_of
@@ -63,6 +64,7 @@ class PreprocessJob:
         outputs: Where files are staged.
         fetch: Downloads inputs that are URLs.
         turns: For workers that are threads: they share the random generators of one process.
+        folder: Where a row's relative `destination` starts; None where rows are of no table.
     """
 
     keeps_tasks = False
@@ -74,8 +76,10 @@ class PreprocessJob:
         outputs: WorkerEnd,
         fetch: Fetch | None = None,
         turns: ThreadTurns | None = None,
+        folder: str | None = None,
     ) -> None:
         self._turns = turns
+        self._folder = folder
         self._work = work
         self._kind = kind
         self._outputs = outputs
@@ -152,7 +156,8 @@ class PreprocessJob:
         if self._kind == "indices":
             return self._work[int(source)], out.final_name
         if row is not None:
-            return _exhausted(self._work(json.loads(row), out)), out.final_name
+            listed = located(json.loads(row), self._folder)
+            return _exhausted(self._work(listed, out)), out.final_name
         try:
             with self._local(source) as path:
                 returned = _exhausted(self._work(path, out))

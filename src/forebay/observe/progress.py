@@ -133,3 +133,8 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun: "1 input", "1,000 inputs"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
 from forebay.jobs.ledger import Result
+from forebay.jobs.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
+from forebay.sample_ranges import sample_failure
 
 
 class CompletedParts(NamedTuple):
@@ -18,11 +20,13 @@ class CompletedParts(NamedTuple):
         rows: Samples with a prediction.
         failures: Samples without one, in order: the first 1,000, and the number of all.
         columns: Names, types and shapes of the predictions; None if there are none.
+        failing: The parts with failed samples.
     """
 
     rows: int
     failures: FailureLog
     columns: dict[str, Spec] | None
+    failing: list[Todo]
 
     @property
     def samples(self) -> int:
@@ -37,14 +41,17 @@ class CompletedParts(NamedTuple):
             OutputError: Models in different workers returned different columns.
         """
         rows, failures, columns = 0, FailureLog(), None
+        failing: list[Todo] = []
         for result in results:
             record = json.loads(result.metadata)[0]
             rows += record["rows"]
-            failures.extend(_failure(*one) for one in record["failures"])
+            failures.extend(sample_failure(*one) for one in record["failures"])
+            if record["failures"]:
+                failing.append(Todo(result.ordinal, result.source, result.row))
             if record["columns"] is not None:
                 columns = columns or record["columns"]
                 check_specs(columns, record["columns"], json.loads(result.row or "")["first"])
-        return cls(rows, failures, columns)
+        return cls(rows, failures, columns, failing)
 
     @staticmethod
     def without_rows(results: Iterable[Result]) -> list[int]:
@@ -64,7 +71,3 @@ def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure
         for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
     ]
     return {"rows": rows, "columns": columns if rows else None, "failures": kept}
-
-
-def _failure(index: int, error: str, message: str, traceback: str) -> Failure:
-    return Failure("exception", error, message, traceback, source=index)

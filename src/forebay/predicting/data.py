@@ -41,7 +41,7 @@ class Wanted:
     backend: str | Ray
     collate_fn: Callable[[Any], Any] | None
     timeout: float | None
-    device: str | torch.device | None
+    device: torch.device | None
     part_size: int
 
 
@@ -56,9 +56,9 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
         path = find_table(data)
         if not callable(load):
             raise OptionError(
-                f"data={os.fspath(data)!r} is a table, which needs a function to load a sample; "
-                f"got load={load!r}\n  Nothing was started. Pass load=, a function that is called "
-                "with a row as a dict and returns the sample."
+                f"{os.fspath(data)!r} is a table, and no function makes samples of its rows\n"
+                "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
+                "as a dict and returns the sample."
             )
         return Table(path, open_table(path))
     if load is not None:
@@ -105,7 +105,7 @@ def reader_of(
     samples = len(dataset)
     if samples < 1:
         raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
-    on_gpu = wanted.device is not None and torch.device(wanted.device).type == "cuda"
+    on_gpu = wanted.device is not None and wanted.device.type == "cuda"
     return RangeReader(
         dataset=dataset,
         samples=samples,

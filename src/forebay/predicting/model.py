@@ -40,6 +40,39 @@ def is_factory(model: Any) -> bool:
     return all(one.default is not one.empty and one.kind not in open_ended for one in parameters)
 
 
+def device_of(device: str | torch.device | None) -> torch.device | None:
+    """Return the device that the user named.
+
+    Raises:
+        OptionError: It is none.
+    """
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionError(
+            f"device={device!r} is not possible: {reason}\n"
+            "  Nothing was started. Name one such as 'cpu', 'cuda' or 'cuda:1'."
+        ) from error
+
+
+def check_device(device: torch.device | None) -> None:
+    """Make sure that a device is on this machine.
+
+    Raises:
+        OptionError: It is a GPU that torch does not find.
+    """
+    if device is None or device.type != "cuda":
+        return
+    count = torch.cuda.device_count()  # does not start CUDA, which forked workers could not use
+    if (device.index or 0) >= count:
+        raise OptionError(
+            f"device={str(device)!r} is not possible: torch finds {count} CUDA devices here\n"
+            f"  Nothing was started. Use device='cpu'; or look at torch.version.cuda (it is "
+            f"{torch.version.cuda}), the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES."
+        )
+
+
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Set a module to `eval` for the block, and restore the mode of each submodule."""
@@ -66,8 +99,8 @@ class Model:
         device: Where batches are moved; None if they stay where they are.
     """
 
-    def __init__(self, model: Any, device: str | torch.device | None) -> None:
-        self.device = None if device is None else torch.device(device)
+    def __init__(self, model: Any, device: torch.device | None) -> None:
+        self.device = device
         self._model = model
         self._is_module = isinstance(model, torch.nn.Module)
         if self._is_module:

@@ -16,7 +16,7 @@ import torch
 from pyarrow import parquet
 
 from forebay.errors import FailuresError, OutputError
-from forebay.failures import Failure
+from forebay.failures import MAX_TRACED, Failure
 from forebay.predicting.bisection import Bisection, Predicted
 from forebay.predicting.completed import record_of
 from forebay.predicting.model import Model
@@ -62,7 +62,7 @@ class PartWork:
         model: Any,
         *,
         makes: bool,
-        device: str | torch.device | None,
+        device: torch.device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
         parts: list[int] | None,
@@ -97,7 +97,8 @@ class PartWork:
                     rows += len(outcome.indices)
                     self._watches = False
                 else:
-                    failures.append(outcome)
+                    traced = len(failures) < MAX_TRACED
+                    failures.append(outcome if traced else replace(outcome, traceback=""))
                     self._stop_if_all_fail(outcome)
                 if self._advance is not None:
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0

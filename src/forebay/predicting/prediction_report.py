@@ -44,5 +44,5 @@ class PredictionReport:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see .failures")
-            lines.append("  They have no row. To try them again, start over: resume=False.")
+            lines.append("  They have no row. retry_failed=True, or `forebay retry`, tries again.")
         return "\n".join(lines)

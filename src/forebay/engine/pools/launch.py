@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -120,11 +121,24 @@ def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[in
 
 
 def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> Any:
-    """Start the zygote by `multiprocessing`; return its process."""
+    """Start the zygote by `multiprocessing`; return its process.
+
+    Raises:
+        Exception: The job cannot be pickled; what pickle raises, as torch does, and what to do.
+    """
     process = context.Process(  # type: ignore[attr-defined] # of every concrete context
         target=_spawned, args=(_Descriptor(control.fileno()), _Descriptor(news), job), daemon=True
     )
-    process.start()
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        error.add_note(
+            f"forebay: multiprocessing_context={context.get_start_method()!r} pickles functions by "
+            "their names, and one of these has none; no worker was started.\n"
+            "  Define lambdas and local functions at the top of a module instead; or leave "
+            "multiprocessing_context out: forebay's own workers get them as they are."
+        )
+        raise
     return process
 
 
