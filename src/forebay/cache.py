@@ -25,8 +25,9 @@ from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, st
 from forebay.caching.work import ShardWork, told
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
+from forebay.jobs.database import reading
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.places import local_path
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
@@ -224,7 +225,8 @@ def _made(
         session.remember_work()
     sizes = {name: size for name, size, _ in ledger.outputs()}
     version = ledger.get_meta("version")
-    index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
+    with reading("shards"):
+        index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
     index.write(private)
     return index
 
@@ -288,7 +290,7 @@ def _all_told(report: Report, plan: Plan, marks: Path) -> str:
         if found:
             lines += failure.message.splitlines()
         else:  # the worker was killed, or died
-            mark = marks / str(json.loads(failure.source)["first"])
+            mark = marks / str(int(json.loads(failure.source)["first"]))
             index = mark.read_text().strip() if mark.exists() else ""
             found = [index] if index else []
             name = f"sample {index}" if index else f"the samples of {failure.source}"

@@ -128,7 +128,8 @@ def from_table(
 
     The table is read once, now. A row is a dict of its columns, in the table's order, with None
     where there is nothing. `destination` is how `preprocess` names an output, relative to its
-    table; it comes as the file's absolute path. All other columns come as they are.
+    table; it comes as the file's absolute path, and may not lead out of that folder. All other
+    columns come as they are.
 
     Args:
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a
@@ -241,6 +242,11 @@ def _load_row(
     row = dict(zip(columns, values, strict=True))
     path = row.get(_OUTPUT)
     if folder is not None and isinstance(path, str) and path and "://" not in path:
+        if ".." in path.split("/"):
+            raise InputError(
+                f"the table in {folder} names the output {shortened(path)}, which would leave that "
+                "folder\n  preprocess writes no such name. Correct it, or give an absolute path."
+            )
         row[_OUTPUT] = os.path.join(folder, path)  # an absolute path stays as it is
     return row if load is None else load(row)
 

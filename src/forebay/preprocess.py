@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import LedgerError, OptionError
+from forebay.jobs.database import reading
 from forebay.jobs.listing import listing_for
-from forebay.jobs.places import keep_apart
+from forebay.jobs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.session import Session
@@ -52,7 +53,8 @@ def preprocess(
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these.
         output: Folder for the outputs, the table and forebay's own `.forebay`, made if missing;
-            or the fsspec URL of one, such as "s3://bucket/pieces".
+            or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
+            inputs, and files in it that forebay did not make are left as they are.
         num_workers: Workers; None for one a core, or for as many as a cluster has room for, also
             on nodes that join later; 0 to work in this very process.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
@@ -103,6 +105,7 @@ def preprocess(
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = listing_for(work, inputs)
     keep_apart(inputs, output)
+    listing = without_outputs(listing, output)
     with Session(work, output, options) as session:
         session.hire(listing.kind, inputs)
         session.enrol(listing)
@@ -150,9 +153,12 @@ def retry(
     )
     with Session(work, output, options) as session:
         # A new version accepts the new code for what failed; what is done stays done.
-        call = json.loads(session.ledger.get_meta("call") or "null")
-        if call is None:
+        recorded = session.ledger.get_meta("call")
+        if recorded is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
-        session.options = replace(options, metadata=call["metadata"])
-        session.hire(call["kind"])
-        return session.work_off(call["kind"], failed_only=True)
+        with reading("the call"):
+            call = json.loads(recorded)
+            kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
+            session.options = replace(options, metadata=call["metadata"])
+        session.hire(kind)
+        return session.work_off(kind, failed_only=True)

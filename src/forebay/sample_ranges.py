@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from forebay.errors import ChangedError, LedgerError
+from forebay.errors import ChangedError
+from forebay.jobs.database import reading
 from forebay.jobs.listing import Listing
 from forebay.jobs.records import Input
 from forebay.session import Session
@@ -68,16 +69,11 @@ def cut_before(session: Session, key: str, samples: int, *, may_grow: bool) -> C
     recorded = None if session.starts_over else session.ledger.get_meta(key)
     if recorded is None:
         return None
-    try:
+    with reading(f"{key!r}"):
         known = json.loads(recorded)
         cut = Cut(int(known["samples"]), int(known["size"]), str(known["facts"]))
         if cut.samples < 1 or cut.size < 1:
             raise ValueError(f"{cut.samples} samples, {cut.size} in a range")
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(
-            f"the ledger's record {key!r} is damaged: {error!r}\n"
-            "  Nothing was changed. Start over with resume=False."
-        ) from error
     if cut.samples != samples and not may_grow and session.options.version is None:
         raise ChangedError(
             f"the dataset has {samples:,} samples, and had {cut.samples:,} when this was begun\n"

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from forebay.errors import InputError, OptionError
@@ -31,12 +32,16 @@ class Listing:
         kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
         columns: The manifest's columns in its order; () otherwise.
         description: One line for messages, such as "manifest dataset.csv".
+        is_search: Whether they were found in a folder or by a glob, and not named one by one.
+        folder: Where relative paths of a manifest may start besides the current folder.
     """
 
     kind: str
     columns: tuple[str, ...]
     description: str
     _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    is_search: bool = False
+    folder: str | None = None
 
     def __iter__(self) -> Iterator[Input]:
         """Yield the inputs as a stream.
@@ -133,7 +138,7 @@ def _list_path(name: str) -> Listing:
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
     if is_folder:
         reason = "no files in this folder (hidden ones are left out)"
-        return _with_any(Listing("paths", (), shown, lambda: _walk_folder(name, ())), reason)
+        return _found(shown, partial(_walk_folder, name, ()), reason)
     if name.lower().endswith(SUFFIXES):
         return _rows_of(open_manifest(name, lambda: open(name, "rb"), os.path.dirname(name)))
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
@@ -143,11 +148,10 @@ def _list_glob(name: str, shown: str) -> Listing:
     matches = sorted(set(glob.iglob(name, recursive=True)))
 
     def walk() -> Iterator[Input]:
-        found = (Input(_storable(path), None, _identity(path)) for path in matches)
-        return (one for one in found if one.identity != "directory")
+        return (one for one in _walk_list(matches) if one.identity != "directory")
 
     reason = "this glob matches folders only" if matches else "this glob matches nothing"
-    return _with_any(Listing("paths", (), shown, walk), reason)
+    return _found(shown, walk, reason)
 
 
 def _list_url(url: str) -> Listing:
@@ -182,18 +186,18 @@ def _list_url(url: str) -> Listing:
         # A key that ends with "/" is how an object store marks a folder.
         if info["type"] != "directory" and not name.endswith("/")
     )
-    return _with_any(Listing("paths", (), shown, lambda: iter(inputs)), "no files there")
+    return _found(shown, lambda: iter(inputs), "no files there")
 
 
 def _rows_of(manifest: Manifest) -> Listing:
-    description = f"manifest {manifest.name}"
-    return Listing("rows", manifest.columns, description, lambda: iter(manifest))
+    name, columns, folder = f"manifest {manifest.name}", manifest.columns, manifest.folder
+    return Listing("rows", columns, name, manifest.__iter__, folder=folder)
 
 
-def _with_any(listing: Listing, reason: str) -> Listing:
-    if next(iter(listing), None) is None:
-        raise InputError(f"{listing.description}: {reason}\n  There is nothing to work on.")
-    return listing
+def _found(description: str, walk: Callable[[], Iterator[Input]], reason: str) -> Listing:
+    if next(walk(), None) is None:
+        raise InputError(f"{description}: {reason}\n  There is nothing to work on.")
+    return Listing("paths", (), description, walk, is_search=True)
 
 
 def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:

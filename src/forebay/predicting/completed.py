@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from forebay.failures import MAX_TRACED, Failure, FailureLog
+from forebay.jobs.database import reading
 from forebay.jobs.ledger import Result
 from forebay.predicting.prediction_columns import Spec, check_specs
 
@@ -35,15 +36,18 @@ class CompletedParts(NamedTuple):
 
         Raises:
             OutputError: Workers of their own made parts that do not fit together.
+            LedgerError: A part's record is damaged.
         """
         rows, failures, columns = 0, FailureLog(), None
-        for result in results:
-            record = json.loads(result.metadata)[0]
-            rows += record["rows"]
-            failures.extend(_failure(*one) for one in record["failures"])
-            if record["columns"] is not None:
-                columns = columns or record["columns"]
-                check_specs(columns, record["columns"], json.loads(result.row or "")["first"])
+        with reading("a part"):
+            for result in results:
+                record = json.loads(result.metadata)[0]
+                rows += int(record["rows"])
+                failures.extend(_failure(*one) for one in record["failures"])
+                if record["columns"] is not None:
+                    columns = columns or dict(record["columns"])
+                    first = int(json.loads(result.row or "")["first"])
+                    check_specs(columns, record["columns"], first)
         return cls(rows, failures, columns)
 
 
@@ -57,4 +61,4 @@ def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure
 
 
 def _failure(index: int, error: str, message: str, traceback: str) -> Failure:
-    return Failure("exception", error, message, traceback, source=index)
+    return Failure("exception", str(error), str(message), str(traceback), source=int(index))
