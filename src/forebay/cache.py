@@ -23,8 +23,9 @@ from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, st
 from forebay.caching.work import ShardWork, describe_failed, read_description
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
+from forebay.jobs.database import reading
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.places import local_path
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
@@ -223,7 +224,8 @@ def _made(
         session.remember_work()
     sizes = {name: size for name, size, _ in ledger.outputs()}
     version = ledger.get_meta("version")
-    index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
+    with reading("shards"):
+        index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
     index.write(private)
     return index
 

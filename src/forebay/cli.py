@@ -20,8 +20,10 @@ from forebay import __version__
 from forebay import cli_options as options
 from forebay.errors import BusyError, ForebayError, OptionError
 from forebay.failures import Failure
+from forebay.jobs.commits import settle
 from forebay.jobs.fingerprint import Fingerprint
 from forebay.jobs.manifest import SUFFIXES
+from forebay.jobs.output_names import table_name
 from forebay.jobs.places import look_at, open_place
 from forebay.jobs.reference import load_work
 from forebay.jobs.verify import verify as hold_against
@@ -239,25 +241,24 @@ def verify_command(output: str) -> int:
     look_at(output)  # a folder that is no output of forebay's is left alone
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        folder.perform(ledger.chores())  # what vanished is found missing
-        folder.flush()
-        ledger.clear_chores()
-        own = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
+        lost = settle(ledger, folder)
+        own = frozenset(map(table_name, ledger.tables()))
         result = hold_against(ledger.outputs(), folder.files(), own)
         ledger.mark_todo(result.damaged)
-    for name in result.missing:
+    for name in (*lost, *result.missing):
         click.echo(f"missing  {name}")
     for name, recorded, actual in result.altered:
         click.echo(f"altered  {name}: {recorded:,} bytes recorded, {actual:,} found")
     for name in result.orphans:
         click.echo(f"orphan   {name}: no input is known to have made it")
     click.echo(
-        f"{_counted(result.checked, 'output')} checked: {len(result.missing):,} missing, "
+        f"{_counted(result.checked, 'output')} checked: "
+        f"{len(lost) + len(result.missing):,} missing, "
         f"{len(result.altered):,} altered, {_counted(len(result.orphans), 'orphan')}"
     )
     if result.damaged:
         click.echo(f"{_counted(len(result.damaged), 'input')} will be redone by the next run")
-    return DONE if result.is_sound else FAILURES
+    return DONE if result.is_sound and not lost else FAILURES
 
 
 def main() -> NoReturn:

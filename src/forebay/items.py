@@ -125,7 +125,8 @@ def from_table(
 
     The table is read once, now. A row is a dict of its columns, in the table's order, with None
     where there is nothing. `destination` is how `preprocess` names an output, relative to its
-    table; it comes as the file's absolute path. All other columns come as they are.
+    table; it comes as the file's absolute path, and may not lead out of that folder. All other
+    columns come as they are.
 
     Args:
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import LedgerError, OptionError, shortened
+from forebay.jobs.database import reading
 from forebay.jobs.listing import Listing, indices, list_inputs
-from forebay.jobs.places import keep_apart, look_at
+from forebay.jobs.own_outputs import keep_apart, without_outputs
+from forebay.jobs.places import look_at
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.sample_ranges import verb_of
@@ -53,7 +55,8 @@ def preprocess(
             of `preprocess` stands for its table: a manifest whose `destination` the function gets
             as a path that opens from any working folder.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
-            or the fsspec URL of one, such as "s3://bucket/pieces".
+            or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
+            inputs, and files in it that forebay did not make are left as they are.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
             for, also on nodes that join later; 0 to work in this process.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
@@ -104,6 +107,7 @@ def preprocess(
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = listing_for(work, inputs)
     keep_apart(inputs, output)
+    listing = without_outputs(listing, output)
     with Session(work, output, options) as session:
         session.hire(listing.kind, inputs, folder=listing.folder)
         session.enrol(listing)
@@ -161,12 +165,16 @@ def retry(
     )
     with Session(work, output, options) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
-        call = json.loads(session.ledger.get_meta("call") or "null")
-        if call is None:
+        recorded = session.ledger.get_meta("call")
+        if recorded is None:
             raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
-        session.options = replace(options, metadata=call["metadata"])
-        session.hire(call["kind"], folder=call["folder"])
-        return session.work_off(call["kind"], failed_only=True)
+        with reading("the call"):
+            call = json.loads(recorded)
+            kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
+            folder = None if call["folder"] is None else str(call["folder"])
+            session.options = replace(options, metadata=call["metadata"])
+        session.hire(kind, folder=folder)
+        return session.work_off(kind, failed_only=True)
 
 
 def listing_for(work: Any, inputs: Any) -> Listing:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from forebay.errors import ChangedError, LedgerError
+from forebay.errors import ChangedError
 from forebay.failures import Failure
-from forebay.jobs.database import FAILED, TODO
+from forebay.jobs.database import FAILED, TODO, reading
 from forebay.jobs.listing import Listing
 from forebay.jobs.places import newest_ledger
 from forebay.jobs.records import Counts, Input
@@ -79,18 +79,13 @@ def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> 
     recorded = None if session.starts_over else session.ledger.get_meta(_KEY)
     if recorded is None:
         return None
-    try:
+    with reading(f"{_KEY!r}"):
         known = json.loads(recorded)
         cut = Cut(int(known["samples"]), int(known["size"]), str(known["facts"]))
         if cut.samples < 1 or cut.size < 1:
             raise ValueError(f"{cut.samples} samples, {cut.size} in a range")
         if known["verb"] != verb:
             return None
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(
-            f"the ledger's record {_KEY!r} is damaged: {error!r}\n"
-            "  Nothing was changed. Start over with resume=False."
-        ) from error
     if cut.samples != samples and not may_grow and session.options.version is None:
         raise ChangedError(
             f"the dataset has {samples:,} samples, and had {cut.samples:,} when this was begun\n"
@@ -159,10 +154,8 @@ class SampleProgress(Progress):
 
 def verb_of(meta: Mapping[str, str]) -> str:
     """Return the entry point that a ledger is of: "preprocess", "predict" or "cache"."""
-    try:
+    with reading(f"{_KEY!r}"):
         return str(json.loads(meta[_KEY])["verb"]) if _KEY in meta else "preprocess"
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"the ledger's record {_KEY!r} is damaged: {error!r}") from error
 
 
 @contextmanager
@@ -186,12 +179,15 @@ def look_at_run(
             return
         total = done = failed = 0
         for entry in read_entries(folder):
-            count, lost = json.loads(entry.row or "")["count"], _failed_in(entry)[1]
+            with reading("a range"):
+                count = int(json.loads(entry.row or "")["count"])
+            lost = _failed_in(entry)[1]
             total, failed = total + count, failed + lost
             done += 0 if entry.state in (TODO, FAILED) else count - lost
         counts = Counts(total, done, failed)
-        run = json.loads(snapshot.meta.get("run", "{}"))
-        run["done"] = run.get("done", 0) * json.loads(snapshot.meta[_KEY])["size"]
+        with reading("the run"):
+            run = json.loads(snapshot.meta.get("run", "{}"))
+            run["done"] = run.get("done", 0) * json.loads(snapshot.meta[_KEY])["size"]
         meta = snapshot.meta | {"run": json.dumps(run)}
         failures = (one for entry in read_entries(folder) for one in _failed_in(entry)[0])
         yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures
@@ -200,9 +196,10 @@ def look_at_run(
 def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
     """Return the failed samples of a range that are named, and how many there are."""
     if entry.failure is None:
-        record = json.loads(entry.metadata or "[{}]")[0]
-        listed = record.get("failures", ())
-        return [sample_failure(*one) for one in listed], len(listed)
+        with reading("a range"):
+            record = json.loads(entry.metadata or "[{}]")[0]
+            listed = record.get("failures", ())
+            return [sample_failure(*one) for one in listed], len(listed)
     from forebay.caching.work import read_description  # it loads torch
 
     failure = entry.failure

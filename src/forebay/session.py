@@ -23,25 +23,25 @@ from typing import Any
 
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.launch import occupy_standard_descriptors
-from forebay.errors import ChangedError
+from forebay.errors import ChangedError, OutputError
 from forebay.failures import MAX_KEPT
 from forebay.jobs.budget import FailureBudget
+from forebay.jobs.commits import settle
+from forebay.jobs.database import reading
 from forebay.jobs.fetch import Download
 from forebay.jobs.fingerprint import Fingerprint, describe, difference
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.listing import Listing
 from forebay.jobs.metadata import write_metadata
-from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.output_names import PRIVATE, table_name
 from forebay.jobs.places import check_in_reach, in_reach, local_inputs, open_place
 from forebay.jobs.records import Counts, Todo
 from forebay.jobs.report import Report
 from forebay.jobs.work import PreprocessJob
 from forebay.observe.progress import Progress
-from forebay.options import TABLE_FORMATS, PreprocessOptions
+from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.run import run, run_here, workers_for
-
-_TABLES = frozenset(f"metadata.{form}" for form in TABLE_FORMATS)
 
 
 class Session:
@@ -81,13 +81,14 @@ class Session:
         self._has_table = has_table
         self._pool: Pool | None = None
         self._num_workers = 1
-        self._table: str | None = None  # the format in which the table was up to date
+        self._tables: dict[str, bool] = {}  # formats that runs wrote, and whether up to date
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
-            self._table = self.ledger.get_meta("table")
-            self.ledger.set_meta("table", "")  # a kill from here on leaves it out of date
+            self._tables = self.ledger.tables()
+            # A kill from here on leaves them out of date.
+            self.ledger.set_tables(dict.fromkeys(self._tables, False))
             self.settle()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -110,11 +111,15 @@ class Session:
             inputs: What the user named, if anything.
             doing: What the workers call, where it is not the work itself but made of it.
             folder: Where a row's relative `destination` starts.
+
+        Raises:
+            OutputError: A table that no run wrote is where this one's would be.
         """
+        self._check_table()
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(work, kind, self.folder.staging(_TABLES), fetch, turns, folder)
+        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -124,6 +129,7 @@ class Session:
         self._merge(listing)
         if self.starts_over:  # only now: inputs that cannot be used must not cost the outputs
             self.ledger.restart()
+            self._tables = {}
             self._merge(listing)
         self.settle()
         call = {
@@ -179,11 +185,8 @@ class Session:
                 at_once=at_once,
             )
         self.settle()
-        table = f"metadata.{options.metadata}"
-        is_current = not self._changed and self._table == options.metadata
-        if self._has_table and (not is_current or self.folder.size(table) is None):
-            self.folder.write_table(table, lambda path: self._write_table(path, kind))
-        ledger.set_meta("table", options.metadata)
+        if self._has_table:
+            self._update_table(kind)
         counts = ledger.counts()
         return Report(
             output=self._output,
@@ -192,7 +195,7 @@ class Session:
             resumed=before.done,
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
-            metadata_path=self.folder.locate(table),
+            metadata_path=self.folder.locate(table_name(options.metadata)),
         )
 
     def work_off_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
@@ -204,7 +207,7 @@ class Session:
             progress: Counts the inputs that end.
         """
         self._begin_work()
-        job = PreprocessJob(work, "rows", self.folder.staging(_TABLES))
+        job = PreprocessJob(work, "rows", self.folder.staging())
         with generators_kept():
             run_here(job, todo, self.ledger, self.folder, progress)
         self.settle()
@@ -221,16 +224,7 @@ class Session:
 
     def settle(self) -> None:
         """Do what this run, one that was killed, or a change of the inputs left to be done."""
-        while chores := self.ledger.chores():
-            # Were it done only after, an older copy would know of outputs that are gone.
-            self.folder.keep(self.ledger, now=True)
-            vanished = set(self.folder.perform(chores))
-            self.folder.flush()
-            self.ledger.clear_chores()
-            if vanished:  # somebody removed them since; their inputs are redone
-                lost = {ordinal for name, _, ordinal in self.ledger.outputs() if name in vanished}
-                self.ledger.mark_todo(lost)
-        self.folder.clean()
+        settle(self.ledger, self.folder)
 
     def _is_to_start_over(self) -> bool:
         """Tell whether the earlier run counts for nothing, by the user's word or after trials.
@@ -244,7 +238,8 @@ class Session:
         if was is None or not options.resume or renamed:
             return was is not None
         now = self._fingerprint or describe(self._work)
-        changes = difference(Fingerprint.from_json(was), now)
+        with reading("the work"):
+            changes = difference(Fingerprint.from_json(was), now)
         if not changes or options.version is not None:
             return False
         if ledger.get_meta("trial") == "yes":
@@ -272,8 +267,56 @@ class Session:
         elif ledger.get_meta("trial") is None:
             ledger.set_meta("trial", "yes")
 
+    def _check_table(self) -> None:
+        """Raise OutputError if the table of this run would take the place of somebody else's."""
+        form = self.options.metadata
+        there = self._has_table and form not in self._tables
+        if there and self.folder.size(table_name(form)) is not None:
+            raise self._foreign_table()
+
+    def _foreign_table(self) -> OutputError:
+        path = str(self.folder.locate(table_name(self.options.metadata)))
+        return OutputError(
+            f"{path!r} is there, and no run recorded in this output folder wrote it\n"
+            "  It was left as it is, and no table was written. Move it away, have the table in "
+            "another format (metadata=), or choose another output folder; then make the same call "
+            "again."
+        )
+
+    def _update_table(self, kind: str) -> None:
+        """Write the table of metadata, unless it is there and up to date.
+
+        Raises:
+            OutputError: It cannot be written, or somebody else's is there.
+        """
+        form = self.options.metadata
+        name, stale = table_name(form), dict.fromkeys(self._tables, False)
+        current = stale if self._changed else self._tables
+        if not current.get(form) or self.folder.size(name) is None:
+            # Recorded first: after a kill, a table that is not recorded would be somebody else's.
+            self.ledger.set_tables({**stale, form: False})
+            self.folder.keep(self.ledger, now=form not in self._tables)
+            replaces = form in self._tables
+            try:
+                self.folder.write_table(
+                    name, lambda path: self._write_table(path, kind), replaces=replaces
+                )
+            except (OSError, OutputError) as error:
+                self.ledger.set_tables(stale)
+                if isinstance(error, FileExistsError):
+                    raise self._foreign_table() from None
+                if isinstance(error, OutputError):
+                    raise
+                raise OutputError(
+                    f"the metadata table {name} cannot be brought to its place: {error}\n"
+                    "  The inputs are done and in the ledger. See to the disk's space and health, "
+                    "then make the same call again."
+                ) from error
+        self.ledger.set_tables({**current, form: True})
+
     def _write_table(self, path: Path, kind: str) -> None:
-        columns = tuple(json.loads(self.ledger.get_meta("columns") or "[]"))
+        with reading("columns"):
+            columns = tuple(map(str, json.loads(self.ledger.get_meta("columns") or "[]")))
 
         def records() -> Iterator[tuple[str | int, str | None, str]]:
             for result in self.ledger.results():

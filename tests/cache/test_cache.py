@@ -215,6 +215,32 @@ def test_a_shard_of_somebody_else_is_an_error(pictures):
         forebay.open_cache(folder)
 
 
+def test_swapped_shards_of_one_size_are_an_error_that_says_which(pictures):
+    """Every sample is the one of its index, or there is none."""
+    cached, folder = pictures
+    one, other = folder / "shard-00003.arrow", folder / "shard-00004.arrow"
+    assert one.stat().st_size == other.stat().st_size
+    one.rename(folder / "aside")
+    other.rename(one)
+    (folder / "aside").rename(other)
+    for each in (cached, forebay.open_cache(folder), make(Pictures(), folder)):
+        words = "it holds 1 samples from sample 4 on, and 1 from sample 3 on belong there"
+        with pytest.raises(forebay.InputError, match=words):
+            each[3]
+    for path in (one, other):
+        path.unlink()
+    assert_same(make(Pictures(), folder)[3], Pictures()[3])
+
+
+def test_a_shard_of_samples_that_are_built_otherwise_is_an_error(pictures, tmp_path):
+    """Though its place is right."""
+    cached, folder = pictures
+    make(Made(lambda index: {"label": index}, 40), tmp_path / "other")
+    (tmp_path / "other" / "shard-00003.arrow").replace(folder / "shard-00003.arrow")
+    with pytest.raises(forebay.InputError, match="not built as those of this cache"):
+        cached[3]
+
+
 @pytest.mark.parametrize("content", [b"", b"nothing of Arrow's", b"ARROW1\0\0" + b"\xff" * 500])
 def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
     """With its name, at the first sample that is asked of it."""
@@ -237,6 +263,16 @@ def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
         lambda told: told["plan"]["columns"][0].update(dtype="ones"),
         lambda told: told["plan"]["structure"].update(kind="type"),
         lambda told: told.update(format=99),
+        lambda told: told["plan"].update(samples=10**15, per_shard=1),
+        lambda told: told["plan"].update(samples=10**30, per_shard=10**30),
+        lambda told: told["plan"].update(samples=float("inf")),
+        lambda told: told["plan"].update(per_shard=-1),
+        lambda told: told.update(sizes=[float("nan")] * 40),
+        lambda told: told.update(sizes="much"),
+        lambda told: told.update(plan=[]),
+        lambda told: told["plan"]["columns"][0].update(shape=[-1, 4]),
+        lambda told: told["plan"]["columns"][0].update(shape=[10**30]),
+        lambda told: told["plan"]["structure"].update(parts=7),
     ],
 )
 def test_a_damaged_index_is_an_error(pictures, change):
@@ -248,8 +284,13 @@ def test_a_damaged_index_is_an_error(pictures, change):
     path.write_text(json.dumps(told))
     with pytest.raises(forebay.InputError):
         forebay.open_cache(folder)
-    path.write_text("{")
-    with pytest.raises(forebay.InputError, match="is damaged"):
+    for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(forebay.InputError, match="is damaged"):
+            forebay.open_cache(folder)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(forebay.InputError, match="is no file"):
         forebay.open_cache(folder)
 
 

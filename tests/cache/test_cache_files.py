@@ -18,6 +18,7 @@ from same import assert_same
 
 import forebay
 from forebay.caching import reader
+from forebay.caching.index import Index
 from forebay.caching.reader import Shards
 
 
@@ -153,7 +154,7 @@ def test_maps_take_no_descriptors(folder):
 def test_maps_are_bounded(folder, monkeypatch):
     """The oldest makes room; samples of it stay whole."""
     monkeypatch.setattr(reader, "MOST_MAPS", 3)
-    shards = Shards(folder, [path.name for path in sorted(folder.glob("*.arrow"))])
+    shards = Shards(folder, Index.read(folder / ".forebay").plan)
     kept = [shards[at].leaves(0)[0] for at in (0, 1, 2, 3, 4, 0, 5)]
     assert [int(one[0, 0, 0]) for one in kept] == [0, 1, 2, 3, 4, 0, 5]
     assert len(shards._open) == 3

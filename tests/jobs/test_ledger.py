@@ -14,8 +14,17 @@ from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.jobs.enrol import Enrolment
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, OutputFile, Todo
-from forebay.jobs.status import read_snapshot
+from forebay.jobs.records import (
+    Chore,
+    Counts,
+    Done,
+    FailedInput,
+    Input,
+    OutputFile,
+    Todo,
+    Unpublished,
+)
+from forebay.jobs.status import read_failures
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
@@ -332,7 +341,7 @@ def test_a_name_passes_from_a_gone_input_to_a_listed_one(ledger):
     ledger.record([done(1, "a", "a2"), done(2, "b")], [])
     ledger.enrol(paths("new/a"), (), True)
     recorded = ledger.record([done(1, "a")], [])
-    assert (recorded.failed, recorded.chores) == ([], [Chore("a", "s/1/a")])
+    assert (recorded.failed, recorded.chores) == ([], [Chore("a"), Chore("a", "s/1/a")])
     assert sorted(name for name, _, _ in ledger.outputs()) == ["a", "a2", "b"]
     enrolment = ledger.enrol(paths("old/a", "old/b"), (), True)
     assert (enrolment.changed, enrolment.same) == (1, 1)
@@ -345,9 +354,35 @@ def test_an_input_may_claim_its_own_names_again(ledger):
     ledger.enrol(paths("a"), (), True)
     ledger.record([done(1, "x", "y")], [])
     recorded = ledger.record([done(1, "x")], [])
-    assert recorded.chores == [Chore("y"), Chore("x", "s/1/x")]
+    assert recorded.chores == [Chore("x"), Chore("y"), Chore("x", "s/1/x")]
     assert ledger.counts() == Counts(1, 1, 0)
     assert not ledger.knows("y")
+
+
+def test_an_input_whose_file_cannot_be_published_is_failed(ledger):
+    """With the reason; its other files go, what is in the way stays, and so do other inputs."""
+    ledger.enrol(paths("a", "b"), (), True)
+    ledger.record([done(1, "x", "y"), done(2, "z")], [])
+    recorded = ledger.take_back([Unpublished("x", "s/1/x", "in the way"), Unpublished("?", "", "")])
+    assert [(one.ordinal, one.failure.message) for one in recorded.failed] == [(1, "in the way")]
+    assert recorded.chores == [Chore("y"), Chore("s/1/x"), Chore("")]
+    assert ledger.chores() == [Chore("z", "s/2/z"), *recorded.chores]
+    assert states(ledger) == {"a": "failed", "b": ["z"]}
+    assert (ledger.counts(), ledger.knows("x"), ledger.knows("y")) == (
+        Counts(2, 1, 1),
+        False,
+        False,
+    )
+
+
+def test_tables_are_the_ledgers_until_it_forgets_everything(ledger):
+    """Then they become chores to remove, like outputs."""
+    assert ledger.tables() == {}
+    ledger.set_tables({"csv": True, "parquet": False, "../x": True})
+    assert ledger.tables() == {"parquet": False, "csv": True}
+    ledger.restart()
+    assert ledger.chores() == [Chore("metadata.parquet"), Chore("metadata.csv")]
+    assert ledger.tables() == {}
 
 
 def test_a_result_for_an_unknown_input_changes_nothing(ledger):
@@ -431,7 +466,7 @@ def test_text_that_is_no_text_is_damaged(tmp_path):
         with pytest.raises(LedgerError, match="is damaged"):
             ledger.enrol(paths("b"), (), True)
     with pytest.raises(LedgerError, match="is damaged"):
-        read_snapshot(tmp_path)
+        list(read_failures(tmp_path))
 
 
 def test_a_record_too_large_is_no_damage(tmp_path):

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.cli import main
+from forebay.jobs import output_folder
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.outputs import OutputFolder
+from forebay.jobs.output_folder import OutputFolder
 
 # `forebay.preprocess` is the function.
 SESSION = importlib.import_module("forebay.session")
@@ -77,12 +78,12 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the flush": lambda: before(OutputFolder, "flush"),
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
-    "in the midst of publishing": lambda: before(os, "replace", Third()),
+    "in the midst of publishing": lambda: before(output_folder, "rename_new", Third()),
     "after publishing": lambda: after(OutputFolder, "perform", has_chores),
     "before the chores are forgotten": lambda: before(Ledger, "clear_chores"),
     "before the table": lambda: before(SESSION, "write_metadata"),
-    "before the table has its name": lambda: before(os, "replace", is_table),
-    "after the table": lambda: after(SESSION, "write_metadata"),
+    "before the table has its name": lambda: before(output_folder, "rename_new", is_table),
+    "after the table": lambda: after(OutputFolder, "write_table"),
 }
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 from forebay.caching.layout import MisfitError
-from forebay.errors import InputError
+from forebay.errors import InputError, shortened
 
 # What an Arrow column holds in place of a torch dtype, and how many of it one number takes.
 _TORCH: dict[str, tuple[str, int]] = {
@@ -296,6 +296,9 @@ def from_json(found: Any) -> Spec:
             known = np.dtype(dtype).kind in _ARRAYS
         if not known:
             raise ValueError(f"{kind} of {dtype}")
-        return Spec(kind, dtype, None if shape is None else tuple(map(int, shape)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"a column of a cache is described wrongly: {error!r}") from error
+        sizes = None if shape is None else tuple(map(int, shape))
+        if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
+            raise ValueError(f"a shape of {shortened(sizes)}")
+        return Spec(kind, dtype, sizes)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise InputError(f"a column of a cache is described wrongly: {shortened(error)}") from error

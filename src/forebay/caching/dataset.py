@@ -53,7 +53,7 @@ class CachedDataset(Dataset[Any]):
         self.transform = transform
         self._plan = plan
         self._classes = {**_loaded(plan), **(classes or {})}
-        self._shards = Shards(directory, plan.names())
+        self._shards = Shards(directory, plan)
         self._rebuild = rebuilder(plan.structure, self._classes)
 
     def __len__(self) -> int:

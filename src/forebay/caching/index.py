@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 from forebay.caching import columns, layout
 from forebay.caching.columns import Spec
 from forebay.caching.layout import Node
-from forebay.errors import InputError
+from forebay.errors import InputError, shortened
 
 NAME = "cache.json"
 FORMAT = 1
+# What wrong types, missing keys, huge numbers and endless nesting raise.
+_DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 def shard_name(number: int) -> str:
@@ -41,9 +44,14 @@ class Plan:
     structure: Node
     specs: list[Spec]
 
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return -(-self.samples // self.per_shard)
+
     def names(self) -> list[str]:
         """Return the names of the shards, in order."""
-        return [shard_name(at) for at in range(-(-self.samples // self.per_shard))]
+        return [shard_name(at) for at in range(self.shards)]
 
     def to_json(self) -> str:
         """Return it as text."""
@@ -65,18 +73,21 @@ class Plan:
         Raises:
             InputError: It is damaged.
         """
-        return _plan_of(json.loads(text))
+        try:
+            return _plan_of(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
 
 def _plan_of(told: Any) -> Plan:
     try:
         specs = [columns.from_json(spec) for spec in told["columns"]]
         samples, per_shard = int(told["samples"]), int(told["per_shard"])
-        if samples < 1 or per_shard < 1:
-            raise ValueError(f"{samples} samples, {per_shard} a shard")
+        if not 1 <= samples <= sys.maxsize or per_shard < 1:
+            raise ValueError(f"{samples} samples, {per_shard} in a shard")
         return Plan(samples, per_shard, layout.from_json(told["structure"]), specs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the plan of a cache is damaged: {error!r}") from error
+    except _DAMAGES as error:
+        raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,8 @@ class Index:
             InputError: It is damaged, or of another forebay.
         """
         path = private / NAME
+        if path.exists() and not path.is_file():
+            raise InputError(f"{str(path)!r} is no file\n  Remove it and call forebay.cache again.")
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             if told["format"] != FORMAT:
@@ -128,15 +141,15 @@ class Index:
                 )
             sizes = tuple(map(int, told["sizes"]))
             index = cls(_plan_of(told["plan"]), sizes, str(told["fingerprint"]), told["version"])
-            if len(sizes) != len(index.plan.names()):
+            if len(sizes) != index.plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except FileNotFoundError:
             return None
         except InputError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except _DAMAGES as error:
             raise InputError(
-                f"{str(path)!r} is damaged: {error!r}\n"
+                f"{str(path)!r} is damaged: {shortened(error)}\n"
                 "  Remove it and call forebay.cache again: what is done stays done."
             ) from error
         return index

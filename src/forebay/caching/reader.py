@@ -24,7 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from forebay.caching import layout
 from forebay.caching.columns import Spec, from_json
+from forebay.caching.index import Plan, shard_name
 from forebay.errors import InputError
 
 FORMAT = 1
@@ -42,6 +44,12 @@ _READ_AS = {
     "complex128": "complex128",
 }
 
+# What NumPy, Arrow and JSON raise over a file that was not written as it is read.
+_DAMAGES = (
+    *(OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    pa.ArrowException,
+)
+
 _BYTE, _LONG = np.dtype(np.uint8), np.dtype(np.int64)
 
 Bytes = npt.NDArray[np.uint8]
@@ -53,12 +61,15 @@ class Shard:
 
     Args:
         path: The file.
+        plan: The cache's, and
+        number: which of its shards this is; None for one that belongs to none yet.
 
     Raises:
-        InputError: It is missing, torn, or none of forebay's.
+        InputError: It is missing, torn, none of forebay's, or not this shard of the cache.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plan: Plan | None = None, number: int = 0) -> None:
+        self._path = path
         try:
             self._map = _mapped(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
@@ -67,7 +78,11 @@ class Shard:
                 raise InputError(f"its format is {told['format']}, and this forebay's {FORMAT}")
             self.specs = [from_json(spec) for spec in told["columns"]]
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
+            if plan is not None:
+                _check_place(plan, number, told, ends[-1] if ends else 0)
             self._getters = [
                 [
                     _getter(spec, column, self._map)
@@ -81,13 +96,8 @@ class Shard:
                 "  Call forebay.cache again, with the same dataset and directory: it makes that "
                 "shard anew."
             ) from error
-        except (OSError, RuntimeError, pa.ArrowInvalid, KeyError, ValueError, TypeError) as error:
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(
-                f"{str(path)!r} cannot be read as a shard of a cache: {words}\n"
-                "  Remove the file and call forebay.cache again, with the same dataset and "
-                "directory: it makes that shard anew."
-            ) from error
+        except _DAMAGES as error:
+            raise _damaged(path, error) from error
         self._starts = [0, *ends[:-1]]
         self._rows = ends[-1] if ends else 0
 
@@ -95,35 +105,64 @@ class Shard:
         return self._rows
 
     def leaves(self, row: int) -> list[Any]:
-        """Return the leaves of a sample by its place in the shard."""
+        """Return the leaves of a sample by its place in the shard.
+
+        Raises:
+            InputError: What the file says of it cannot be.
+        """
         at = bisect_right(self._starts, row) - 1
         row -= self._starts[at]
-        return [get(row) for get in self._getters[at]]
+        try:
+            return [get(row) for get in self._getters[at]]
+        except _DAMAGES as error:
+            raise _damaged(self._path, error) from error
 
     def table(self) -> pa.Table:
         """Return all rows, over the map."""
         return self._reader.read_all()
 
 
+def _check_place(plan: Plan, number: int, told: Any, rows: int) -> None:
+    """Raise InputError if a shard is not the one of this number."""
+    first = number * plan.per_shard
+    wanted = min(plan.per_shard, plan.samples - first)
+    if (told["first"], rows) != (first, wanted):
+        raise InputError(
+            f"it holds {rows:,} samples from sample {told['first']:,} on, and {wanted:,} from "
+            f"sample {first:,} on belong there"
+        )
+    if told["structure"] != layout.to_json(plan.structure):
+        raise InputError("its samples are not built as those of this cache")
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        f"{str(path)!r} cannot be read as a shard of this cache: {words}\n"
+        "  Remove the file and call forebay.cache again, with the same dataset and directory: it "
+        "makes that shard anew."
+    )
+
+
 class Shards:
-    """The shards of a cache, each mapped when it is first read. Travels by pickle as its paths.
+    """The shards of a cache, each mapped when it is first read. Travels by pickle as its plan.
 
     Args:
         folder: Where they are.
-        names: Their names, in order.
+        plan: How the cache is cut into them.
     """
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
-        self._folder, self._names = folder, names
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder, self._plan = folder, plan
         self._open: dict[int, Shard] = {}
 
     def __reduce__(self) -> Any:
-        return Shards, (self._folder, self._names)
+        return Shards, (self._folder, self._plan)
 
     def __getitem__(self, number: int) -> Shard:
         shard = self._open.get(number)
         if shard is None:
-            shard = Shard(self._folder / self._names[number])
+            shard = Shard(self._folder / shard_name(number), self._plan, number)
             if len(self._open) >= MOST_MAPS:
                 with suppress(RuntimeError):  # another thread is just making room
                     self._open.pop(next(iter(self._open)), None)
@@ -131,7 +170,7 @@ class Shards:
         return shard
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._plan.shards
 
 
 def _mapped(path: Path) -> Bytes:
@@ -221,4 +260,6 @@ def _numbers(
         return np.empty(0, dtype)
     start = buffer.address - whole.ctypes.data
     nbytes = buffer.size // dtype.itemsize * dtype.itemsize
+    if not 0 <= start <= len(whole) - nbytes:
+        raise ValueError("its columns are compressed")
     return whole[start : start + nbytes].view(dtype)

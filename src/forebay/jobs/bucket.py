@@ -12,6 +12,7 @@ The ledger, its lock and the scratch files are in a local folder that belongs to
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -26,8 +27,10 @@ from forebay.jobs.database import NAME
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.ledger_copy import LEDGER, LedgerCopy, read_run
 from forebay.jobs.lock import Holder
-from forebay.jobs.outputs import PRIVATE, Output, OutputFolder, Staging
-from forebay.jobs.records import Chore, OutputFile
+from forebay.jobs.output_folder import OutputFolder
+from forebay.jobs.output_names import PRIVATE, recorded_name
+from forebay.jobs.outputs import Output, Staging
+from forebay.jobs.records import Chore, OutputFile, Unpublished
 from forebay.jobs.status import read_snapshot
 from forebay.jobs.store import Store
 
@@ -37,10 +40,7 @@ class Bucket:
 
     Attributes:
         private: The local folder of the ledger, its lock, and whatever is on its way.
-        nests: False: one name may be a file, and a folder of other files too.
     """
-
-    nests = False
 
     def __init__(self, url: str) -> None:
         """Make the local folder that belongs to the URL.
@@ -75,25 +75,25 @@ class Bucket:
         """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
         self._copy.keep(ledger, now=now)
 
-    def staging(self, reserved: frozenset[str]) -> Uploads:
+    def staging(self) -> Uploads:
         """Return what the workers need to write here."""
-        return Uploads(self._store, self._local.staging(reserved), reserved)
+        return Uploads(self._store, self._local.staging())
 
     def flush(self) -> None:
         """Do nothing, for what is uploaded is durable; but stop if another machine took over."""
         self._copy.check()
 
-    def perform(self, chores: Sequence[Chore]) -> list[str]:
-        """Remove objects as the ledger says. Safe to do twice."""
-        self._store.remove(chore.name for chore in chores if chore.staged is None)
+    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+        """Remove objects as the ledger says. Safe to do twice.
+
+        Returns:
+            Nothing: workers upload outputs to their names.
+
+        Raises:
+            LedgerError: A name leads out of the folder; nothing was touched.
+        """
+        self._store.remove([recorded_name(one.name) for one in chores if one.staged is None])
         return []
-
-    def admit(self, name: str) -> None:
-        """Accept every name that a worker accepted: no link leads out of a bucket."""
-
-    def holds(self, name: str) -> bool:
-        """Say no: a bucket that held others' files was refused when it was first used."""
-        return False
 
     def size(self, name: str) -> int | None:
         """Return an object's bytes; None if there is none."""
@@ -103,8 +103,14 @@ class Bucket:
         """Return the name and bytes of every object, forebay's own left out, sorted."""
         return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
 
-    def write_table(self, name: str, write: Callable[[Path], object]) -> None:
-        """Have a table written to a local path, and upload it."""
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Have a table written to a local path, and upload it.
+
+        Raises:
+            FileExistsError: An object has its name, and it is not to replace that.
+        """
+        if not replaces and self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.locate(name))
         with tempfile.TemporaryDirectory(dir=self.private) as scratch:
             path = Path(scratch, name)
             write(path)
@@ -122,11 +128,10 @@ class Bucket:
 class Uploads:
     """A worker's end of an output URL. Travels by pickle."""
 
-    def __init__(self, store: Store, staging: Staging, reserved: frozenset[str]) -> None:
+    def __init__(self, store: Store, staging: Staging) -> None:
         """Stage files with `staging`, upload them to `store`."""
         self._store = store
         self._staging = staging
-        self._reserved = reserved
 
     def open(self, worker: int) -> None:
         """Make this worker's own folder, and find the store."""
@@ -135,7 +140,7 @@ class Uploads:
 
     def begin(self) -> Output:
         """Return the `out` of one input, with a folder of its own."""
-        return _Scratch(tempfile.mkdtemp(dir=self._staging.folder), self._reserved)
+        return _Scratch(tempfile.mkdtemp(dir=self._staging.folder))
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
         """Upload what one input made to where it belongs.

@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
-from forebay.jobs.database import DONE, FAILED, chunks, storable
-from forebay.jobs.records import Chore, Done, FailedInput
+from forebay.jobs.database import DONE, FAILED, chunks, reading, storable
+from forebay.jobs.output_names import recorded_name
+from forebay.jobs.records import Chore, Done, FailedInput, Unpublished
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
@@ -87,7 +88,10 @@ def settle(
     _rob(db, verdict.gone)
     _write(db, winners, [*failed, *lost], published, contested)
 
-    chores = [Chore(name) for name in removals if name not in published]
+    staged = {file.name for one in winners for file in one.outputs if file.staged}
+    # What a gone input left under such a name is replaced.
+    removals.update(dict.fromkeys(name for name in held if name in staged))
+    chores = [Chore(name) for name in removals if name not in published or name in staged]
     chores += [
         Chore(file.name, file.staged) for one in winners for file in one.outputs if file.staged
     ]
@@ -101,12 +105,43 @@ def settle(
     )
 
 
+def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
+    """Make inputs failed, some of whose files could not be given their names.
+
+    What they published becomes chores to remove. What stands in the way of the others stays.
+    """
+    reasons = {one.name: one.reason for one in unpublished}
+    held = _held(db, reasons)
+    owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
+    failed: list[FailedInput] = []
+    for part, marks in chunks(owners):
+        sql = (
+            "SELECT ordinal, attempts, seconds FROM inputs "  # noqa: S608
+            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
+        )
+        for ordinal, attempts, seconds in db.execute(sql, part):
+            failure = Failure("output", "OutputError", reasons[owners[ordinal]])
+            failure = replace(failure, attempts=attempts, seconds=seconds)
+            failed.append(FailedInput(ordinal, failure))
+    names = release(db, [one.ordinal for one in failed])
+    withdrawn = [*names, *reasons]
+    db.executemany(
+        "DELETE FROM chores WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in withdrawn)
+    )
+    chores = [Chore(name) for name in names if name not in reasons]
+    chores += [Chore(one.staged) for one in unpublished]
+    add_chores(db, chores)
+    _write(db, [], failed, {}, {})
+    return Recorded(chores, failed, len(failed))
+
+
 def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
     """Give up the claims of inputs and return the names of their outputs."""
     names: list[str] = []
     for part, marks in chunks(ordinals):
         rows = db.execute(f"SELECT outputs FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
-        names += [name for (text,) in rows if text for name, _ in json.loads(text)]
+        with reading("outputs"):
+            names += [name for (text,) in rows if text for name, _ in files_of(text)]
     db.executemany(
         "DELETE FROM outputs WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in names)
     )
@@ -181,7 +216,8 @@ def _withdraw(
         )
         for ordinal, attempts, seconds, outputs in rows.fetchall():
             lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal]))
-            names += [(ordinal, name) for name, _ in json.loads(outputs)]
+            with reading("outputs"):
+                names += [(ordinal, name) for name, _ in files_of(outputs)]
     return lost, names
 
 
@@ -211,7 +247,8 @@ def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
     """Strike from gone inputs the outputs that listed ones took over."""
     for ordinal, names in gone.items():
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
-        left = [[name, size] for name, size in json.loads(text) if name not in names]
+        with reading("outputs"):
+            left = [[name, size] for name, size in files_of(text) if name not in names]
         db.execute(
             "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
             (json.dumps(left), _ROBBED, ordinal),
@@ -259,6 +296,21 @@ def _packed(failure: Failure) -> str:
 
 
 def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
-    """Return the failure of an input from the columns that keep it."""
-    kept: Any = {name: str(value) for name, value in json.loads(error).items() if name in _PACKED}
-    return Failure(**kept, source=source, attempts=attempts, seconds=seconds)
+    """Return the failure of an input from the columns that keep it.
+
+    Raises:
+        LedgerError: They are damaged.
+    """
+    with reading("a failure"):
+        found = json.loads(error).items()
+        kept: Any = {name: str(value) for name, value in found if name in _PACKED}
+        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
+
+
+def files_of(outputs: str) -> list[tuple[str, int]]:
+    """Return name and size of each file, from the column that keeps them; call it in `reading`.
+
+    Raises:
+        LedgerError: A name leads out of the output folder.
+    """
+    return [(recorded_name(name), int(size)) for name, size in json.loads(outputs)]

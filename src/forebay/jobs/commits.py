@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from forebay.engine.events import Command, DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
-from forebay.failures import Failure
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.places import OutputPlace
 from forebay.jobs.records import Done, FailedInput
@@ -60,6 +59,7 @@ class Commits:
         self._retrying: dict[int, FailedInput] = {}
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
+        self._is_publishing = False  # the next record would forget what is not published yet
         self._last = time.monotonic()
 
     def add(self, outcome: Command) -> None:
@@ -119,76 +119,72 @@ class Commits:
                 return self.go_on(at_once)  # more came in since that flush began
             return self._commit()
         except OSError as error:
-            raise OutputError(
-                f"the outputs cannot be brought to their place: {error}\n"
-                f"  Results not committed: {count:,}. The ledger knows what to do about them.\n"
-                "  See to the disk's space and health, then make the same call again."
-            ) from error
+            raise _unable(error) from error
 
     def close(self) -> int:
-        """Commit what is left, failures that were still to be tried again too; return how many."""
+        """Commit what is left, failures that were still to be tried again too; return how many.
+
+        Nothing is committed after a commit that could not be published: the next run does that.
+        """
         try:
             self._failed |= self._retrying
-            commit = self.go_on(at_once=True)
+            commit = None if self._is_publishing else self.go_on(at_once=True)
         finally:
             self._thread.shutdown()
         return 0 if commit is None else len(commit.delivered) + commit.failed
 
     def _commit(self) -> Commit:
-        """Record and publish what was collected when the flush began; on an error, keep it."""
-        delivered, failed = self._done[: self._batch], self._failed
-        done, refused = self._acceptable(delivered)
-        recorded = self._ledger.record(done, [*failed.values(), *refused])
-        vanished = self._folder.perform(recorded.chores)
-        if vanished:
-            raise OutputError(
-                f"{vanished[0]!r} vanished between being staged and being published\n"
-                f"  Something else removes files below {str(self._folder.private)!r}. The same "
-                "call again redoes what was lost."
-            )
+        """Record and publish what was collected when the flush began."""
+        delivered, failed = self._done[: self._batch], [*self._failed.values()]
+        recorded = self._ledger.record(delivered, failed)
+        late, chores = recorded.failed[len(failed) :], recorded.chores
+        self._is_publishing = True
+        while unpublished := self._folder.perform(chores):
+            taken_back = self._ledger.take_back(unpublished)
+            late, chores = [*late, *taken_back.failed], taken_back.chores
+        self._is_publishing = False
         self._done, self._failed = self._done[self._batch :], {}
         self._folder.keep(self._ledger)
         self._last = time.monotonic()
-        late = recorded.failed[len(failed) :]
         ordinals = [done.ordinal for done in delivered]
-        return Commit(ordinals, len(delivered) - len(late), len(recorded.failed), late)
+        return Commit(ordinals, len(delivered) - len(late), len(failed) + len(late), late)
 
-    def _acceptable(self, delivered: list[Done]) -> tuple[list[Done], list[FailedInput]]:
-        """Set aside the inputs whose outputs must not be published."""
-        done, refused = [], []
-        names: set[str] = set()
-        folders: set[str] = set()
-        for each in delivered:
-            try:
-                for file in each.outputs:
-                    self._folder.admit(file.name)
-                    if self._folder.nests and (
-                        file.name in folders or not names.isdisjoint(_folders_of(file.name))
-                    ):
-                        raise OutputError(
-                            f"{file.name!r} is a file for one input and a folder for another\n"
-                            "  Only one of them was kept. Name one of the two differently."
-                        )
-                    if self._folder.holds(file.name) and not self._ledger.knows(file.name):
-                        raise OutputError(
-                            f"{file.name!r} exists already, and no input of forebay's made it\n"
-                            "  It was left as it is. Name the output differently, or move it away."
-                        )
-            except OutputError as error:
-                failure = Failure("output", "OutputError", str(error))
-                failure = replace(failure, attempts=each.attempts, seconds=each.seconds)
-                refused.append(FailedInput(each.ordinal, failure))
+
+def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
+    """Do what the ledger has pending: renames and removals that a run left to be done.
+
+    A file that cannot be given its name costs its input, which is recorded as failed.
+
+    Returns:
+        The names of those files.
+
+    Raises:
+        OutputError: The disk is full or broken; nothing is lost.
+    """
+    names: list[str] = []
+    try:
+        while chores := ledger.chores():
+            # Were it done only after, an older copy would know of outputs that are gone.
+            folder.keep(ledger, now=True)
+            unpublished = folder.perform(chores)
+            folder.flush()
+            if unpublished:
+                ledger.take_back(unpublished)
+                names += [one.name for one in unpublished]
             else:
-                done.append(each)
-                for file in each.outputs:
-                    names.add(file.name)
-                    folders.update(_folders_of(file.name))
-        return done, refused
+                ledger.clear_chores()
+    except OSError as error:
+        raise _unable(error) from error
+    folder.clean()
+    return names
 
 
-def _folders_of(name: str) -> list[str]:
-    """Return every folder that a name lies in: "a" and "a/b" for "a/b/c"."""
-    return [name[:at] for at, character in enumerate(name) if character == "/"]
+def _unable(error: OSError) -> OutputError:
+    return OutputError(
+        f"the outputs cannot be brought to their place: {error}\n"
+        "  Nothing is lost: the ledger knows which files are still to be renamed or removed.\n"
+        "  See to the disk's space and health, then make the same call again."
+    )
 
 
 def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from forebay.jobs.database import DONE, FAILED, put_meta
+from forebay.jobs.database import DONE, FAILED, put_meta, reading
 from forebay.jobs.records import Counts
 
 _KEY = "_counts"
@@ -13,7 +13,9 @@ _KEY = "_counts"
 
 def counts_in(meta: dict[str, str]) -> Counts:
     """Return the counts that the ledger's meta table holds."""
-    return Counts(*json.loads(meta.get(_KEY, "[0, 0, 0]")))
+    with reading("counts"):
+        total, done, failed = map(int, json.loads(meta.get(_KEY, "[0, 0, 0]")))
+        return Counts(total, done, failed)
 
 
 def read_counts(db: sqlite3.Connection) -> Counts:

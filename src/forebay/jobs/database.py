@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import BusyError, LedgerError
+from forebay.errors import BusyError, ForebayError, LedgerError, shortened
 
 NAME = "ledger.sqlite"
 FORMAT = 1
@@ -36,6 +37,13 @@ CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
 CREATE TABLE chores(name TEXT NOT NULL, staged TEXT);
 """
+_STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
+
+# What torn JSON and values of other types raise, where they are read.
+_DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+# How a journal ends that names another file, which SQLite then deletes.
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 def _decode(body: bytes) -> str:
@@ -147,16 +155,43 @@ class Database:
         if fresh:
             with self.transaction():
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                for statement in _SCHEMA.split(";\n"):
+                for statement in _STATEMENTS:
                     db.execute(statement)
 
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
-    """Open an SQLite file, decode strings as the ledger does, and begin no transactions."""
+    """Open an SQLite file, decode strings as the ledger does, and begin no transactions.
+
+    Raises:
+        LedgerError: Its journal would have SQLite delete another file.
+    """
+    _check_journal(path)
     uri = f"{path.absolute().as_uri()}?{query}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
     db.text_factory = _decode
     return db
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a journal of several databases: forebay writes none, and SQLite deletes what it names.
+
+    Raises:
+        LedgerError: It is one.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    if not journal.is_file():  # nor is a pipe to be opened
+        return
+    try:
+        with journal.open("rb") as file:
+            file.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+            end = file.read()
+    except OSError:  # it is shorter than that
+        return
+    if end == _JOURNAL_MAGIC:
+        raise LedgerError(
+            f"{journal} names another file, which would be deleted\n"
+            "  forebay did not write it. It was left as it is. Choose another output folder."
+        )
 
 
 def check(db: sqlite3.Connection, path: Path) -> bool:
@@ -180,7 +215,27 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             f"{path} was written by a newer forebay: format {version}, this one reads {FORMAT}\n"
             "  It was not changed. Upgrade forebay, or choose another output folder."
         )
+    found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+    if [sql for (sql,) in found] != _STATEMENTS:  # a view or a trigger could do anything
+        raise sqlite3.DatabaseError("its tables are not those of a ledger")
     return False
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what torn JSON and wrong types raise into a `LedgerError`.
+
+    Args:
+        what: What is read from the ledger, for the message.
+    """
+    try:
+        yield
+    except ForebayError:
+        raise
+    except _DAMAGES as error:
+        raise LedgerError(
+            f"the ledger's record of {what} is damaged: {shortened(error)}\n  {_advice('')}"
+        ) from error
 
 
 @contextmanager

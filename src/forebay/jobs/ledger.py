@@ -15,7 +15,7 @@ The driver holds the folder's lock from `open` to `close`; everybody else reads 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +23,32 @@ from typing import Any, Self
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
-from forebay.jobs.claims import Recorded, add_chores, release, settle, unpacked
+from forebay.jobs.claims import (
+    Recorded,
+    add_chores,
+    files_of,
+    release,
+    settle,
+    take_back,
+    unpacked,
+)
 from forebay.jobs.counters import counts_in, read_counts, recount, write_counts
-from forebay.jobs.database import FAILED, GONE, NAME, TODO, Database, chunks, put_meta, storable
+from forebay.jobs.database import (
+    FAILED,
+    GONE,
+    NAME,
+    TODO,
+    Database,
+    chunks,
+    put_meta,
+    reading,
+    storable,
+)
 from forebay.jobs.enrol import Enrolment, merge
 from forebay.jobs.lock import LOCK_NAME, FolderLock
-from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, Todo
+from forebay.jobs.output_names import table_name
+from forebay.jobs.records import Chore, Counts, Done, FailedInput, Input, Todo, Unpublished
+from forebay.options import TABLE_FORMATS
 
 _PAGE = 4096  # rows a query brings into memory at once
 _TODO_PAGE = 1024  # fewer, where the workers wait for the first
@@ -118,6 +138,16 @@ class Ledger:
         with self._database.transaction() as db:
             put_meta(db, key, value)
 
+    def tables(self) -> dict[str, bool]:
+        """Return the formats in which a table was written, and whether it is up to date."""
+        with reading("tables"):
+            found = json.loads(self.get_meta("tables") or "{}")
+            return {form: bool(found[form]) for form in TABLE_FORMATS if form in found}
+
+    def set_tables(self, tables: Mapping[str, bool]) -> None:
+        """Keep what `tables` returns; a table that is not among it is not this ledger's."""
+        self.set_meta("tables", json.dumps(dict(tables)))
+
     def backup(self, path: Path) -> None:
         """Write a copy of everything to a file, replacing it."""
         self._database.backup(path)
@@ -160,8 +190,10 @@ class Ledger:
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
     def restart(self) -> None:
-        """Forget everything; the recorded outputs become chores to remove."""
+        """Forget everything; the recorded outputs and tables become chores to remove."""
+        tables = [Chore(table_name(form)) for form in self.tables()]
         with self._database.transaction() as db:
+            add_chores(db, tables)
             db.execute(
                 "INSERT INTO chores SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
             )
@@ -218,6 +250,18 @@ class Ledger:
             write_counts(db, replace(counts, done=now_done, failed=now_failed))
         return recorded
 
+    def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
+        """Make the inputs failed whose files could not be given their names.
+
+        What else they published becomes chores to remove. Other chores stay.
+        """
+        with self._database.transaction() as db:
+            recorded = take_back(db, unpublished)
+            counts, number = read_counts(db), recorded.withdrawn
+            changed = replace(counts, done=counts.done - number, failed=counts.failed + number)
+            write_counts(db, changed)
+        return recorded
+
     def chores(self) -> list[Chore]:
         """Return the chores that are not known to be done, in the order to do them."""
         return [
@@ -250,8 +294,9 @@ class Ledger:
             "SELECT ordinal, source, row, outputs, metadata FROM inputs "
             "WHERE ordinal > max(?, 0) AND state = 1 ORDER BY ordinal LIMIT ?"
         )
-        for ordinal, source, row, outputs, metadata in self._paged(sql):
-            yield Result(ordinal, source, row, _files(outputs), metadata)
+        with reading("outputs"):
+            for ordinal, source, row, outputs, metadata in self._paged(sql):
+                yield Result(ordinal, source, row, files_of(outputs), metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
@@ -259,9 +304,10 @@ class Ledger:
             "SELECT ordinal, outputs FROM inputs "
             "WHERE ordinal > ? AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
         )
-        for ordinal, outputs in self._paged(sql):
-            for name, size in _files(outputs):
-                yield name, size, ordinal
+        with reading("outputs"):
+            for ordinal, outputs in self._paged(sql):
+                for name, size in files_of(outputs):
+                    yield name, size, ordinal
 
     def knows(self, name: str) -> bool:
         """Tell whether an input, of this listing or gone, claimed this output name."""
@@ -288,7 +334,3 @@ class Ledger:
         while rows := self._database.rows(sql, (after, _PAGE)):
             yield from rows
             after = rows[-1][0]
-
-
-def _files(outputs: str) -> list[tuple[str, int]]:
-    return [(name, size) for name, size in json.loads(outputs)]

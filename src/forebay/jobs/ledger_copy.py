@@ -21,11 +21,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import BusyError, OutputError
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.lock import Holder
-from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.store import Store
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
@@ -71,7 +72,7 @@ class Run:
         if self.host == os.uname().nodename:
             try:
                 os.kill(self.pid, 0)
-            except ProcessLookupError:
+            except (ProcessLookupError, OverflowError):
                 return None
             except OSError:
                 pass  # somebody else's process
@@ -85,12 +86,25 @@ class Run:
         return mine == theirs
 
 
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("host", "state", "began", "lineage"), str),
+    **dict.fromkeys(("pid", "generation"), int),
+    "heartbeat": float,
+}
+
+
 def read_run(store: Store) -> Run | None:
     """Return what run.json says; None if there is none or it is torn."""
     text = store.read(RUN)
+    if text is None:
+        return None
     try:
-        return None if text is None else Run(**json.loads(text))
-    except (ValueError, TypeError):
+        found = json.loads(text)
+        return Run(
+            **{name: kind(found[name]) for name, kind in _KINDS.items()},
+            command=str(found.get("command", "")),
+        )
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
 
 

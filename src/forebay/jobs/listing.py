@@ -4,6 +4,8 @@ A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says whic
 makes the whole listing unusable (an empty folder, a torn manifest) is an `InputError`, mostly
 raised before the first record. One bad path among many is no error: its identity says "missing"
 or "directory", and the job fails that input alone.
+
+Long because every kind of input is told from the others here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from forebay.errors import InputError
 from forebay.jobs.database import NAME
 from forebay.jobs.manifest import SUFFIXES, Manifest, open_manifest
-from forebay.jobs.outputs import PRIVATE
+from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.records import Input
 
 TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
@@ -37,6 +40,7 @@ class Listing:
         kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
         columns: The manifest's columns in its order; () otherwise.
         description: One line for messages, such as "manifest dataset.csv".
+        is_search: Whether they were found in a folder or by a glob, and not named one by one.
         folder: Where a manifest's relative `destination` starts: an absolute path, or a URL.
     """
 
@@ -44,6 +48,7 @@ class Listing:
     columns: tuple[str, ...]
     description: str
     _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    is_search: bool = False
     folder: str | None = None
 
     def __iter__(self) -> Iterator[Input]:
@@ -132,7 +137,7 @@ def list_folder(name: str) -> Listing:
     """
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
-    return _with_any(Listing("paths", (), shown, lambda: _walk_folder(name, ())), reason)
+    return _found(shown, partial(_walk_folder, name, ()), reason)
 
 
 def _only_table(tables: list[str], shown: str) -> str:
@@ -155,15 +160,14 @@ def _list_glob(name: str, shown: str) -> Listing:
     matches = sorted(set(glob.iglob(name, recursive=True)))
 
     def walk() -> Iterator[Input]:
-        found = (Input(_storable(path), None, _identity(path)) for path in matches)
-        return (one for one in found if one.identity != "directory")
+        return (one for one in _walk_list(matches) if one.identity != "directory")
 
     reason = "this glob matches folders only" if matches else "this glob matches nothing"
     head, tail = (shown, "*") if matches else os.path.split(shown)
     advice = f"Looked from the folder {os.getcwd()}."
     if matches or "**" not in shown:
         advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
-    return _with_any(Listing("paths", (), shown, walk), reason, advice)
+    return _found(shown, walk, reason, advice)
 
 
 def _list_url(url: str) -> Listing:
@@ -203,19 +207,23 @@ def _list_url(url: str) -> Listing:
         # A key that ends with "/" is how an object store marks a folder.
         if info["type"] != "directory" and not name.endswith("/")
     )
-    return _with_any(Listing("paths", (), shown, lambda: iter(inputs)), "no files there")
+    return _found(shown, lambda: iter(inputs), "no files there")
 
 
 def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
-    description = f"manifest {manifest.name}"
-    return Listing("rows", manifest.columns, description, lambda: iter(manifest), folder)
+    name = f"manifest {manifest.name}"
+    return Listing("rows", manifest.columns, name, manifest.__iter__, folder=folder)
 
 
-def _with_any(listing: Listing, reason: str, advice: str = "") -> Listing:
-    if next(iter(listing), None) is None:
-        rest = advice or "There is nothing to work on."
-        raise InputError(f"{listing.description}: {reason}\n  {rest}")
-    return listing
+def _found(
+    description: str,
+    walk: Callable[[], Iterator[Input]],
+    reason: str,
+    advice: str = "There is nothing to work on.",
+) -> Listing:
+    if next(walk(), None) is None:
+        raise InputError(f"{description}: {reason}\n  {advice}")
+    return Listing("paths", (), description, walk, is_search=True)
 
 
 def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:

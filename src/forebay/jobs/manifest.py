@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
-from forebay.errors import InputError
+from forebay.errors import InputError, shortened
 from forebay.jobs.records import Input
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -129,10 +129,18 @@ def located(row: _Row, folder: str | None) -> _Row:
     Args:
         row: A row of a table. A destination that is absolute, or a URL, stays as it is.
         folder: The folder of the table, or its URL; None for a table that is nowhere.
+
+    Raises:
+        InputError: The destination would leave the folder.
     """
     path = row.get(DESTINATION)
     if not folder or not isinstance(path, str) or not path or "://" in path:
         return row
+    if not os.path.isabs(path) and ".." in path.split("/"):
+        raise InputError(
+            f"the table in {folder} names the output {shortened(path)}, which would leave that "
+            "folder\n  preprocess writes no such name. Correct it, or give an absolute path."
+        )
     if "://" in folder and not os.path.isabs(path):
         return {**row, DESTINATION: f"{folder}/{path}"}
     return {**row, DESTINATION: os.path.join(folder, path)}

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forebay.errors import OptionError, OutputError
+from forebay.jobs.database import reading
 from forebay.jobs.schema import NULL, Kind, Row, as_json, fit, settled, widen_row
 from forebay.jobs.table import GROUP_ROWS, batches, encoded, read_table, schema_of
 
@@ -74,14 +75,16 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
 def _rows(
     records: Iterable[tuple[str | int, str | None, str]], columns: tuple[str, ...]
 ) -> Iterator[Row]:
-    for source, text, metadata in records:
-        listed = {} if text is None else json.loads(text)
-        row = {name: listed.get(name) for name in columns}
-        row["destination"] = None  # what the manifest calls so is this stage's source, if anything
-        if source != "":  # the manifest has a path column
-            row["source"] = source
-        for given in json.loads(metadata):
-            yield {**row, **given}
+    with reading("metadata"):
+        for source, text, metadata in records:
+            listed = {} if text is None else json.loads(text)
+            row = {name: listed.get(name) for name in columns}
+            # What the manifest calls so is this stage's source, if anything.
+            row["destination"] = None
+            if source != "":  # the manifest has a path column
+                row["source"] = source
+            for given in json.loads(metadata):
+                yield {**row, **given}
 
 
 def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:

@@ -13,8 +13,9 @@ from forebay.errors import OptionError
 from forebay.jobs.bucket import Bucket, newest_copy
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.lock import Holder
-from forebay.jobs.outputs import PRIVATE, OutputFolder
-from forebay.jobs.records import Chore, Input
+from forebay.jobs.output_folder import OutputFolder
+from forebay.jobs.output_names import PRIVATE
+from forebay.jobs.records import Chore, Input, Unpublished
 from forebay.jobs.status import Snapshot, read_snapshot
 from forebay.jobs.work import WorkerEnd
 from forebay.options import PreprocessOptions
@@ -27,11 +28,9 @@ class OutputPlace(Protocol):
 
     Attributes:
         private: A local folder of forebay's own, for what is on its way.
-        nests: Whether a name cannot be a file and a folder at once.
     """
 
     private: Path
-    nests: bool
 
     def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""
@@ -40,22 +39,15 @@ class OutputPlace(Protocol):
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:
         """See to it that the ledger outlives this machine, if the place does."""
 
-    def staging(self, reserved: frozenset[str]) -> WorkerEnd:
+    def staging(self) -> WorkerEnd:
         """Return what the workers need to write here."""
         ...
 
     def flush(self) -> None:
         """Make durable what was written here."""
 
-    def perform(self, chores: Sequence[Chore]) -> list[str]:
-        """Publish and remove files; return the names of those that vanished."""
-        ...
-
-    def admit(self, name: str) -> None:
-        """Raise OutputError if nothing may be published under a name."""
-
-    def holds(self, name: str) -> bool:
-        """Tell whether something was under a name before."""
+    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+        """Remove and publish files; return those that cannot be published."""
         ...
 
     def size(self, name: str) -> int | None:
@@ -66,8 +58,8 @@ class OutputPlace(Protocol):
         """Return the name and bytes of every file, forebay's own left out, sorted."""
         ...
 
-    def write_table(self, name: str, write: Callable[[Path], object]) -> None:
-        """Have a table written, and publish it."""
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Have a table written, and publish it; raise FileExistsError if it may not replace one."""
 
     def locate(self, name: str) -> Path | str:
         """Return where a published file is: a path, or a URL."""
@@ -166,26 +158,3 @@ def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[In
         if "://" in each.source:
             check_in_reach(each.source, options)
         yield each
-
-
-def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that would become an input of the next run.
-
-    Raises:
-        OptionError: It lies in the folder of the inputs.
-    """
-    if not isinstance(inputs, str | os.PathLike):
-        return
-    folder, inside = local_path(inputs), local_path(output)
-    if "://" in folder:
-        folder = folder.rstrip("/")
-    elif os.path.isdir(folder) and "://" not in inside:
-        folder, inside = os.path.realpath(folder), os.path.realpath(inside)
-    else:
-        return
-    if inside == folder or inside.startswith(folder + os.sep):
-        raise OptionError(
-            f"the output folder {os.fspath(output)!r} lies in the input folder "
-            f"{os.fspath(inputs)!r}\n"
-            "  Its files would be the next run's inputs. Choose an output folder outside."
-        )

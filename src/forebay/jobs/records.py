@@ -87,11 +87,26 @@ class FailedInput(NamedTuple):
 class Chore:
     """Something to do in the output folder after a commit, safe to do twice.
 
-    A chore with a `staged` path renames it to `name`; one without removes `name`.
+    A chore with a `staged` path renames it to `name`, which must be free; one without removes
+    `name`. With both of a name, the file there is replaced.
     """
 
     name: str
     staged: str | None = None
+
+
+class Unpublished(NamedTuple):
+    """A staged file that could not be given its name.
+
+    Attributes:
+        name: Its name, where something else may stand.
+        staged: Where it waits.
+        reason: Why, for a person.
+    """
+
+    name: str
+    staged: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

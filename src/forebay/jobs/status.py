@@ -25,7 +25,7 @@ from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
 from forebay.jobs.claims import unpacked
 from forebay.jobs.counters import counts_in
-from forebay.jobs.database import NAME, check, connect, in_words
+from forebay.jobs.database import FAILED, NAME, check, connect, in_words
 from forebay.jobs.lock import LOCK_NAME, Holder, find_holder
 from forebay.jobs.records import Counts
 from forebay.observe.progress import counted, duration
@@ -40,7 +40,7 @@ _PAGE = 1000
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 _COLUMNS = "SELECT ordinal, source, row, state, metadata, attempts, seconds, error FROM inputs "
-_FAILED = _COLUMNS + "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+_FAILURES = _COLUMNS + "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
 _LISTED = _COLUMNS + "WHERE ordinal > max(?, 0) ORDER BY ordinal LIMIT ?"
 
 _Found = TypeVar("_Found")
@@ -123,7 +123,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 def read_failures(folder: Path) -> Iterator[Failure]:
     """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
-    for entry in _paged(folder, _FAILED):
+    for entry in _paged(folder, _FAILURES):
         assert entry.failure is not None, "the query asks for failed inputs"
         yield entry.failure
 
@@ -145,7 +145,7 @@ def _paged(folder: Path, sql: str) -> Iterator[Entry]:
             return
         for _, source, row, state, metadata, attempts, seconds, error in rows:
             name = source or row or ""
-            failure = unpacked(name, attempts, seconds, error) if error else None
+            failure = unpacked(name, attempts, seconds, error) if state == FAILED else None
             yield Entry(row, state, metadata, failure)
         after = rows[-1][0]
 

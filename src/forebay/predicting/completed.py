@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
+from forebay.jobs.database import reading
 from forebay.jobs.ledger import Result
 from forebay.jobs.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
@@ -39,18 +40,21 @@ class CompletedParts(NamedTuple):
 
         Raises:
             OutputError: Models in different workers returned different columns.
+            LedgerError: A part's record is damaged.
         """
         rows, failures, columns = 0, FailureLog(), None
         failing: list[Todo] = []
-        for result in results:
-            record = json.loads(result.metadata)[0]
-            rows += record["rows"]
-            failures.extend(sample_failure(*one) for one in record["failures"])
-            if record["failures"]:
-                failing.append(Todo(result.ordinal, result.source, result.row))
-            if record["columns"] is not None:
-                columns = columns or record["columns"]
-                check_specs(columns, record["columns"], json.loads(result.row or "")["first"])
+        with reading("a part"):
+            for result in results:
+                record = json.loads(result.metadata)[0]
+                rows += int(record["rows"])
+                failures.extend(sample_failure(*one) for one in record["failures"])
+                if record["failures"]:
+                    failing.append(Todo(result.ordinal, result.source, result.row))
+                if record["columns"] is not None:
+                    columns = columns or dict(record["columns"])
+                    first = int(json.loads(result.row or "")["first"])
+                    check_specs(columns, record["columns"], first)
         return cls(rows, failures, columns, failing)
 
     @staticmethod

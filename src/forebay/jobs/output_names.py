@@ -1,0 +1,126 @@
+"""Which names files may have in an output folder: relative, inside of it, not forebay's. PURE.
+
+    out.file("a/../../x")            asked_name ─────> OutputError, in the worker
+    ledger: "../../x", "/etc/x"      recorded_name ──> LedgerError, before a path is made of it
+
+Whoever wrote the ledger, no name in it reaches a file outside of the output folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+
+from forebay.errors import LedgerError, OutputError, shortened
+from forebay.options import TABLE_FORMATS
+
+# forebay's own folder inside every output folder, and where files wait in it.
+PRIVATE = ".forebay"
+STAGING = f"{PRIVATE}/staging"
+
+
+def table_name(form: str) -> str:
+    """Return the file name of a metadata table of a format."""
+    return f"metadata.{form}"
+
+
+# First parts of names that outputs cannot have. Some file systems do not tell "A" from "a".
+_OWN = frozenset([PRIVATE, *map(table_name, TABLE_FORMATS)])
+
+
+def normalized(name: object) -> str:
+    """Return a relative name in its one spelling: "a/b" for "a//./b".
+
+    Raises:
+        ValueError: It is not the name of a file inside of a folder; says why.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError("is not the name of a file")
+    if "\0" in name:
+        raise ValueError("holds a NUL character")
+    if "/" not in name and name[0] != ".":
+        return name  # the usual case, and the quick one
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise ValueError("would leave the output folder")
+    return str(path)
+
+
+def asked_name(name: object) -> str:
+    """Return the name that a function gives an output.
+
+    Raises:
+        OutputError: It is not a relative name in the output folder, or it is forebay's own.
+    """
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    try:
+        final = normalized(name)
+    except ValueError as error:
+        raise OutputError(
+            f"out.file({shortened(name)}) {error}\n"
+            "  Nothing was written. Give a name relative to the output folder, such as "
+            "'speaker1/a.flac'."
+        ) from None
+    if final.partition("/")[0].casefold() in _OWN:
+        raise OutputError(f"out.file({name!r}): that name is forebay's own; choose another")
+    return final
+
+
+def recorded_name(name: object) -> str:
+    """Return the name of an output that a ledger holds.
+
+    Raises:
+        LedgerError: No output can have that name; the ledger was not written by forebay.
+    """
+    try:
+        final = _as_written(name)
+        if final.partition("/")[0] == PRIVATE:
+            raise ValueError("is forebay's own")
+    except ValueError as error:
+        raise _foreign(name, error) from None
+    return final
+
+
+def staged_name(name: object) -> str:
+    """Return where a ledger says that a file waits.
+
+    Raises:
+        LedgerError: It is not in the staging folder; the ledger was not written by forebay.
+    """
+    try:
+        staged = _as_written(name)
+        if not staged.startswith(f"{STAGING}/"):
+            raise ValueError(f"is not in {STAGING}")
+    except ValueError as error:
+        raise _foreign(name, error) from None
+    return staged
+
+
+def removable_name(name: object) -> str:
+    """Return a name that a ledger says is to be removed: an output's, or that of a staged file.
+
+    Raises:
+        LedgerError: It is neither; the ledger was not written by forebay.
+    """
+    is_staged = isinstance(name, str) and name.startswith(f"{STAGING}/")
+    return staged_name(name) if is_staged else recorded_name(name)
+
+
+def folders_of(name: str) -> list[str]:
+    """Return every folder that a name lies in: "a" and "a/b" for "a/b/c"."""
+    return [name[:at] for at, character in enumerate(name) if character == "/"]
+
+
+def _as_written(name: object) -> str:
+    final = normalized(name)
+    if final != name:
+        raise ValueError("is not in its one spelling")
+    return final
+
+
+def _foreign(name: object, reason: ValueError) -> LedgerError:
+    return LedgerError(
+        f"the ledger names an output {shortened(name)}, which {reason}\n"
+        "  It is damaged, or was made to do harm. Nothing was changed. Use another output folder, "
+        "or bring back a copy of this one that you trust."
+    )
