@@ -109,6 +109,7 @@ class Session:
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
+        self.ledger.keep_alive()  # a thread, after the workers may have been forked from here
 
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
@@ -187,6 +188,7 @@ class Session:
             work: What to call; what it raises ends the run.
             progress: Told of the inputs that end.
         """
+        self.ledger.keep_alive()
         before = self._begin_work()
         job = PreprocessJob(work, "rows", self.folder.staging(_TABLES))
         with generators_kept():

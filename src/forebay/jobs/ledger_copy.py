@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from forebay.errors import BusyError, OutputError
+from forebay.jobs.holder import Holder
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.lock import Holder
 from forebay.jobs.outputs import PRIVATE
 from forebay.jobs.store import Store
 

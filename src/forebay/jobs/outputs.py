@@ -16,6 +16,7 @@ import ctypes
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -226,9 +227,8 @@ class OutputFolder:
             with os.scandir(path) as entries:
                 self._was_empty = next(entries, None) is None
             self.private.mkdir(exist_ok=True)
-            probe = self.private / "probe"
-            probe.write_bytes(b"forebay")
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self.private) as probe:  # one for each that starts
+                probe.write(b"forebay")
         except OSError as error:
             raise OutputError(
                 f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"

@@ -23,7 +23,8 @@ from forebay.failures import Failure
 from forebay.jobs.claims import unpacked
 from forebay.jobs.counters import counts_in
 from forebay.jobs.database import NAME, check, connect, in_words
-from forebay.jobs.lock import LOCK_NAME, Holder, find_holder
+from forebay.jobs.holder import Holder
+from forebay.jobs.lock import LOCK_NAME, find_holder
 from forebay.jobs.records import Counts
 
 _JOURNAL = NAME + "-journal"
