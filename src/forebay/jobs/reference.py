@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from forebay.errors import OptionError
+from forebay.import_path import add_folder
 
 
 def load_work(reference: str) -> Any:
@@ -48,20 +49,17 @@ def load_work(reference: str) -> Any:
 
 
 def _from_path(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    add_folder(os.getcwd())
     return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a script, finding its neighbours as `python script.py` would, but not as main."""
+    """Import a script, but not as main; modules beside it are found after the standard library."""
     import cloudpickle
 
     if not path.is_file():
         raise OptionError(f"{str(path)!r} is no file; looked from {os.getcwd()!r}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    add_folder(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
