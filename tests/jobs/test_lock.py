@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,12 +166,12 @@ def _dead(tmp_path):
     """A process that has ended and was waited for."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    return replace(Holder.this_process(""), pid=gone.pid)
+    return replace(Holder.this_process("", tmp_path), pid=gone.pid)
 
 
 def _reused(tmp_path):
     """A live process that has the number of one that started earlier."""
-    return replace(Holder.this_process(""), process_start="1")
+    return replace(Holder.this_process("", tmp_path), process_start="1")
 
 
 @pytest.mark.parametrize("former", [_dead, _reused])
@@ -186,12 +187,21 @@ def test_a_killed_process_does_not_count_before_it_is_waited_for(tmp_path, witho
     """Its number still exists, as that of a zombie."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        holder = replace(Holder.this_process(""), pid=process.pid, process_start=start)
+        holder = replace(Holder.this_process("", tmp_path), pid=process.pid, process_start=start)
         _leave_record(tmp_path, 1, holder)
         assert find_holder(tmp_path / "lock") == holder
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         FolderLock(tmp_path / "lock").close()
+
+
+def test_a_copy_of_a_folder_in_use_is_nobodys(tmp_path):
+    """The record in it is that of the original."""
+    lock = FolderLock(tmp_path / "lock")
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert find_holder(tmp_path / "copy" / "lock") is None
+    FolderLock(tmp_path / "copy" / "lock").close()
+    lock.close()
 
 
 ELSEWHERE = Holder("elsewhere", 1, "2030-01-01T00:00:00+00:00", "a command", "another kernel", "9")
@@ -264,7 +274,7 @@ def test_a_driver_whose_folder_was_taken_over_commits_nothing(tmp_path):
 def test_a_number_that_others_used_up_meanwhile_is_no_lock(tmp_path, without_flock, monkeypatch):
     """One who looked long ago makes a file that was made and removed since, and sees that."""
     newest = lock_module._newest
-    _leave_record(tmp_path, 3, Holder.this_process("the third"))
+    _leave_record(tmp_path, 3, Holder.this_process("the third", tmp_path))
     stale = iter([lock_module._Record(1, None, True, 0)])
     monkeypatch.setattr(lock_module, "_newest", lambda path: next(stale, None) or newest(path))
     with pytest.raises(BusyError, match="the third"):

@@ -19,6 +19,7 @@ class Holder:
         kernel: The running kernel and its namespace of process ids; "" where that is not known.
         process_start: When that kernel started the process, in clock ticks since it booted: what
             tells a process from a later one with the same id. "" where that is not known.
+        folder: Where the folder of the lock is on that machine, without symbolic links.
     """
 
     host: str = ""
@@ -27,6 +28,7 @@ class Holder:
     command: str = ""
     kernel: str = ""
     process_start: str = ""
+    folder: str = ""
 
     def __str__(self) -> str:
         if not self.pid:
@@ -34,7 +36,7 @@ class Holder:
         return f"pid {self.pid} on {self.host}, since {self.started}"
 
     @classmethod
-    def this_process(cls, command: str) -> Holder:
+    def this_process(cls, command: str, folder: str | os.PathLike[str]) -> Holder:
         """Return the record of this process, which takes the folder now."""
         return cls(
             host=os.uname().nodename,
@@ -43,6 +45,7 @@ class Holder:
             command=command,
             kernel=_kernel(),
             process_start=_state_and_start(os.getpid())[1],
+            folder=os.path.realpath(folder),
         )
 
     @property
@@ -66,6 +69,10 @@ class Holder:
     def is_known_dead(self) -> bool:
         """Whether its process can be seen not to be there."""
         return self.is_visible and not self.is_alive
+
+    def is_copied(self, folder: str | os.PathLike[str]) -> bool:
+        """Whether the record came into this folder with a copy of another one of this machine."""
+        return self.is_visible and self.folder != os.path.realpath(folder)
 
 
 def _kernel() -> str:

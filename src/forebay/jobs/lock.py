@@ -89,7 +89,7 @@ class FolderLock:
             ) from error
         try:
             self._take_flock()
-            self._take_record(Holder.this_process(command))
+            self._take_record(Holder.this_process(command, self.path.parent))
         except BaseException:
             os.close(self._fd)
             raise
@@ -190,7 +190,9 @@ class FolderLock:
         while not record.is_over:
             holder, waited_s = record.holder, time.monotonic() - since
             if holder is not None and (holder.is_visible or record != first):
-                if holder.is_known_dead:
+                # Of one folder under two names, the file system's own lock would know.
+                is_copied = self.native and holder.is_copied(self.path.parent)
+                if is_copied or holder.is_known_dead:
                     return
                 raise self._busy(holder)
             if waited_s >= STALE_S:
@@ -255,7 +257,9 @@ def find_holder(path: Path) -> Holder | None:
     holder = None if newest is None else newest.holder
     if _is_locked(path):
         return holder or Holder()
-    if newest is None or holder is None or holder.is_known_dead:
+    if newest is None or holder is None:
+        return None
+    if holder.is_known_dead or holder.is_copied(path.parent):
         return None
     is_fresh = time.time() - newest.renewed_ns / 1e9 < STALE_S
     return holder if holder.is_visible or is_fresh else None
