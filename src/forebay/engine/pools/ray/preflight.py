@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
-from forebay.engine.pools.ray.shipping import find_in
+from forebay.engine.pools.ray.shipping import find_in, leave_out
 from forebay.errors import ForebayError, OptionError, OutputError
 
 # How long a node may take to prove itself; importing a large library from a slow disk takes some.
@@ -89,7 +89,7 @@ def prove(
                 max_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 **options,
-            ).remote(shared, nonce, node.id, list(sys.path))
+            ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
             for node in nodes
         ]
         ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
@@ -105,14 +105,28 @@ def prove(
     }
 
 
-def look_around(check: NodeCheck, nonce: str, node: str, path: Sequence[str]) -> Seen:
-    """Look, on a node, at what it has; the driver, whose `sys.path` is given, judges."""
+def look_around(
+    check: NodeCheck, nonce: str, node: str, path: Sequence[str], working_folder: str
+) -> Seen:
+    """Look, on a node, at what it has; the driver judges.
+
+    Args:
+        check: What the node must prove.
+        nonce: What the driver wrote.
+        node: The node's id.
+        path: The driver's `sys.path`.
+        working_folder: The driver's.
+    """
     find_in(path)
     unloadable = folder = ""
+    with_folder = list(sys.path)  # other tasks of the driver run in this process too
+    leave_out(working_folder, path)
     try:
         pickle.loads(check.work)  # noqa: S301 - from our own driver
     except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
         unloadable = f"{type(error).__name__}: {error}"
+    finally:
+        sys.path[:] = with_folder
     name = _spoken(check.folder, nonce)
     if name is not None:
         try:
