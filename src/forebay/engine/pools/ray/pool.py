@@ -31,8 +31,8 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.host import Host, Hosting
 from forebay.engine.pools.ray.listener import Message, listen
+from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
-from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.engine.pools.ray.watch import Gone, Look, Watch, environment_of
 from forebay.engine.pools.worker import failure_of
@@ -66,7 +66,7 @@ class RayPool(Pool):
     Args:
         hosting: What each host does, with the job in it; sent once, to be shared by all.
         where: Which cluster, and what one worker takes of it.
-        check: What each node must prove before it gets work.
+        check: What is checked on each node before it gets work.
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
         ahead: Messages of a worker that may wait to be listened to before it is held up.
@@ -93,7 +93,7 @@ class RayPool(Pool):
         arrive: Callable[[Event], Event] = lambda event: event,
         say: Callable[[str], None],
     ) -> None:
-        """Join the cluster, and have its nodes prove themselves."""
+        """Join the cluster, and check its nodes."""
         self._began = cluster.join(where.address, say)
         import ray
 

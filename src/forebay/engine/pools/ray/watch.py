@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.engine.pools.ray import cluster
+from forebay.engine.pools.ray.node_checks import NodeCheck, check_nodes
 from forebay.engine.pools.ray.nodes import Node, room
-from forebay.engine.pools.ray.preflight import NodeCheck, prove
 from forebay.errors import ForebayError
 from forebay.options import Ray
 
@@ -63,7 +63,7 @@ class Watch:
         self._over = threading.Event()
         self._session = cluster.session()
         self.nodes = cluster.nodes()
-        for error in self._prove(self.nodes).values():
+        for error in self._check_new(self.nodes).values():
             raise error
         self._thread = threading.Thread(target=self._look_on, name="forebay-watch", daemon=True)
         self._thread.start()
@@ -79,20 +79,20 @@ class Watch:
                 nodes = cluster.nodes()
                 if cluster.session() != self._session:
                     raise ConnectionError("Ray was shut down, and connected to anew")
-                refused = self._prove(nodes)
+                refused = self._check_new(nodes)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
                 if not self._over.is_set():
                     self._tell(Gone(f"the Ray cluster is gone: {cluster.first_line(error)}"))
                 return
             self._tell(Look([node for node in nodes if node.id not in self._bad], refused))
 
-    def _prove(self, nodes: list[Node]) -> dict[str, ForebayError]:
+    def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
         """Have those nodes prove themselves that are large enough and new."""
         known = self._proven | self._bad
         new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
         if not new:
             return {}
-        refused = prove(new, self._check, self._environment)
+        refused = check_nodes(new, self._check, self._environment)
         self._bad.update(refused)
         self._proven.update(node.id for node in new if node.id not in refused)
         return refused
