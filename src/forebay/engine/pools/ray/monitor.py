@@ -1,4 +1,4 @@
-"""The watch over a cluster: which nodes there are, and which of them may be used."""
+"""A thread that asks the cluster which nodes there are, and checks those that are new."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from forebay.engine.pools.ray.nodes import Node, room
 from forebay.errors import ForebayError
 from forebay.options import Ray
 
-# How often the cluster is looked at, for nodes that joined and for room.
-LOOK_S = 1.0
+# How often the cluster is asked, for nodes that joined and for room.
+PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a look at the cluster found.
+class ClusterState:
+    """What the cluster has now.
 
     Attributes:
         nodes: The nodes that may be used, and those that are too small.
-        refused: What is wrong with those that joined and may not, by their ids.
+        refused: What is wrong with new nodes that may not be used, by their ids.
     """
 
     nodes: list[Node]
@@ -31,50 +31,53 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ClusterLost:
     """The cluster does not answer, or this process left it."""
 
     why: str
 
 
-class Watch:
-    """Looks at the cluster now and then, in a thread of its own: it may be slow to answer.
+class ClusterMonitor:
+    """Asks the cluster every PERIOD_S, in a thread of its own: it may be slow to answer.
 
     Args:
-        where: What a worker needs; smaller nodes need not prove anything.
-        check: What a node must prove before it is used, once.
-        tell: Called in the watch's thread with each `Look`, and at the end with a `Gone`.
+        where: What a worker needs; smaller nodes are not checked.
+        check: What is checked on a node, once, before it is used.
+        report: Called in the monitor's thread with each `ClusterState`, and at the end with a
+            `ClusterLost`.
 
     Attributes:
-        nodes: All, as the first look found them.
+        nodes: All nodes that there were at first.
 
     Raises:
-        ForebayError: Of the nodes that are there from the start, one cannot prove itself.
+        ForebayError: One of the first nodes does not pass its check.
     """
 
-    def __init__(self, where: Ray, check: NodeCheck, tell: Callable[[Look | Gone], None]) -> None:
-        """Look once; have every node prove itself."""
+    def __init__(
+        self, where: Ray, check: NodeCheck, report: Callable[[ClusterState | ClusterLost], None]
+    ) -> None:
+        """Ask once, and check every node."""
         self._need = where.need()
         self._environment: dict[str, Any] = environment_of(where)
         self._check = check
-        self._tell = tell
-        self._proven: set[str] = set()
+        self._report = report
+        self._good: set[str] = set()
         self._bad: set[str] = set()
         self._over = threading.Event()
         self._session = cluster.session()
         self.nodes = cluster.nodes()
         for error in self._check_new(self.nodes).values():
             raise error
-        self._thread = threading.Thread(target=self._look_on, name="forebay-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forebay-monitor", daemon=True)
         self._thread.start()
 
     def close(self, patience_s: float) -> None:
-        """Look no more."""
+        """End the thread."""
         self._over.set()
         self._thread.join(patience_s)
 
-    def _look_on(self) -> None:
-        while not self._over.wait(LOOK_S):
+    def _run(self) -> None:
+        while not self._over.wait(PERIOD_S):
             try:
                 nodes = cluster.nodes()
                 if cluster.session() != self._session:
@@ -82,19 +85,23 @@ class Watch:
                 refused = self._check_new(nodes)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
                 if not self._over.is_set():
-                    self._tell(Gone(f"the Ray cluster is gone: {cluster.first_line(error)}"))
+                    self._report(
+                        ClusterLost(f"the Ray cluster is gone: {cluster.first_line(error)}")
+                    )
                 return
-            self._tell(Look([node for node in nodes if node.id not in self._bad], refused))
+            self._report(
+                ClusterState([node for node in nodes if node.id not in self._bad], refused)
+            )
 
     def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
-        """Have those nodes prove themselves that are large enough and new."""
-        known = self._proven | self._bad
+        """Check the nodes that are large enough and new."""
+        known = self._good | self._bad
         new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
         if not new:
             return {}
         refused = check_nodes(new, self._check, self._environment)
         self._bad.update(refused)
-        self._proven.update(node.id for node in new if node.id not in refused)
+        self._good.update(node.id for node in new if node.id not in refused)
         return refused
 
 
