@@ -215,13 +215,13 @@ def test_a_padded_batch_is_made_in_the_slot_and_not_copied():
     packer.begin(slot)
     batch = pad(9)(samples)
     inside = batch.data_ptr() - start, batch.nbytes
-    parcel = packer.pack(batch)
+    packed = packer.pack(batch)
     del batch
-    parcel = packer.seal(parcel)
+    packed = packer.seal(packed)
     undo()
-    assert parcel.spans == (inside,)
-    assert parcel.nbytes == inside[1] + len(parcel.skeleton)
-    assert torch.equal(unpack(parcel, slab, slot), pad(9)(samples))
+    assert packed.buffers == (inside,)
+    assert packed.nbytes == inside[1] + len(packed.in_band)
+    assert torch.equal(unpack(packed, slab, slot), pad(9)(samples))
     packer.begin(None)
     slab.close()
 

@@ -52,8 +52,8 @@ def workers_for(
         pool = pool_for(str(options.backend), options.workers, job, job.abandon)
         return pool, max(options.workers, 1)
     from forebay.engine.pools.ray.host import PlainHosting
+    from forebay.engine.pools.ray.node_checks import NodeCheck
     from forebay.engine.pools.ray.pool import RayPool
-    from forebay.engine.pools.ray.preflight import NodeCheck
     from forebay.engine.pools.ray.shipping import shipped
 
     work = shipped(job)

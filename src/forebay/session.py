@@ -123,6 +123,7 @@ class Session:
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
+        self.ledger.keep_alive()  # a thread, after the workers may have been forked from here
 
     def enrol(self, listing: Listing) -> None:
         """Tell the ledger what the inputs are now."""
@@ -206,6 +207,7 @@ class Session:
             todo: What is to be done.
             progress: Counts the inputs that end.
         """
+        self.ledger.keep_alive()
         self._begin_work()
         job = PreprocessJob(work, "rows", self.folder.staging())
         with generators_kept():

@@ -56,7 +56,7 @@ class TestProcesses(PoolTests):
         with self.running(workers=2) as pool:
             assert isinstance(pool, ProcessPool)
             assert pool._zygote is not None
-            os.kill(pool._zygote[0], signal.SIGKILL)
+            os.kill(pool._zygote.pid, signal.SIGKILL)
             deaths = self.hear(pool, lambda heard: len(heard) == 2)
             assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
             pool.start(2, worker_id=0)

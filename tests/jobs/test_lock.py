@@ -6,14 +6,23 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+import forebay
 from forebay.errors import BusyError, LedgerError
+from forebay.jobs import lock as lock_module
+from forebay.jobs.holder import Holder
 from forebay.jobs.lock import FolderLock, find_holder
+from forebay.jobs.output_folder import OutputFolder
 
 HOLD = """
 import sys, time
@@ -43,6 +52,23 @@ def driver(tmp_path):
 
 def _no_flock(*_):
     raise OSError(errno.ENOLCK, "No locks available")
+
+
+def _false_flock(*_):
+    """Grant every lock, as file systems do that lock on one node alone."""
+
+
+@pytest.fixture(params=[_no_flock, _false_flock])
+def without_flock(request, monkeypatch):
+    """A file system that has no locks, or whose locks mean nothing."""
+    monkeypatch.setattr(fcntl, "flock", request.param)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Count a record that nobody renews as dead much sooner."""
+    monkeypatch.setattr(lock_module, "STALE_S", 0.2)
+    monkeypatch.setattr(lock_module, "BEAT_S", 0.02)
 
 
 def test_a_second_driver_is_told_who_holds_the_folder(tmp_path, driver):
@@ -80,7 +106,7 @@ def test_a_closed_lock_names_nobody(tmp_path):
     assert find_holder(tmp_path / "lock").command == "x"
     lock.close()
     assert find_holder(tmp_path / "lock") is None
-    assert (tmp_path / "lock").read_bytes() == b""
+    assert (tmp_path / "lock.1").read_bytes() == b"{}"
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path):
@@ -113,36 +139,166 @@ def test_a_forked_child_cannot_release_its_parents_lock(tmp_path):
     lock.close()
 
 
-def test_without_flock_a_live_process_counts(tmp_path, monkeypatch):
-    """Where the file system has no locks, the record of a live process is one."""
+def test_without_flock_a_live_process_counts(tmp_path, without_flock):
+    """Where locks cannot be relied on, the record of a live process is one."""
+    lock = FolderLock(tmp_path / "lock", "a command")
+    with pytest.raises(BusyError, match=f"pid {os.getpid()} ") as caught:
+        FolderLock(tmp_path / "lock")
+    assert "a command" in str(caught.value)
+    assert find_holder(tmp_path / "lock").pid == os.getpid()
+    lock.close()
+    assert find_holder(tmp_path / "lock") is None
+    FolderLock(tmp_path / "lock").close()
+
+
+def test_whether_the_file_system_has_locks_is_known(tmp_path, monkeypatch):
+    """The ledger's database must not ask for locks where there are none."""
+    lock = FolderLock(tmp_path / "lock")
+    assert lock.native
+    lock.close()
     monkeypatch.setattr(fcntl, "flock", _no_flock)
     lock = FolderLock(tmp_path / "lock")
     assert not lock.native
-    with pytest.raises(BusyError, match="has no locks"):
-        FolderLock(tmp_path / "lock")
-    assert find_holder(tmp_path / "lock").pid == os.getpid()
     lock.close()
-    FolderLock(tmp_path / "lock").close()
 
 
-def test_without_flock_a_dead_process_does_not_count(tmp_path, monkeypatch):
-    """A record of this machine is believed only while its process lives."""
-    monkeypatch.setattr(fcntl, "flock", _no_flock)
+def _dead(tmp_path):
+    """A process that has ended and was waited for."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    _leave_record(tmp_path, os.uname().nodename, gone.pid)
+    return replace(Holder.this_process("", tmp_path), pid=gone.pid)
+
+
+def _reused(tmp_path):
+    """A live process that has the number of one that started earlier."""
+    return replace(Holder.this_process("", tmp_path), process_start="1")
+
+
+@pytest.mark.parametrize("former", [_dead, _reused])
+def test_the_record_of_a_dead_process_does_not_count(tmp_path, without_flock, former):
+    """It is taken over at once, and removed."""
+    _leave_record(tmp_path, 7, former(tmp_path))
+    assert find_holder(tmp_path / "lock") is None
     FolderLock(tmp_path / "lock").close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "lock.8"]
 
 
-def test_without_flock_another_machine_counts_until_its_record_is_deleted(tmp_path, monkeypatch):
-    """A run on another machine cannot be checked, so the error says what to delete."""
-    monkeypatch.setattr(fcntl, "flock", _no_flock)
-    _leave_record(tmp_path, "elsewhere", 1)
-    with pytest.raises(BusyError, match=f"delete {tmp_path / 'lock'}") as caught:
+def test_a_killed_process_does_not_count_before_it_is_waited_for(tmp_path, without_flock):
+    """Its number still exists, as that of a zombie."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        holder = replace(Holder.this_process("", tmp_path), pid=process.pid, process_start=start)
+        _leave_record(tmp_path, 1, holder)
+        assert find_holder(tmp_path / "lock") == holder
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        FolderLock(tmp_path / "lock").close()
+
+
+def test_a_copy_of_a_folder_in_use_is_nobodys(tmp_path):
+    """The record in it is that of the original."""
+    lock = FolderLock(tmp_path / "lock")
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert find_holder(tmp_path / "copy" / "lock") is None
+    FolderLock(tmp_path / "copy" / "lock").close()
+    lock.close()
+
+
+ELSEWHERE = Holder("elsewhere", 1, "2030-01-01T00:00:00+00:00", "a command", "another kernel", "9")
+
+
+def test_a_silent_record_of_another_machine_is_taken_over(
+    tmp_path, without_flock, impatient, capsys
+):
+    """It stayed the same for so long by the clock of the one who waits, whatever its own says."""
+    _leave_record(tmp_path, 3, ELSEWHERE)
+    os.utime(tmp_path / "lock.3", (2e9, 2e9))  # its clock is ahead by years
+    lock = FolderLock(tmp_path / "lock")
+    assert find_holder(tmp_path / "lock").pid == os.getpid()
+    lock.close()
+    assert "was held by pid 1 on elsewhere" in capsys.readouterr().err
+
+
+def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock, impatient):
+    """Whatever the clocks: that it changes shows that its driver lives."""
+    _leave_record(tmp_path, 3, ELSEWHERE)
+    over = threading.Event()
+
+    def renew():
+        at = 1e9
+        while not over.wait(0.01):
+            at += 1
+            os.utime(tmp_path / "lock.3", (at, at))
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(BusyError, match="pid 1 on elsewhere") as caught:
+            FolderLock(tmp_path / "lock")
+    finally:
+        over.set()
+        thread.join()
+    assert "a command" in str(caught.value)
+    assert "0.2 s after its end" in str(caught.value)
+
+
+def test_a_look_believes_a_young_record_of_another_machine(tmp_path, without_flock):
+    """It cannot wait for the next beat; an old one is of a run that is over."""
+    _leave_record(tmp_path, 3, ELSEWHERE)
+    assert find_holder(tmp_path / "lock") == ELSEWHERE
+    os.utime(tmp_path / "lock.3", (1e9, 1e9))
+    assert find_holder(tmp_path / "lock") is None
+
+
+def test_a_driver_renews_its_record(tmp_path, impatient):
+    """So others see that it lives."""
+    lock = FolderLock(tmp_path / "lock")
+    os.utime(tmp_path / "lock.1", (1e9, 1e9))
+    lock.keep_alive()
+    while (tmp_path / "lock.1").stat().st_mtime == 1e9:
+        time.sleep(0.001)
+    lock.close()
+
+
+def test_a_driver_whose_folder_was_taken_over_commits_nothing(tmp_path):
+    """It was stopped for so long that another machine took it for dead."""
+    with OutputFolder(tmp_path / "out").ledger() as ledger:
+        ledger.record([], [])
+        (tmp_path / "out" / ".forebay" / "lock.1").unlink()
+        _leave_record(tmp_path / "out" / ".forebay", 2, ELSEWHERE)
+        with pytest.raises(BusyError, match=r"has taken over .*pid 1 on elsewhere"):
+            ledger.record([], [])
+    assert find_holder(tmp_path / "out" / ".forebay" / "lock") == ELSEWHERE
+
+
+def test_a_number_that_others_used_up_meanwhile_is_no_lock(tmp_path, without_flock, monkeypatch):
+    """One who looked long ago makes a file that was made and removed since, and sees that."""
+    newest = lock_module._newest
+    _leave_record(tmp_path, 3, Holder.this_process("the third", tmp_path))
+    stale = iter([lock_module._Record(1, None, True, 0)])
+    monkeypatch.setattr(lock_module, "_newest", lambda path: next(stale, None) or newest(path))
+    with pytest.raises(BusyError, match="the third"):
         FolderLock(tmp_path / "lock")
-    assert "pid 1 on elsewhere" in str(caught.value)
-    (tmp_path / "lock").unlink()
-    FolderLock(tmp_path / "lock").close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "lock.3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["flock", "none", "false"])
+def test_of_thirty_that_start_at_once_one_runs(tmp_path, mode):
+    """The others are told which; a killed one is followed by another, with or without flock."""
+    starts = Path(__file__).with_name("starts.py")
+    done = subprocess.run(
+        [sys.executable, starts, tmp_path / "out", mode, "3"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(forebay.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    for said in json.loads(done.stdout):
+        (holder,) = (pid for pid, words in said if words == "held")
+        others = [words for pid, words in said if pid != holder]
+        assert len(others) == 29
+        assert [words for words in others if f": pid {holder} on " not in words] == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -152,6 +308,5 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         FolderLock(tmp_path / "file" / "lock")
 
 
-def _leave_record(folder, host, pid):
-    record = {"host": host, "pid": pid, "started": "2030-01-01T00:00:00+00:00", "command": ""}
-    (folder / "lock").write_text(json.dumps(record))
+def _leave_record(folder, number, holder):
+    (folder / f"lock.{number}").write_text(json.dumps(asdict(holder)))

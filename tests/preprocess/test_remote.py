@@ -99,7 +99,7 @@ def test_nothing_stays_on_the_local_disk_but_the_ledger(memory, inputs, tmp_path
     put_inputs(memory, 3)
     run(tell, ["memory://bucket/in/0.txt", "memory://bucket/in/1.txt"])
     names = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
-    assert names <= {"ledger.sqlite", "ledger.sqlite-journal", "lock"}
+    assert names <= {"ledger.sqlite", "ledger.sqlite-journal", "lock", "lock.1"}
 
 
 def test_a_second_call_does_nothing_again(memory, inputs):

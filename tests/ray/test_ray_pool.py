@@ -14,8 +14,8 @@ from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray.host import PlainHosting
 from forebay.engine.pools.ray.listener import listen
+from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
 from forebay.testing.conformance import PoolTests

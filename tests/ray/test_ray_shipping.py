@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import os
 import pickle
 import subprocess
 import sys
@@ -228,3 +229,40 @@ def test_a_cluster_is_started_where_there_is_none(tmp_path):
     assert (code, out) == (0, "4\n"), err
     assert "forebay: no Ray cluster was found, so one was started on this machine: " in err
     assert " CPUs, " in err
+
+
+HOSTILE = """
+from importlib.util import find_spec
+import forebay
+
+NAMES = ("json", "random", "torch")
+
+def work(source, out):
+    found = [find_spec(name).origin for name in NAMES]
+    assert not any(origin.startswith("{data}") for origin in found), found
+
+if __name__ == "__main__":
+    print(forebay.preprocess(work, "{data}/in", "{data}/out", backend="ray", progress=False))
+"""
+
+
+@pytest.mark.slow
+def test_files_of_the_working_folder_do_not_stand_in_for_modules(cluster, tmp_path):
+    """Although Ray puts that folder first: neither on the node nor in the worker."""
+    data, code = tmp_path / "data", tmp_path / "code"
+    make_inputs(data / "in", 2)
+    for name in ("json", "random", "torch"):
+        (data / f"{name}.py").write_text(f"open({str(data / 'told')!r}, 'a').write({name!r})\n")
+    code.mkdir()
+    script = code / "script.py"
+    script.write_text(HOSTILE.replace("{data}", str(data)))
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=data,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "RAY_ADDRESS": cluster.address},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 done, 0 failed" in done.stdout
+    assert not (data / "told").exists(), (data / "told").read_text()

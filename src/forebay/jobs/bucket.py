@@ -24,9 +24,9 @@ from pathlib import Path
 from forebay.engine.job import Refusal
 from forebay.errors import ForebayError, LedgerError, OutputError
 from forebay.jobs.database import NAME
+from forebay.jobs.holder import Holder
 from forebay.jobs.ledger import Ledger
 from forebay.jobs.ledger_copy import LEDGER, LedgerCopy, read_run
-from forebay.jobs.lock import Holder
 from forebay.jobs.output_folder import OutputFolder
 from forebay.jobs.output_names import PRIVATE, recorded_name
 from forebay.jobs.outputs import Output, Staging

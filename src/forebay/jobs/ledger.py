@@ -110,6 +110,10 @@ class Ledger:
             lock.close()
             raise
 
+    def keep_alive(self) -> None:
+        """Show other machines from now on that this driver lives, in a thread of its own."""
+        self._lock.keep_alive()
+
     def close(self) -> None:
         """Close the file and give the folder back; a second call does nothing."""
         try:
@@ -241,7 +245,11 @@ class Ledger:
         The caller must have done all earlier chores and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both
         fail, whichever finished first, and what they left in the folder becomes chores to remove.
+
+        Raises:
+            BusyError: A driver on another machine took the folder over; nothing has changed.
         """
+        self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM chores")
             recorded, more_done, more_failed = settle(db, done, failed)

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import BusyError, OutputError
+from forebay.jobs.holder import Holder
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.lock import Holder
 from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.store import Store
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from forebay.errors import OptionError
 from forebay.jobs.bucket import Bucket, newest_copy
+from forebay.jobs.holder import Holder
 from forebay.jobs.ledger import Ledger
-from forebay.jobs.lock import Holder
 from forebay.jobs.output_folder import OutputFolder
 from forebay.jobs.output_names import PRIVATE
 from forebay.jobs.records import Chore, Input, Unpublished

@@ -6,12 +6,12 @@ import importlib
 import importlib.util
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from forebay.errors import OptionError
+from forebay.import_path import add_folder
 
 
 def load_work(reference: str) -> Any:
@@ -66,12 +66,12 @@ def _is_file(place: str) -> bool:
 
 
 def _from_path(name: str) -> ModuleType:
-    _make_importable(os.getcwd())
+    add_folder(os.getcwd())
     return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a script and what lies beside it, as `python script.py` would, but not as main."""
+    """Import a script, but not as main; modules beside it are found after the standard library."""
     import cloudpickle
 
     if not path.is_file():
@@ -81,7 +81,7 @@ def _from_file(path: Path) -> ModuleType:
             f"{str(path)!r} has the name of a module of Python itself, {path.stem!r}\n"
             "  Nothing was started. Rename the file."
         )
-    _make_importable(str(path.resolve().parent))
+    add_folder(str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -95,16 +95,6 @@ def _from_file(path: Path) -> ModuleType:
         raise
     cloudpickle.register_pickle_by_value(module)  # workers need not find the file again
     return module
-
-
-def _make_importable(folder: str) -> None:
-    """Put a folder on the path, behind the standard library, which nothing in it may shadow."""
-    if folder in sys.path:
-        return
-    standard = os.path.realpath(sysconfig.get_path("stdlib"))
-    places = [os.path.realpath(each) for each in sys.path]
-    after = [at for at, each in enumerate(places) if each in (standard, f"{standard}/lib-dynload")]
-    sys.path.insert(max(after, default=-1) + 1, folder)
 
 
 def _functions(module: ModuleType) -> str:

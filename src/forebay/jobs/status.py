@@ -26,7 +26,8 @@ from forebay.failures import Failure
 from forebay.jobs.claims import unpacked
 from forebay.jobs.counters import counts_in
 from forebay.jobs.database import FAILED, NAME, check, connect, in_words
-from forebay.jobs.lock import LOCK_NAME, Holder, find_holder
+from forebay.jobs.holder import Holder
+from forebay.jobs.lock import LOCK_NAME, find_holder
 from forebay.jobs.records import Counts
 from forebay.observe.progress import counted, duration
 

@@ -55,7 +55,7 @@ class BatchHosting:
         return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
-        """Put the bytes of a batch beside its skeleton, without a copy."""
+        """Put the bytes of a batch beside its in-band pickle, without a copy."""
         if isinstance(event, TasksReturned):
             for task in event.tasks:
                 self._free(task)
@@ -69,7 +69,7 @@ class BatchHosting:
         if slot is None:
             return event
         self._leaving.append(slot)
-        used = max((at + nbytes for at, nbytes in result.batch.spans), default=0)
+        used = max((at + nbytes for at, nbytes in result.batch.buffers), default=0)
         body = np.frombuffer(self._slab.view(slot), np.uint8, used)
         return event._replace(result=result._replace(batch=result.batch._replace(body=body)))
 

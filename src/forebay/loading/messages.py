@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.parcel import Parcel
+from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.failures import Failure
 from forebay.observe.statistics import Timing
 
@@ -118,7 +118,7 @@ class BatchResult(NamedTuple):
         state: Where the worker's copy of the dataset stands now, if that is tracked.
     """
 
-    batch: Parcel | Any
+    batch: PackedBatch | Any
     timing: Timing
     failures: tuple[Failure, ...] = ()
     is_empty: bool = False

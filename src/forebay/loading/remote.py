@@ -15,8 +15,8 @@ from forebay.engine.events import Event, TaskFinished
 from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import land
 from forebay.engine.memory.slab import Slab
+from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.loading.hosting import BatchHosting
 from forebay.loading.messages import BatchResult, BatchSpec, SealedResult

@@ -1,16 +1,16 @@
-"""Packing batches into parcels, and unpacking them.
+"""Packing batches to be sent between processes, and unpacking them.
 
 The batch is pickled with its buffers out of band. Buffers are copied into the slot, once, or were
-made there (see `collate_into`); what is left, the skeleton, is small and travels by pipe. The
+made there (see `collate_into`); the in-band pickle that is left is small and travels by pipe. The
 reader unpickles it over the slot, without a copy, and may write to whatever comes back.
 
     worker                                   owner of the slab
     packer.begin(slot)                       slot = slab.take()
     batch = collate(samples)
-    parcel = packer.pack(batch)
+    packed = packer.pack(batch)
     del batch
-    parcel = packer.seal(parcel)  ------->   slot = parcel.settle(slab, slot)
-                                             batch = unpack(parcel, slab, slot)
+    packed = packer.seal(packed)  ------->   slot = packed.settle(slab, slot)
+                                             batch = unpack(packed, slab, slot)
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import torch
 
 from forebay import torch_internals
 from forebay.engine.memory import room
+from forebay.engine.memory.batch_pickler import CODES, BatchPickler, is_plain
 from forebay.engine.memory.layout import Slot
-from forebay.engine.memory.parcel import Parcel
-from forebay.engine.memory.skeleton import CODES, Skeletons, is_plain
+from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab import Slab
 
 # A batch this small travels whole, by pipe: it never holds a slot.
@@ -42,44 +42,44 @@ WORTH_PLACING = 1 << 14
 _NOTHING = memoryview(bytearray())
 
 
-def unpack(parcel: Parcel, slab: Slab, slot: Slot | None) -> Any:
-    """Return the batch of a parcel, with its tensors and arrays over the parcel's memory.
+def unpack(packed: PackedBatch, slab: Slab, slot: Slot | None) -> Any:
+    """Return the batch, with its tensors and arrays over the memory that it was packed in.
 
     The slot, which is what `settle` returned, goes back by itself when the batch is gone.
     """
-    if parcel.body is not None:
-        view = memoryview(cast(bytearray, parcel.body))
+    if packed.body is not None:
+        view = memoryview(cast(bytearray, packed.body))
     else:
         assert slot is not None
-        view = slab.lease(slot, min(parcel.nbytes, slot.capacity))
-    buffers = [view[at : at + nbytes] for at, nbytes in parcel.spans]
-    return pickle.loads(parcel.skeleton, buffers=buffers)  # noqa: S301 - from our own worker
+        view = slab.lease(slot, min(packed.nbytes, slot.capacity))
+    buffers = [view[at : at + nbytes] for at, nbytes in packed.buffers]
+    return pickle.loads(packed.in_band, buffers=buffers)  # noqa: S301 - from our own worker
 
 
-def land(parcel: Parcel, slab: Slab) -> tuple[Parcel, Slot | None]:
-    """Bring a parcel that came from another machine into this one's slab.
+def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
+    """Bring a packed batch that came from another machine into the slab of this one.
 
     Args:
-        parcel: One whose body may be an array in memory that is not ours.
+        packed: One whose body may be an array in memory that is not ours.
         slab: Where its bytes are copied to, if it has room for them.
 
     Returns:
-        The parcel as `settle` wants it, and its slot, if it now has one.
+        The packed batch as `settle` wants it, and its slot, if it now has one.
     """
-    body = parcel.body
+    body = packed.body
     if not isinstance(body, np.ndarray):
-        return parcel, None
+        return packed, None
     slab.saw(body.nbytes)
     slot = slab.take()
     if slot is not None and body.nbytes <= slot.capacity:
         refused = slab.reserve(slot, 0, body.nbytes) if slab.is_bounded else None
         if refused is None:
             np.copyto(np.frombuffer(slab.view(slot), np.uint8, body.nbytes), body)
-            return parcel._replace(body=None), slot
-        parcel = parcel._replace(refused=refused)
+            return packed._replace(body=None), slot
+        packed = packed._replace(refused=refused)
     if slot is not None:
         slab.give_back(slot)
-    return parcel._replace(body=bytearray(body)), None
+    return packed._replace(body=bytearray(body)), None
 
 
 class Packer:
@@ -88,7 +88,7 @@ class Packer:
     def __init__(self, slab: Slab, meets: Callable[[type], None] | None = None) -> None:
         """Pack into slots of this slab; `meets` is called with each class in a batch."""
         self._slab = slab
-        self._pickler = Skeletons(meets)
+        self._pickler = BatchPickler(meets)
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0
         # Whether the user's code lets go of the batches that it returns.
@@ -102,7 +102,7 @@ class Packer:
         After a batch that failed, `begin(None)` ends it.
 
         Args:
-            slot: Where the bytes shall lie. None: they travel in the skeleton.
+            slot: Where the bytes shall lie. None: they travel in the in-band pickle.
         """
         self._view = _NOTHING if slot is None else self._slab.view(slot)
         if slot is None:
@@ -133,33 +133,33 @@ class Packer:
             self._owner, self._alive = array.data, weakref.ref(array)
         return torch.frombuffer(self._owner[at : at + nbytes], dtype=dtype).resize_(shape)
 
-    def pack(self, batch: Any) -> Parcel:
-        """Pack a batch. Let go of it and `seal` the parcel before it is sent.
+    def pack(self, batch: Any) -> PackedBatch:
+        """Pack a batch. Let go of the batch, and `seal` what is returned, before it is sent.
 
         Raises:
             Exception: Something in the batch cannot be pickled; what pickle says about it.
         """
         try:
-            skeleton, spans = self._pickler.pickled(batch)
+            in_band, buffers = self._pickler.pickled(batch)
         finally:
             self._used = used = self._pickler.cursor.used
             refused = self._pickler.cursor.refused
             self._pickler.aim(_NOTHING, 0)
             self._owner = _NOTHING
         body = bytearray(self._view[:used]) if used <= INLINE_BYTES else None
-        return Parcel(skeleton, spans, body, used + len(skeleton), refused=refused)
+        return PackedBatch(in_band, buffers, body, used + len(in_band), refused=refused)
 
-    def seal(self, parcel: Parcel) -> Parcel:
-        """Return the parcel to be sent; to be called when the worker has let go of the batch.
+    def seal(self, packed: PackedBatch) -> PackedBatch:
+        """Return what is to be sent; to be called when the worker has let go of the batch.
 
         A `collate_fn` may keep what it returned, to look at it later. Its tensors must not change
         then, so this slot is given up, and no other one is collated into.
         """
         if self._alive is None or self._alive() is None:
-            return parcel
+            return packed
         self._trusting = False
-        body = parcel.body or bytearray(self._view[: self._used])
-        return parcel._replace(body=body, kept=True)
+        body = packed.body or bytearray(self._view[: self._used])
+        return packed._replace(body=body, kept=True)
 
 
 def collate_into(packer: Packer) -> Callable[[], None]:

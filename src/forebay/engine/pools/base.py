@@ -40,6 +40,8 @@ class Pool(ABC):
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what happened, waiting up to `timeout` seconds (None: for ever) for something.
 
+        It may return sooner with nothing.
+
         The events of one worker come in the order in which they happened, its death last.
         """
 

@@ -3,20 +3,22 @@
 fork      a copy of this process: at once, nothing is pickled; what torch does on Linux
 execute   a fresh interpreter, told by its command line; the job is pickled by cloudpickle
 spawn     by a multiprocessing context, so with its rules for `__main__` and for what travels
+
+A new interpreter gets the flags of this one, and `-P`: Python would otherwise look for modules in
+the working folder first, and run a `json.py` that lies among the inputs. The job is unpickled with
+this process's `sys.path`, so the user's modules are found as they are here.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pickle
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -24,11 +26,14 @@ from typing import Any
 from forebay.engine.job import Job
 from forebay.engine.pools import zygote
 from forebay.errors import OptionError
+from forebay.import_path import standard_library_first
 
+# The folders are for importing forebay; `main` sets the path that the job is unpickled with.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
+    "import sys; sys.path[:] = sys.argv[4:]; "
     "from forebay.engine.pools.zygote import main; main(*map(int, sys.argv[1:4]))"
 )
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def is_single_threaded() -> bool:
@@ -106,12 +111,17 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
 
 def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:
     """Start the zygote as a fresh interpreter; return its number, to be waited for."""
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(zygote.scratch_file(), "w+b") as file:
+        pickle.dump(sys.path, file)
         file.write(payload)
-        file.seek(0)
+        file.seek(0)  # which writes what is buffered
         descriptors = control.fileno(), news, file.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, *map(str, descriptors), json.dumps(sys.path)],
+            [
+                *(sys.executable, *_interpreter_flags(), "-P", "-c", _BOOT),
+                *map(str, descriptors),
+                *standard_library_first(),
+            ],
             pass_fds=(*descriptors, *keep),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -126,20 +136,45 @@ def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> 
     Raises:
         Exception: The job cannot be pickled; what pickle raises, as torch does, and what to do.
     """
-    process = context.Process(  # type: ignore[attr-defined] # of every concrete context
-        target=_spawned, args=(_Descriptor(control.fileno()), _Descriptor(news), job), daemon=True
-    )
-    try:
-        process.start()
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        error.add_note(
-            f"forebay: multiprocessing_context={context.get_start_method()!r} pickles functions by "
-            "their names, and one of these has none; no worker was started.\n"
-            "  Define lambdas and local functions at the top of a module instead; or leave "
-            "multiprocessing_context out: forebay's own workers get them as they are."
+    ends = _Descriptor(control.fileno()), _Descriptor(news)
+    with _safe_path() as earlier:
+        process = context.Process(  # type: ignore[attr-defined] # of every concrete context
+            target=_spawned, args=(*ends, job, earlier), daemon=True
         )
-        raise
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            error.add_note(
+                f"forebay: multiprocessing_context={context.get_start_method()!r} pickles "
+                "functions by their names, and one of these has none; no worker was started.\n"
+                "  Define lambdas and local functions at the top of a module instead; or leave "
+                "multiprocessing_context out: forebay's own workers get them as they are."
+            )
+            raise
     return process
+
+
+def _interpreter_flags() -> list[str]:
+    """Return the flags of this interpreter; multiprocessing passes on the same."""
+    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _safe_path() -> Iterator[str | None]:
+    """Have interpreters that start meanwhile behave as with `-P`; yield what was set before."""
+    earlier = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield earlier
+    finally:
+        _restore_safe_path(earlier)
+
+
+def _restore_safe_path(earlier: str | None) -> None:
+    if earlier is None:
+        os.environ.pop(_SAFE_PATH, None)
+    else:
+        os.environ[_SAFE_PATH] = earlier
 
 
 class _Descriptor:
@@ -158,6 +193,7 @@ class _Descriptor:
         return self._number
 
 
-def _spawned(control: _Descriptor, news: _Descriptor, job: Job) -> None:
+def _spawned(control: _Descriptor, news: _Descriptor, job: Job, safe_path: str | None) -> None:
+    _restore_safe_path(safe_path)  # what the user's function starts is none of our business
     os.setsid()  # Ctrl-C is for the driver
     zygote.run(socket.socket(fileno=control.detach()), news.detach(), job)

@@ -11,9 +11,7 @@ import os
 import resource
 import selectors
 import signal
-import socket
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.context import BaseContext
@@ -24,6 +22,7 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel, roomy_pipe
+from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends
 from forebay.errors import OptionError
 from forebay.failures import Failure
 
@@ -32,10 +31,6 @@ CLOSE_S = 0.5
 _WAKE = -1
 # What the driver needs besides two descriptors a worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
-
-# The driver's ends of everything, of all pools: a zygote that kept some of them open would hide
-# the driver's death from another.
-_our_ends: set[int] = set()
 
 
 @final
@@ -53,6 +48,7 @@ class ProcessPool(Pool):
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
+        WorkerDiedError: The system starts no further process.
     """
 
     def __init__(
@@ -84,10 +80,10 @@ class ProcessPool(Pool):
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waker, False)
-        _our_ends.update((self._woken, self._waker, self._selector.fileno()))
+        driver_ends.update((self._woken, self._waker, self._selector.fileno()))
         self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
-        self._zygote: tuple[int, Channel] | None = None
-        self._spawned: Any = None  # the process of multiprocessing's that is the zygote
+        self._zygote: ZygoteHandle | None = None
+        self._owed: set[tuple[str, int]] = set()  # what the zygote has to say of which worker
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
@@ -108,11 +104,13 @@ class ProcessPool(Pool):
             os.close(tasks)
             os.close(put)
             raise
-        self._order(zygote.START, incarnation, worker_id, descriptors=[tasks, answers])
+        assert self._zygote is not None
+        self._zygote.order(zygote.START, incarnation, worker_id, descriptors=[tasks, answers])
+        self._owed.add(("forked", incarnation))
         os.close(tasks)
         os.close(answers)
         os.set_blocking(put, False)
-        _our_ends.update((get, put))
+        driver_ends.update((get, put))
         self._workers[incarnation] = channel = Channel(get, put)
         self._selector.register(channel, selectors.EVENT_READ, incarnation)
 
@@ -128,11 +126,15 @@ class ProcessPool(Pool):
 
     def kill(self, incarnation: int) -> None:
         """Have the zygote take the worker's stacks and kill it."""
-        self._order(zygote.KILL, incarnation)
+        if self._zygote is not None and incarnation in self._workers:
+            self._zygote.order(zygote.KILL, incarnation)
+            self._owed.add(("exited", incarnation))
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what the workers said and who died."""
         if not self._events:
+            if self._owed:
+                timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
             self.at_rest = True
             ready = self._selector.select(timeout)
             self.at_rest = False
@@ -148,6 +150,7 @@ class ProcessPool(Pool):
                         self._unblock(incarnation)
                     else:
                         self._hear(incarnation)
+            self._look_after_zygote()
         events, self._events = self._events, []
         return events
 
@@ -168,9 +171,9 @@ class ProcessPool(Pool):
         for incarnation in list(self._workers):
             self._forget(incarnation)
         if self._zygote is not None:
-            self._order(zygote.CLOSE, seconds=CLOSE_S)
-            self._bury_zygote(patience_s=CLOSE_S + 1.0)
-        _our_ends.difference_update((self._woken, self._waker, self._selector.fileno()))
+            self._zygote.order(zygote.CLOSE, seconds=CLOSE_S)
+            self._end_zygote(patience_s=CLOSE_S + 1.0)
+        driver_ends.difference_update((self._woken, self._waker, self._selector.fileno()))
         self._selector.close()
         with self._waking:
             os.close(self._woken)
@@ -185,6 +188,7 @@ class ProcessPool(Pool):
         self._events.extend(channel.receive_nowait())
         if channel.ended:  # it is dead or dying; the zygote tells how
             self._selector.unregister(channel)
+            self._owed.add(("exited", incarnation))
 
     def _unblock(self, incarnation: int) -> None:
         channel = self._workers[incarnation]
@@ -203,7 +207,7 @@ class ProcessPool(Pool):
 
     @staticmethod
     def _close_channel(channel: Channel) -> None:
-        _our_ends.difference_update((channel.fileno(), channel.outgoing))
+        driver_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
     def _lay_to_rest(self, incarnation: int, death: WorkerDied) -> None:
@@ -214,115 +218,57 @@ class ProcessPool(Pool):
                 self._hear(incarnation)
             self._forget(incarnation)
             self._events.append(death)
+        self._owed -= {("forked", incarnation), ("exited", incarnation)}
 
     # ---- the zygote ----------------------------------------------------------------------------
 
     def _start_zygote(self) -> None:
-        get, news = os.pipe()
-        try:
-            ours, theirs = socket.socketpair()
-        except BaseException:  # descriptors have run out
-            os.close(get)
-            os.close(news)
-            raise
-        _our_ends.update((get, ours.fileno()))
-        try:
-            with theirs:
-                pid = self._launch(theirs, news)
-        except BaseException:
-            _our_ends.difference_update((get, ours.fileno()))
-            ours.close()
-            os.close(get)
-            raise
-        finally:
-            os.close(news)
-        channel = Channel(get, ours.detach())
-        self._selector.register(channel, selectors.EVENT_READ, None)
-        self._zygote = pid, channel
-
-    def _launch(self, control: socket.socket, news: int) -> int:
-        if isinstance(self._start, BaseContext):
-            assert not isinstance(self._job, bytes)
-            self._spawned = launch.spawn(self._start, control, news, self._job)
-            return int(self._spawned.pid)
-        if self._start == "fork":
-            return launch.fork(control, news, self._job, closing=_our_ends)
-        assert isinstance(self._job, bytes)
-        if launch.is_single_threaded() and not self._keep:
-            return launch.fork(control, news, self._job, closing=None)
-        return launch.execute(control, news, self._job, self._keep)
-
-    def _order(
-        self,
-        what: int,
-        incarnation: int = 0,
-        worker_id: int = 0,
-        *,
-        descriptors: Sequence[int] = (),
-        seconds: float = 0.0,
-    ) -> None:
-        if self._zygote is None:
-            return
-        order = zygote.ORDER.pack(what, incarnation, worker_id, seconds)
-        control = socket.socket(fileno=self._zygote[1].outgoing)
-        # If the zygote is dead, `wait` reads its channel's end and says so.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(control, [order], list(descriptors))
-        control.detach()  # the channel owns the descriptor
+        self._zygote = ZygoteHandle(self._job, self._start, self._keep)
+        self._selector.register(self._zygote, selectors.EVENT_READ, None)
 
     def _hear_zygote(self) -> None:
         assert self._zygote is not None
-        channel = self._zygote[1]
-        for message in channel.receive_nowait():
+        for message in self._zygote.receive_nowait():
             self._heed(*message)
-        if channel.ended:
-            self._bury_zygote(patience_s=0.0)
-            failure = Failure("crash", "WorkerDiedError", "the process that forks the workers died")
-            for incarnation in list(self._workers):
-                # The kernel kills the worker, and nobody what it had started.
-                if (pid := self.pids.get(incarnation)) is not None:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)
-                self._lay_to_rest(incarnation, WorkerDied(incarnation, failure, blameless=True))
+        if self._zygote.ended:
+            self._lose_zygote("the process that forks the workers died")
 
-    def _heed(self, what: str, *facts: Any) -> None:
+    def _look_after_zygote(self) -> None:
+        if self._zygote is not None and (why := self._zygote.look_after(bool(self._owed))):
+            self._lose_zygote(why)
+
+    def _lose_zygote(self, why: str) -> None:
+        """Report the deaths of all workers: they die with their zygote, which is dead or killed."""
+        self._end_zygote(patience_s=0.0)
+        failure = Failure("crash", "WorkerDiedError", why)
+        for incarnation in list(self._workers):
+            # The kernel kills the worker, and nobody what it had started.
+            if (pid := self.pids.get(incarnation)) is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure, blameless=True))
+
+    def _end_zygote(self, patience_s: float) -> None:
+        assert self._zygote is not None
+        ending, self._zygote = self._zygote, None
+        self._selector.unregister(ending)
+        for message in ending.end(patience_s):
+            self._heed(*message)
+        self._owed.clear()
+
+    def _heed(self, what: str, incarnation: int, *facts: Any) -> None:
         if what == "forked":
-            incarnation, pid = facts
-            self.pids[incarnation] = pid
+            (self.pids[incarnation],) = facts
+            self._owed.discard((what, incarnation))
         elif what == "exited":
-            incarnation, code, peak_bytes, stacks = facts
+            code, peak_bytes, stacks = facts
             self.exit_codes[incarnation] = code
             message, pid = describe_exit(code, peak_bytes), self.pids.get(incarnation)
             failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
             self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
-        else:
+        else:  # refused
             (failure,) = facts
-            for incarnation in list(self._workers):
-                self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
-
-    def _bury_zygote(self, patience_s: float) -> None:
-        assert self._zygote is not None
-        pid, channel = self._zygote
-        self._zygote = None
-        self._selector.unregister(channel)
-        until = time.monotonic() + patience_s
-        with selectors.PollSelector() as selector:  # it needs no descriptor: there may be none
-            selector.register(channel, selectors.EVENT_READ)
-            while not channel.ended and (left := until - time.monotonic()) > 0:
-                if selector.select(left):
-                    for message in channel.receive_nowait():
-                        self._heed(*message)
-        self._close_channel(channel)
-        if self._spawned is not None:
-            if self._spawned.is_alive():
-                self._spawned.kill()
-            self._spawned.join()
-            self._spawned.close()
-            self._spawned = None
-            return
-        with suppress(ProcessLookupError, ChildProcessError):  # somebody's `wait` was quicker
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:

@@ -1,7 +1,7 @@
 """The zygote: a small, single-threaded process that forks the workers and watches over them.
 
     driver ──── start, kill, close ────> zygote ── fork ──> worker, worker, …
-       ^  <──────── exited, broken ─────────┘                  │
+       ^  <─── ready, forked, exited, … ────┘                  │
        └───────────── one channel a worker ────────────────────┘
 
 The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
@@ -11,14 +11,14 @@ zygote is forked from the driver where that is safe (`processes.py` says when), 
 a fresh interpreter.
 
 Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
-stacks of a crash or hang; whatever it had started dies with it. When the driver dies, the zygote
-kills every worker with all that it started; when the zygote dies, the kernel kills the workers (on
-Linux).
+stacks of a crash or hang. The process group of a worker dies with it; a worker that is killed for
+hanging takes along all its descendants. What else workers have started, in sessions of their own or
+as daemons, is killed when the zygote ends: on Linux it adopts their orphans. It ends with the
+driver. When it is killed itself, the kernel kills the workers (on Linux).
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -32,12 +32,21 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from forebay.engine.events import Event, TaskFailed, TaskFinished
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.channel import Channel
+from forebay.engine.pools.linux import (
+    adopt_orphans,
+    continue_when_driver_ends,
+    die_first_when_memory_runs_out,
+    die_with,
+    kill_descendants,
+    watch_maker_of,
+)
 from forebay.engine.pools.worker import failure_of, portable, serve
+from forebay.failures import Failure
 
 # Orders from the driver, all of one size: what, which worker, its lane, seconds. "start" carries
 # the worker's ends of its channel.
@@ -48,8 +57,6 @@ START, KILL, CLOSE = range(3)
 STACKS_S = 0.25
 # The end of the stacks that is kept: deep recursion makes long ones.
 STACKS_BYTES = 16_384
-_PR_SET_PDEATHSIG = 1
-_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
 
 
 @dataclass(slots=True)
@@ -80,8 +87,15 @@ def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
 
 
 def main(control: int, news: int, payload: int) -> NoReturn:
-    """Serve in a fresh interpreter; as `run`, with descriptors, the payload's that of a file."""
+    """Serve in a new interpreter.
+
+    Args:
+        control: Descriptor of what `run` calls so.
+        news: See `run`.
+        payload: Descriptor of a file: the driver's `sys.path`, pickled, then the pickled job.
+    """
     with os.fdopen(payload, "rb") as file:
+        sys.path[:] = pickle.load(file)  # noqa: S301 - from the driver
         body = file.read()
     run(socket.socket(fileno=control), news, body)
 
@@ -91,7 +105,7 @@ class _Zygote:
         self._control = control
         self._news = news
         self._driver = Channel(control.fileno(), news)
-        self._driver_ended = _watch_maker_of(control)
+        self._driver_ended = watch_maker_of(control)
         self._children: dict[int, _Child] = {}
         self._closing_at: float | None = None
         self._woken, wake = os.pipe()
@@ -101,12 +115,17 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._job: Job | None = None
+        # The driver may block signals. SIGCHLD tells of deaths, and workers expect the default.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        continue_when_driver_ends(control.fileno())
+        adopt_orphans()
+        self._job: Job | Failure
         try:
             # From the driver, never from a disk.
             self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
-            self._driver.send(("broken", failure_of(error)))
+            self._job = failure_of(error)
+        self._driver.send(("ready",))
         gc.freeze()  # keep the collector from touching, and so copying, what the workers share
 
     def serve(self) -> None:
@@ -132,13 +151,20 @@ class _Zygote:
             for pid, child in self._children.items():
                 if child.kill_at is not None and child.kill_at <= now:
                     child.kill_at = None
+                    kill_descendants(pid)
                     _kill_group(pid)
             if self._closing_at is not None and (not self._children or self._closing_at <= now):
                 break
 
     def kill_all(self) -> None:
+        """Kill the workers and whatever they have started; return when all of it is dead."""
         for pid in self._children:
             _kill_group(pid)
+        with suppress(ChildProcessError):  # none is left
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            # The children of those that die become this process's own.
+            while kill_descendants(os.getpid()):
+                os.waitid(os.P_ALL, 0, os.WEXITED)
 
     def _obey(self) -> bool:
         """Do what the driver says next; return False when it is gone."""
@@ -161,16 +187,22 @@ class _Zygote:
         return True
 
     def _fork(self, incarnation: int, worker_id: int, descriptors: list[int]) -> None:
-        if self._job is None:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        job = self._job
+        if isinstance(job, Failure):
+            self._refuse(incarnation, descriptors, job)
             return
-        stacks = _scratch_file()
-        zygote, (told, telling) = os.getpid(), os.pipe()
-        pid = os.fork()
+        zygote, opened = os.getpid(), []
+        try:
+            opened = [scratch_file()]
+            opened += os.pipe()
+            pid = os.fork()
+        except OSError as error:  # a limit is reached
+            self._refuse(incarnation, [*descriptors, *opened], failure_of(error))
+            return
+        stacks, told, telling = opened
         if pid == 0:
             try:
-                _die_with(zygote)
+                die_with(zygote)
                 os.close(telling)
                 os.read(told, 1)  # until the driver has its number, to kill it by should we die
                 os.close(told)
@@ -181,7 +213,7 @@ class _Zygote:
                     os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(incarnation, worker_id, self._job, Channel(*descriptors), stacks)
+                _be_a_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
@@ -191,16 +223,22 @@ class _Zygote:
         os.close(told)
         os.close(telling)
 
+    def _refuse(self, incarnation: int, descriptors: list[int], failure: Failure) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._driver.send(("refused", incarnation, failure))
+
     def _reap(self) -> None:
-        while self._children:
-            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if dead is None:
-                return
-            _kill_group(dead.si_pid)  # what it had started; its number is not free yet
-            pid, status, usage = os.wait4(dead.si_pid, 0)
-            child = self._children.pop(pid, None)
-            if child is None:
-                continue
+        with suppress(ChildProcessError):  # there is none
+            while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self._report_exit(dead.si_pid)
+
+    def _report_exit(self, pid: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            _kill_group(pid)  # what it had started; its number is not free yet
+        _, status, usage = os.wait4(pid, 0)
+        if child is not None:
             stacks = _read_end(child.stacks)
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             code = os.waitstatus_to_exitcode(status)
@@ -212,7 +250,7 @@ def _be_a_worker(
 ) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
-    _die_first_when_memory_runs_out()
+    die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 
@@ -251,44 +289,14 @@ def flush_streams() -> None:
             stream.flush()
 
 
-def _watch_maker_of(control: socket.socket) -> list[int]:
-    """Return a descriptor that is ready to read when the process that made the socket has ended.
+def scratch_file() -> int:
+    """Return the descriptor of a nameless file: in memory, or where there is no such thing on disk.
 
-    The end of the socket itself does not come while a fork of that process lives: it has a copy.
-    There is none where the system has no such descriptors, and where the process is gone already.
+    Raises:
+        OSError: There is no room for it.
     """
-    if not hasattr(os, "pidfd_open"):
-        return []
-    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    with suppress(OSError):
-        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
-    return []
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, where it can."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def _prctl(option: int, value: int) -> Any:
-    return ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _die_first_when_memory_runs_out() -> None:
-    """Make the kernel's out-of-memory killer choose a worker, never the driver."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        pass  # not Linux, or not permitted: the kernel then chooses by size
-
-
-def _scratch_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("forebay-stacks")
+    with suppress(AttributeError, OSError):  # not Linux, or not permitted
+        return os.memfd_create("forebay")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -24,7 +24,7 @@ from forebay.engine.events import Event, TaskFinished, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
-from forebay.engine.pools.ray.shipping import find_in
+from forebay.engine.pools.ray.shipping import find_in, leave_out
 
 # How long answers may pile up before they travel.
 COLLECT_S = 0.003
@@ -91,6 +91,7 @@ class Host:
         with suppress(OSError):
             os.chdir(folder)
         find_in(path)
+        leave_out(folder, path)
         self._hosting = hosting
         self._inbox: deque[Callable[[Pool], None]] = deque()
         self._pool: Pool | None = None

@@ -31,10 +31,15 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.host import Host, Hosting
 from forebay.engine.pools.ray.listener import Message, listen
+from forebay.engine.pools.ray.monitor import (
+    ClusterLost,
+    ClusterMonitor,
+    ClusterState,
+    environment_of,
+)
+from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
-from forebay.engine.pools.ray.preflight import NodeCheck
 from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
-from forebay.engine.pools.ray.watch import Gone, Look, Watch, environment_of
 from forebay.engine.pools.worker import failure_of
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
@@ -66,7 +71,7 @@ class RayPool(Pool):
     Args:
         hosting: What each host does, with the job in it; sent once, to be shared by all.
         where: Which cluster, and what one worker takes of it.
-        check: What each node must prove before it gets work.
+        check: What is checked on each node before it gets work.
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
         ahead: Messages of a worker that may wait to be listened to before it is held up.
@@ -93,7 +98,7 @@ class RayPool(Pool):
         arrive: Callable[[Event], Event] = lambda event: event,
         say: Callable[[str], None],
     ) -> None:
-        """Join the cluster, and have its nodes prove themselves."""
+        """Join the cluster, and check its nodes."""
         self._began = cluster.join(where.address, say)
         import ray
 
@@ -104,7 +109,9 @@ class RayPool(Pool):
         self._most = most if most is not None else where.max_workers
         self._ahead = ahead
         self._arrive = arrive
-        self._heard: queue.SimpleQueue[Message | Look | Gone | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
+            queue.SimpleQueue()
+        )
         self._members: dict[int, _Member] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a place, worker IDs
         self._waiting_since: float | None = None
@@ -115,11 +122,11 @@ class RayPool(Pool):
         self._owner = os.getpid()
         cluster.hold(True)
         try:
-            self._watch = Watch(where, check, self._heard.put)
+            self._monitor = ClusterMonitor(where, check, self._heard.put)
         except BaseException:
             self._leave()
             raise
-        self._nodes = self._watch.nodes
+        self._nodes = self._monitor.nodes
         self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
         remote: Any = ray.remote
         self._host = remote(concurrency_groups={"orders": 1})(Host)
@@ -197,7 +204,7 @@ class RayPool(Pool):
         with shutdown_guard().held():
             self._members.clear()
             self._hosting = None
-        self._watch.close(CLOSE_S)
+        self._monitor.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
 
@@ -220,7 +227,7 @@ class RayPool(Pool):
     def _settle(self) -> None:
         """Give places to those who wait, as far as there is room."""
         if not self._ray.is_initialized():
-            return  # the watch will tell
+            return  # the monitor reports that
         placed = Counter(member.node for member in self._members.values())
         wanted = len(self._waiting)
         for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
@@ -297,16 +304,16 @@ class RayPool(Pool):
 
     # ---- what is heard -------------------------------------------------------------------------
 
-    def _take_in(self, message: Message | Look | Gone | None) -> list[Event]:
+    def _take_in(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
                 events = [self._event(event) for event in message.events]
                 message.events.clear()
                 message.taken.set()
                 return events
-            case Look():
-                return self._look(message)
-            case Gone():
+            case ClusterState():
+                return self._update_nodes(message)
+            case ClusterLost():
                 self._gone = message.why
         return []
 
@@ -331,13 +338,13 @@ class RayPool(Pool):
         blameless = death.blameless and not member.hangs
         return WorkerDied(death.incarnation, where, blameless, death.doubtful)
 
-    def _look(self, look: Look) -> list[Event]:
-        for error in look.refused.values():
+    def _update_nodes(self, state: ClusterState) -> list[Event]:
+        for error in state.refused.values():
             self._say(f"a node that joined is not used: {error}")
-        self._nodes = look.nodes
+        self._nodes = state.nodes
         self._fresh.clear()
         events: list[Event] = []
-        now = self._within(capacity(look.nodes, self._need))
+        now = self._within(capacity(state.nodes, self._need))
         if now > self.num_workers:
             self.num_workers = now
             events.append(RoomGrew(now))

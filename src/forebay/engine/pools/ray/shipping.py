@@ -39,6 +39,19 @@ def find_in(path: Sequence[str]) -> None:
     sys.path.extend(each for each in path if each not in sys.path)
 
 
+def leave_out(folder: str, path: Sequence[str]) -> None:
+    """Take the driver's working folder off `sys.path`, unless the driver itself has it there.
+
+    Ray puts it first in each of its processes, before the standard library.
+
+    Args:
+        folder: The working folder.
+        path: The driver's `sys.path`, where "" means that folder.
+    """
+    if folder not in path and "" not in path:
+        sys.path[:] = [each for each in sys.path if each != folder]
+
+
 @contextmanager
 def _by_value(modules: list[ModuleType]) -> Iterator[None]:
     import cloudpickle

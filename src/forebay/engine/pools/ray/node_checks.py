@@ -1,4 +1,4 @@
-"""Before a node gets work it proves that it sees the same folder and has the same code.
+"""Checks of a node before it gets work: it sees the same folder, and has the same code.
 
     driver writes a nonce ──> node reads it, writes one of its own ──> driver reads that
 
@@ -19,17 +19,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
-from forebay.engine.pools.ray.shipping import find_in
+from forebay.engine.pools.ray.shipping import find_in, leave_out
 from forebay.errors import ForebayError, OptionError, OutputError
 
-# How long a node may take to prove itself; importing a large library from a slow disk takes some.
+# How long a node may take to answer; importing a large library from a slow disk takes a while.
 PATIENCE_S = 120.0
 _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """What a node must prove.
+    """What is checked on a node.
 
     Attributes:
         work: The job, pickled.
@@ -43,7 +43,7 @@ class NodeCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodeFacts:
     """What a node found.
 
     Attributes:
@@ -59,37 +59,37 @@ class Seen:
     missing: tuple[str, ...]
 
 
-def prove(
+def check_nodes(
     nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any]
 ) -> dict[str, ForebayError]:
-    """Have nodes prove themselves, all at once.
+    """Check nodes, all at the same time.
 
     Args:
-        nodes: Which.
-        check: What they prove.
+        nodes: Which nodes.
+        check: What is checked.
         options: Further options of the task, such as its runtime environment.
 
     Returns:
-        By the id of the node, what is wrong with those that did not.
+        What is wrong, by the id of the node; nodes that pass are left out.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     import ray
 
     nonce = secrets.token_hex(8)
-    name = _spoken(check.folder, nonce)
+    name = _probe(check.folder, nonce)
     if name is not None:
         _write(name, nonce)
     try:
         shared = ray.put(check)
-        look: Any = ray.remote(look_around)
+        inspect: Any = ray.remote(inspect_node)
         answers = [
-            look.options(
+            inspect.options(
                 num_cpus=0,
                 max_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 **options,
-            ).remote(shared, nonce, node.id, list(sys.path))
+            ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
             for node in nodes
         ]
         ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
@@ -105,15 +105,29 @@ def prove(
     }
 
 
-def look_around(check: NodeCheck, nonce: str, node: str, path: Sequence[str]) -> Seen:
-    """Look, on a node, at what it has; the driver, whose `sys.path` is given, judges."""
+def inspect_node(
+    check: NodeCheck, nonce: str, node: str, path: Sequence[str], working_folder: str
+) -> NodeFacts:
+    """Return what a node has, on that node; the driver judges it.
+
+    Args:
+        check: What is checked.
+        nonce: What the driver wrote.
+        node: The node's id.
+        path: The driver's `sys.path`.
+        working_folder: The driver's.
+    """
     find_in(path)
     unloadable = folder = ""
+    with_folder = list(sys.path)  # other tasks of the driver run in this process too
+    leave_out(working_folder, path)
     try:
         pickle.loads(check.work)  # noqa: S301 - from our own driver
     except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
         unloadable = f"{type(error).__name__}: {error}"
-    name = _spoken(check.folder, nonce)
+    finally:
+        sys.path[:] = with_folder
+    name = _probe(check.folder, nonce)
     if name is not None:
         try:
             if _read(name) == nonce:
@@ -125,7 +139,7 @@ def look_around(check: NodeCheck, nonce: str, node: str, path: Sequence[str]) ->
         except Exception as error:  # noqa: BLE001 - whatever a file system raises
             folder = f"{type(error).__name__}: {error}"
     missing = tuple(path for path in check.inputs if not os.path.exists(path))
-    return Seen(versions(), unloadable, folder, missing)
+    return NodeFacts(versions(), unloadable, folder, missing)
 
 
 def versions() -> dict[str, str]:
@@ -143,7 +157,7 @@ def _verdict(
     ray: Any, node: Node, answer: Any, check: NodeCheck, nonce: str
 ) -> ForebayError | None:
     try:
-        seen: Seen = ray.get(answer, timeout=0)
+        seen: NodeFacts = ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
         return OptionError(f"node {node.name} did not answer within {PATIENCE_S:g} s")
     except Exception as error:  # noqa: BLE001 - forebay is not there, or the node was lost
@@ -163,7 +177,7 @@ def _verdict(
             f"node {node.name} cannot write to the output folder {check.folder!r}: {seen.folder}\n"
             "  See to its mount and permissions there."
         )
-    name = _spoken(check.folder, nonce)
+    name = _probe(check.folder, nonce)
     if name is not None:
         its = f"{name}-{node.id}"
         try:
@@ -201,8 +215,8 @@ def _verdict(
     return None
 
 
-def _spoken(folder: str | None, nonce: str) -> str | None:
-    return None if folder is None else f"{folder.rstrip('/')}/preflight-{nonce}"
+def _probe(folder: str | None, nonce: str) -> str | None:
+    return None if folder is None else f"{folder.rstrip('/')}/node-check-{nonce}"
 
 
 def _write(name: str, text: str) -> None:

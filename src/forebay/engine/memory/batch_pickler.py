@@ -1,4 +1,4 @@
-"""The skeleton of a batch: its pickle, without the bytes of tensors and arrays.
+"""Pickles a batch without the bytes of its tensors and arrays: the in-band pickle of protocol 5.
 
 The bytes go to a slot as pickle meets them, each where there is room next. What finds no room
 stays in the pickle. The functions at the end put a batch together again.
@@ -32,11 +32,11 @@ _DTYPES = [
 ]
 CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-# Stands in a pickle for bytes that were placed already: the next span.
+# Stands in a pickle for bytes that were placed already: the next buffer.
 _PLACED = pickle.PickleBuffer(bytearray(1))
 
 
-class Skeletons(pickle.Pickler):
+class BatchPickler(pickle.Pickler):
     """Pickles a batch, and puts its buffers into a slot as it meets them.
 
     Args:
@@ -47,7 +47,7 @@ class Skeletons(pickle.Pickler):
         self._meets = meets
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=5, buffer_callback=self._buffer)
-        self._spans: list[tuple[int, int]] = []
+        self._buffers: list[tuple[int, int]] = []
 
     def aim(
         self,
@@ -62,16 +62,16 @@ class Skeletons(pickle.Pickler):
         self.cursor = Cursor(len(view), reserve)
 
     def pickled(self, batch: Any) -> tuple[bytes, tuple[tuple[int, int], ...]]:
-        """Return the skeleton and the spans of a batch."""
+        """Return the in-band pickle of a batch, and the offset and length of each buffer."""
         try:
             self.dump(batch)
-            return self._file.getvalue(), tuple(self._spans)
+            return self._file.getvalue(), tuple(self._buffers)
         finally:
             # It is used again: starting one costs as much as pickling a small batch.
             self.clear_memo()
             self._file.seek(0)
             self._file.truncate()
-            self._spans.clear()
+            self._buffers.clear()
 
     def reducer_override(self, obj: Any) -> Any:
         """Take the bulky ones apart; pickle asks for all that is none of its own types."""
@@ -112,13 +112,13 @@ class Skeletons(pickle.Pickler):
         inside = address - self._address
         if 0 <= inside <= self._capacity - nbytes:
             # It was collated here.
-            self._spans.append((inside, nbytes))
+            self._buffers.append((inside, nbytes))
             return _PLACED
         at = self.cursor.take(nbytes)
         if at is None:
             return bytearray(ctypes.string_at(address, nbytes))
         ctypes.memmove(self._address + at, address, nbytes)
-        self._spans.append((at, nbytes))
+        self._buffers.append((at, nbytes))
         return _PLACED
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
@@ -131,7 +131,7 @@ class Skeletons(pickle.Pickler):
         room: Any = bytearray(array.nbytes) if at is None else self._view[at : at + array.nbytes]
         np.copyto(np.ndarray(array.shape, dtype, room, order=order), array)
         if at is not None:
-            self._spans.append((at, array.nbytes))
+            self._buffers.append((at, array.nbytes))
             room = _PLACED
         # A number type is known by one letter; anything else knows how to be pickled.
         name = dtype.char if dtype.isbuiltin == 1 and dtype.kind in "biufc" else dtype
@@ -146,7 +146,7 @@ class Skeletons(pickle.Pickler):
         if at is None:
             return True
         self._view[at : at + raw.nbytes] = raw
-        self._spans.append((at, raw.nbytes))
+        self._buffers.append((at, raw.nbytes))
         return False
 
 
@@ -185,7 +185,7 @@ def _unusual(tensor: torch.Tensor) -> Any:
     return NotImplemented
 
 
-# What a skeleton calls. Reshaping in place is quicker than a view, and leaves none behind.
+# What an in-band pickle calls. Reshaping in place is quicker than a view, and leaves none behind.
 
 
 def _tensor(data: Any, code: int, *shape: int) -> torch.Tensor:

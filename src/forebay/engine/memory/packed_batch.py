@@ -1,4 +1,4 @@
-"""A parcel: what a worker sends for a batch whose bytes lie in a slot; see `packing.py`.
+"""What a worker sends for a batch whose bytes lie in a slot; see `packing.py`.
 
 A record alone, which whoever passes it on can read without torch.
 """
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Parcel(NamedTuple):
+class PackedBatch(NamedTuple):
     """A packed batch.
 
     Attributes:
-        skeleton: The batch, pickled without its buffers.
-        spans: Where each buffer lies, in the slot or in `body`: its offset and its length.
-        body: The used part of the slot, where it travels with the parcel and the slot is free; an
-            array where it came from another machine, until it has landed.
+        in_band: The batch, pickled without its buffers.
+        buffers: Where each buffer lies, in the slot or in `body`: its offset and its length.
+        body: The used part of the slot, where it travels along and the slot is free; an array
+            where it came from another machine, until it has landed.
         nbytes: Bytes that the batch occupies until it is consumed.
         kept: The worker's own code still refers to the slot, which must never be used again.
-        refused: Why the slab's disk had no room, so that bytes are in the skeleton instead.
+        refused: Why the slab's disk had no room, so that bytes are in `in_band` instead.
     """
 
-    skeleton: bytes
-    spans: tuple[tuple[int, int], ...]
+    in_band: bytes
+    buffers: tuple[tuple[int, int], ...]
     body: bytearray | np.ndarray[Any, Any] | None
     nbytes: int
     kept: bool = False
     refused: str | None = None
 
     def settle(self, slab: Slab, slot: Slot | None) -> Slot | None:
-        """Tell the slab what arrived; called once, by its owner, as soon as the parcel is there.
+        """Tell the slab what arrived; called once, by its owner, on arrival.
 
         Args:
             slab: The slab that the slot was taken from.

@@ -1,4 +1,4 @@
-"""Parcels: any batch comes back equal, type for type and bit for bit, and can be written to."""
+"""Packing: any batch comes back equal, type for type and bit for bit, and can be written to."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 
 from forebay.engine.memory import packing
+from forebay.engine.memory.batch_pickler import CODES
 from forebay.engine.memory.packing import (
     INLINE_BYTES,
     WORTH_PLACING,
+    PackedBatch,
     Packer,
-    Parcel,
     collate_into,
     unpack,
 )
-from forebay.engine.memory.skeleton import CODES
 from forebay.engine.memory.slab import Slab
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -262,20 +262,20 @@ OTHERS = {
 }
 
 
-def send(slab: Slab, packer: Packer, batch: Any, route: str) -> tuple[Parcel, Any]:
+def send(slab: Slab, packer: Packer, batch: Any, route: str) -> tuple[PackedBatch, Any]:
     """Pack a batch and unpack it, as a worker and the owner of the slab would."""
     slot = None if route == "pipe" else slab.take()
     packer.begin(slot)
-    parcel = packer.seal(packer.pack(batch))
-    parcel = pickle.loads(pickle.dumps(parcel, protocol=5))
-    slot = parcel.settle(slab, slot)
+    packed = packer.seal(packer.pack(batch))
+    packed = pickle.loads(pickle.dumps(packed, protocol=5))
+    slot = packed.settle(slab, slot)
     assert (slot is None) == (route != "slot")
-    return parcel, unpack(parcel, slab, slot)
+    return packed, unpack(packed, slab, slot)
 
 
 @pytest.fixture(params=["body", "slot", "pipe"])
 def route(request, monkeypatch):
-    """The ways a batch's bytes can go: in the parcel's body, in the slot, in the skeleton."""
+    """The ways a batch's bytes can go: in a body, in the slot, in the in-band pickle."""
     if request.param == "slot":
         monkeypatch.setattr(packing, "INLINE_BYTES", -1)
     return request.param
@@ -358,8 +358,8 @@ def test_a_gap_is_not_sent(slab, packer):
     """A thin slice of a large tensor costs what it holds; an expanded one even less."""
     thin, _ = send(slab, packer, f32(5000, 100)[:, 3], "slot")
     wide, _ = send(slab, packer, torch.zeros(1).expand(1_000_000), "body")
-    assert [length for _, length in thin.spans] == [20_000]
-    assert [length for _, length in wide.spans] == [4]
+    assert [length for _, length in thin.buffers] == [20_000]
+    assert [length for _, length in wide.buffers] == [4]
 
 
 def test_a_gradient_history_is_refused_in_words(slab, packer):
@@ -399,18 +399,18 @@ def test_a_default_device_changes_nothing(slab, packer, route):
 
 def test_a_small_batch_never_holds_a_slot(slab, packer):
     """It travels whole, and the slot is free when it arrives."""
-    parcel, back = send(slab, packer, torch.zeros(INLINE_BYTES, dtype=torch.uint8), "body")
-    assert len(parcel.body) == INLINE_BYTES
-    assert parcel.nbytes == INLINE_BYTES + len(parcel.skeleton)
+    packed, back = send(slab, packer, torch.zeros(INLINE_BYTES, dtype=torch.uint8), "body")
+    assert len(packed.body) == INLINE_BYTES
+    assert packed.nbytes == INLINE_BYTES + len(packed.in_band)
     assert slab.out == 0
     assert back.numel() == INLINE_BYTES
 
 
 def test_a_large_batch_holds_its_slot_until_its_last_tensor_is_gone(slab, packer):
     """And is read where it was written."""
-    parcel, back = send(slab, packer, [f32(5000), np.zeros(5000), "x"], "slot")
-    assert parcel.body is None
-    assert parcel.nbytes >= 60_000
+    packed, back = send(slab, packer, [f32(5000), np.zeros(5000), "x"], "slot")
+    assert packed.body is None
+    assert packed.nbytes >= 60_000
     tensor = back[0][1:]
     del back
     assert slab.out == 1
@@ -422,12 +422,12 @@ def test_what_does_not_fit_in_the_slot_travels_beside_it(slab, packer):
     """A batch that outgrew its slot is late, not lost, and can be written to; later slots fit."""
     slab.saw(1)
     batch = [f32(10_000), f32(10_000), np.zeros(10_000), Buffered(bytearray(50_000)), f32(2)]
-    parcel, back = send(slab, packer, batch, "slot")
-    assert [length for _, length in parcel.spans] == [40_000, 8]
+    packed, back = send(slab, packer, batch, "slot")
+    assert [length for _, length in packed.buffers] == [40_000, 8]
     assert same(back, batch)
     back[1].zero_()
     back[2] += 1
-    assert slab.take().capacity >= 4 * parcel.nbytes
+    assert slab.take().capacity >= 4 * packed.nbytes
 
 
 def test_a_worker_packs_what_its_owner_unpacks(slab, packer):
@@ -441,17 +441,17 @@ def test_a_worker_packs_what_its_owner_unpacks(slab, packer):
             undo = collate_into(packer)
             packer.begin(slot)
             batch = default_collate([(torch.full((100, 100), float(lap)), k) for k in range(4)])
-            parcel = packer.pack(batch)
+            packed = packer.pack(batch)
             del batch
             with open(writer, "wb") as pipe:
-                pickle.dump(packer.seal(parcel), pipe)
+                pickle.dump(packer.seal(packed), pipe)
             undo()
             os._exit(0)
         os.close(writer)
         with open(reader, "rb") as pipe:
-            parcel = pickle.load(pipe)
+            packed = pickle.load(pipe)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        images, labels = unpack(parcel, slab, parcel.settle(slab, slot))
+        images, labels = unpack(packed, slab, packed.settle(slab, slot))
         assert same(images, torch.full((4, 100, 100), float(lap)))
         assert same(labels, torch.arange(4))
         del images, labels
@@ -469,19 +469,19 @@ def pack_collated(packer, slot, samples):
     packer.begin(slot)
     batch = default_collate(samples)
     address = batch.data_ptr()
-    parcel = packer.pack(batch)
+    packed = packer.pack(batch)
     del batch
-    return packer.seal(parcel), address
+    return packer.seal(packed), address
 
 
 def test_collated_tensors_are_not_copied(slab, collating):
     """They are where they must be."""
     slot = slab.take()
-    parcel, address = pack_collated(collating, slot, [f32(LARGE), f32(LARGE)])
+    packed, address = pack_collated(collating, slot, [f32(LARGE), f32(LARGE)])
     start = np.frombuffer(slab.view(slot), np.uint8).ctypes.data
-    assert parcel.spans == ((address - start, 8 * LARGE),)
-    assert parcel.nbytes == 8 * LARGE + len(parcel.skeleton)
-    assert same(unpack(parcel, slab, slot), torch.stack([f32(LARGE), f32(LARGE)]))
+    assert packed.buffers == ((address - start, 8 * LARGE),)
+    assert packed.nbytes == 8 * LARGE + len(packed.in_band)
+    assert same(unpack(packed, slab, slot), torch.stack([f32(LARGE), f32(LARGE)]))
 
 
 def in_torchs_worker(monkeypatch, samples):
@@ -556,10 +556,10 @@ def test_arrays_and_nested_samples_are_collated_into_the_slot_too(slab, collatin
     }
     slot = slab.take()
     collating.begin(slot)
-    parcel = collating.pack(default_collate(samples))
-    parcel = collating.seal(parcel)
-    assert parcel.nbytes < 2 * 12 * LARGE + 1000
-    assert same(unpack(parcel, slab, slot), expected)
+    packed = collating.pack(default_collate(samples))
+    packed = collating.seal(packed)
+    assert packed.nbytes < 2 * 12 * LARGE + 1000
+    assert same(unpack(packed, slab, slot), expected)
 
 
 def test_a_full_slot_is_no_obstacle(slab, collating):
@@ -567,8 +567,8 @@ def test_a_full_slot_is_no_obstacle(slab, collating):
     slab.saw(1)
     samples = [f32(100_000), f32(100_000)]
     slot = slab.take()
-    parcel, _ = pack_collated(collating, slot, samples)
-    assert same(unpack(parcel, slab, parcel.settle(slab, slot)), torch.stack(samples))
+    packed, _ = pack_collated(collating, slot, samples)
+    assert same(unpack(packed, slab, packed.settle(slab, slot)), torch.stack(samples))
 
 
 def test_undoing_leaves_torch_as_it_was(packer):
@@ -612,10 +612,10 @@ def test_a_batch_that_the_worker_keeps_is_never_overwritten(slab, collating):
     slot = slab.take()
     collating.begin(slot)
     kept.append(default_collate([f32(LARGE), f32(LARGE)]))
-    parcel = collating.seal(collating.pack(kept[0]))
-    assert parcel.kept
-    assert parcel.settle(slab, slot) is None
-    back = unpack(parcel, slab, None)
+    packed = collating.seal(collating.pack(kept[0]))
+    assert packed.kept
+    assert packed.settle(slab, slot) is None
+    back = unpack(packed, slab, None)
     assert same(back, kept[0])
     back.zero_()
     assert kept[0].any()
@@ -623,9 +623,9 @@ def test_a_batch_that_the_worker_keeps_is_never_overwritten(slab, collating):
 
     other = slab.take()
     assert other != slot
-    parcel, _ = pack_collated(collating, other, [f32(LARGE), f32(LARGE)])
-    assert not parcel.kept
-    assert same(unpack(parcel, slab, parcel.settle(slab, other)), kept[0])
+    packed, _ = pack_collated(collating, other, [f32(LARGE), f32(LARGE)])
+    assert not packed.kept
+    assert same(unpack(packed, slab, packed.settle(slab, other)), kept[0])
     # It may even be returned once more.
     _, again = send(slab, collating, kept[0], "slot")
     assert again.data_ptr() != kept[0].data_ptr()
@@ -637,10 +637,10 @@ def test_every_batch_can_be_kept(slab, collating):
     batches, slots = [], []
     for k in range(20):
         slots.append(slot := slab.take())
-        parcel, _ = pack_collated(collating, slot, [torch.full((LARGE,), float(k))] * 2)
-        batches.append(unpack(parcel, slab, parcel.settle(slab, slot)))
+        packed, _ = pack_collated(collating, slot, [torch.full((LARGE,), float(k))] * 2)
+        batches.append(unpack(packed, slab, packed.settle(slab, slot)))
     assert [batch.unique().tolist() for batch in batches] == [[float(k)] for k in range(20)]
     assert slab.out == 20
-    del batches, parcel
+    del batches, packed
     assert slab.out == 0
     assert slab.take() in slots

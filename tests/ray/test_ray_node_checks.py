@@ -21,9 +21,9 @@ from runs import run
 from works import copy
 
 import forebay
-from forebay.engine.pools.ray import preflight
+from forebay.engine.pools.ray import node_checks
+from forebay.engine.pools.ray.node_checks import NodeCheck, NodeFacts
 from forebay.engine.pools.ray.nodes import Node
-from forebay.engine.pools.ray.preflight import NodeCheck, Seen
 from forebay.errors import OptionError, OutputError
 
 
@@ -99,7 +99,7 @@ def refusal(kind, work, inputs, output):
     with pytest.raises(kind) as caught:
         run(work, inputs, output)
     assert not published(output)
-    assert not list(output.rglob("preflight-*"))
+    assert not list(output.rglob("node-check-*"))
     return str(caught.value)
 
 
@@ -212,12 +212,12 @@ def verdict(answer, folder=None):
         return answer
 
     fake = SimpleNamespace(get=get, exceptions=ray.exceptions)
-    return preflight._verdict(fake, NODE, None, NodeCheck(b"", folder), "nonce")
+    return node_checks._verdict(fake, NODE, None, NodeCheck(b"", folder), "nonce")
 
 
 def seen(**changes):
-    fine = {"versions": preflight.versions(), "unloadable": "", "folder": "", "missing": ()}
-    return Seen(**fine | changes)
+    fine = {"versions": node_checks.versions(), "unloadable": "", "folder": "", "missing": ()}
+    return NodeFacts(**fine | changes)
 
 
 def test_a_node_with_the_same_of_everything_is_fine():
@@ -228,7 +228,7 @@ def test_a_node_with_the_same_of_everything_is_fine():
 @pytest.mark.parametrize("package", ["Python", "forebay", "torch"])
 def test_other_versions_are_refused(package):
     """Both are named, and why it matters."""
-    ours = preflight.versions()
+    ours = node_checks.versions()
     error = verdict(seen(versions=ours | {package: "0.1"}))
     assert isinstance(error, OptionError)
     first, rest = str(error).split("\n", 1)
@@ -264,5 +264,5 @@ def test_a_node_without_an_answer_is_refused(error, words):
 
 def test_no_answer_is_waited_for_longer_than_that(tmp_path):
     """The limit that the text names is the one that is kept."""
-    assert preflight.PATIENCE_S == 120.0
-    assert Path(preflight._spoken(f"{tmp_path}/", "n")) == tmp_path / "preflight-n"
+    assert node_checks.PATIENCE_S == 120.0
+    assert Path(node_checks._probe(f"{tmp_path}/", "n")) == tmp_path / "node-check-n"

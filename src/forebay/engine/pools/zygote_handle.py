@@ -1,0 +1,190 @@
+"""The driver's end of a zygote: it starts one, sends orders, takes in answers, watches and ends it.
+
+The zygote has to answer each order, and to report each death. While it owes something and says
+nothing it is continued after LOOK_S, should somebody have stopped it, and given up after ZYGOTE_S.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from typing import Any, Literal
+
+from forebay.engine.job import Job
+from forebay.engine.pools import launch, zygote
+from forebay.engine.pools.channel import Channel
+from forebay.engine.pools.linux import kill_descendants
+from forebay.errors import WorkerDiedError
+
+# How long a zygote that has loaded the job may owe an answer and be silent.
+ZYGOTE_S = 10.0
+# How often it is looked after while it owes one.
+LOOK_S = 1.0
+
+# The driver's ends of everything, of all pools: a zygote that kept some of them open would hide
+# the driver's death from another.
+driver_ends: set[int] = set()
+
+
+class ZygoteHandle:
+    """One zygote, which is starting or runs.
+
+    Args:
+        job: See `ProcessPool`; pickled where `start` is "auto".
+        start: See `ProcessPool`.
+        keep: See `ProcessPool`.
+
+    Attributes:
+        pid: Its process id.
+
+    Raises:
+        WorkerDiedError: The system starts no further process.
+    """
+
+    def __init__(
+        self,
+        job: Job | bytes,
+        start: Literal["auto", "fork"] | BaseContext,
+        keep: Sequence[int],
+    ) -> None:
+        self._spawned: Any = None  # the process of multiprocessing's that it is, if it is one
+        self._is_loaded = False  # it has the job
+        self._silent_s = 0.0
+        self._looked_at = time.monotonic()
+        get, news = os.pipe()
+        try:
+            ours, theirs = socket.socketpair()
+        except BaseException:  # descriptors have run out
+            os.close(get)
+            os.close(news)
+            raise
+        driver_ends.update((get, ours.fileno()))
+        try:
+            with theirs:
+                self.pid = self._launch(job, start, keep, theirs, news)
+        except BaseException as error:
+            driver_ends.difference_update((get, ours.fileno()))
+            ours.close()
+            os.close(get)
+            if isinstance(error, OSError):
+                raise WorkerDiedError(_unstartable(error)) from error
+            raise
+        finally:
+            os.close(news)
+        self._channel = Channel(get, ours.detach())
+
+    def _launch(
+        self,
+        job: Job | bytes,
+        start: Literal["auto", "fork"] | BaseContext,
+        keep: Sequence[int],
+        control: socket.socket,
+        news: int,
+    ) -> int:
+        if isinstance(start, BaseContext):
+            assert not isinstance(job, bytes)
+            self._spawned = launch.spawn(start, control, news, job)
+            return int(self._spawned.pid)
+        if start == "fork":
+            return launch.fork(control, news, job, closing=driver_ends)
+        assert isinstance(job, bytes)
+        if launch.is_single_threaded() and not keep:
+            return launch.fork(control, news, job, closing=None)
+        return launch.execute(control, news, job, keep)
+
+    def fileno(self) -> int:
+        """Return the descriptor that its answers come from, for a selector."""
+        return self._channel.fileno()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be dead."""
+        return self._channel.ended
+
+    def order(
+        self,
+        what: int,
+        incarnation: int = 0,
+        worker_id: int = 0,
+        *,
+        descriptors: Sequence[int] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """Send an order; see `zygote.ORDER`."""
+        order = zygote.ORDER.pack(what, incarnation, worker_id, seconds)
+        control = socket.socket(fileno=self._channel.outgoing)
+        # If it is dead, the end of its answers says so.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(control, [order], list(descriptors))
+        control.detach()  # the channel owns the descriptor
+
+    def receive_nowait(self) -> list[tuple[Any, ...]]:
+        """Return what it has said: "forked", "exited" or "refused", a worker, and the facts."""
+        messages = self._channel.receive_nowait()
+        self._silent_s = 0.0
+        self._is_loaded |= ("ready",) in messages
+        return [message for message in messages if message != ("ready",)]
+
+    def look_after(self, owes: bool) -> str | None:
+        """Take note of how long it has been silent; continue it should it be stopped.
+
+        Args:
+            owes: Whether there is something that it has to say.
+
+        Returns:
+            Why it is to be given up; None where it is not.
+        """
+        now = time.monotonic()
+        # A pause of this very process, as by Ctrl-Z, tells nothing of the zygote.
+        passed, self._looked_at = min(now - self._looked_at, LOOK_S), now
+        self._silent_s = self._silent_s + passed if owes else 0.0
+        if self._silent_s >= LOOK_S:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGCONT)
+        # Until it has the job it may import for as long as that takes.
+        if not self._is_loaded or self._silent_s < ZYGOTE_S:
+            return None
+        return f"the process that forks the workers did not answer for {ZYGOTE_S:g} s"
+
+    def end(self, patience_s: float) -> list[tuple[Any, ...]]:
+        """Wait for its end, and kill it with all its descendants if that does not come.
+
+        Returns:
+            What it has still said.
+        """
+        messages = []
+        until = time.monotonic() + patience_s
+        with selectors.PollSelector() as selector:  # it needs no descriptor: there may be none
+            selector.register(self._channel, selectors.EVENT_READ)
+            while not self.ended and (left := until - time.monotonic()) > 0:
+                if selector.select(left):
+                    messages += self.receive_nowait()
+        driver_ends.difference_update((self._channel.fileno(), self._channel.outgoing))
+        self._channel.close()
+        if not self.ended:
+            kill_descendants(self.pid)
+        if self._spawned is not None:
+            if self._spawned.is_alive():
+                self._spawned.kill()
+            self._spawned.join()
+            self._spawned.close()
+        else:
+            with suppress(ProcessLookupError, ChildProcessError):  # another `wait` was quicker
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+        return messages
+
+
+def _unstartable(error: OSError) -> str:
+    return (
+        f"worker processes cannot be started: {error}\n"
+        "  No input is blamed, and what was done is kept.\n"
+        "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of memory, "
+        "or of room for temporary files (TMPDIR). Raise it, or lower num_workers."
+    )
