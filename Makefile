@@ -1,4 +1,5 @@
-# make demo | demo-ray | test | check | bench | bench-ray: each works alone on a fresh machine with Python 3.11 and make.
+# make demo | demo-ray | quick | test | check | docs | bench | bench-ray: each works alone on a fresh machine with
+# Python 3.11 or newer and make. PYTHON names the interpreter: make test PYTHON=python3.13.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,8 +9,9 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
+DOCS := .venv/docs.stamp
 
-.PHONY: help demo demo-ray test test-ray check bench bench-ray clean
+.PHONY: help demo demo-ray quick test test-ray check docs bench bench-ray clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -27,6 +29,11 @@ $(BENCH): $(DEV)
 		--constraint constraints-dev.txt --editable '.[bench]'
 	touch $@
 
+$(DOCS): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-dev.txt --editable '.[docs]'
+	touch $@
+
 demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
 	rm -rf build/demo
 	$(BIN)/forebay preprocess examples/split_audio.py:split_audio \
@@ -37,6 +44,9 @@ demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
 demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; the table is the same.
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
+
+quick: $(DEV) ## Run the quick tests: less than a minute.
+	$(BIN)/python -m pytest -q -m "not slow and not thorough" --ignore tests/ray
 
 # The loader's tests take as long as all others together, so both halves run at the same time. Ray's
 # are run by themselves: it leaves threads, handlers and a connection in its process.
@@ -49,11 +59,18 @@ test: $(DEV) ## Run all tests but the long ones on Ray clusters.
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 
-check: $(DEV) ## Lint, formatting, types, and the architecture's rules.
+check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the documents: links and code.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site}.py
+
+# The pages are links to the repository's files, laid out as they are here, so their links work there.
+docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link is an error.
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	cd build/pages && ln -s ../../{docs,examples,LICENSE,*.md} .
+	$(BIN)/mkdocs build --strict
 
 bench: $(BENCH) ## Measure forebay beside its peers.
 	$(BIN)/python -m benchmarks

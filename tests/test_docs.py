@@ -121,14 +121,6 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_ci_runs_what_the_readme_says() -> None:
-    """`.ci/run` does nothing but the README's test command."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lines = [line for line in script.splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
-    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 # ---- the tests of the tests ---------------------------------------------------------------------
 
 SAMPLE = """\
