@@ -78,8 +78,13 @@ def number(cell: str) -> float | None:
 
 
 def _column(table: Table) -> int | None:
-    """Return the first column after the labels that is a rate, or whose numbers have a unit."""
+    """Return the first column after the labels that is a rate, or whose numbers have a unit.
+
+    What a column "before" holds is where a measurement began, not what it found.
+    """
     for at, title in list(enumerate(table["columns"]))[1:]:
+        if title == "before":
+            continue
         found = [found for row in table["rows"] if (found := NUMBER.fullmatch(_cell(row, at)))]
         if found and (title.endswith("/s") or all(each[2] for each in found)):
             return at
