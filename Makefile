@@ -63,7 +63,7 @@ check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the docu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site}.py
+	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site,three_jobs}.py
 
 # The pages are links to the repository's files, laid out as they are here, so their links work there.
 docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link is an error.

@@ -15,9 +15,8 @@ NOT_RUN = re.compile(r"<!-- not run: (?P<reason>\S.*) -->")
 SHELLS = ("shell", "bash", "console")
 # Printed after a block, with the number of its first line: what came before is that block's.
 END = "\x1e"
-VARYING = re.compile(
-    r"\b\d[\d,]*(?:\.\d+)? (?:ms|s|min|h)(?: \d+ (?:s|min))?\b|\b\d[\d,]*(?:\.\d+)? (?=\w+/s\b)"
-)
+TIME = re.compile(r"\b\d[\d,]*(?:\.\d+)? (?:ms|s|min|h)\b(?: \d+ (?:s|min)\b)?")
+RATE = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?= \w+/s\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +117,4 @@ def _shown(lines: list[str], closing: int, pairs: dict[int, int]) -> str | None:
 
 def _settled(text: str) -> str:
     lines = [line.rstrip() for line in text.strip().splitlines()]
-    return VARYING.sub("0 ", "\n".join(lines))
+    return RATE.sub("0", TIME.sub("0 s", "\n".join(lines)))

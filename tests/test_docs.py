@@ -53,6 +53,17 @@ def test_the_code_runs(document: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_readmes_program_does_nothing_twice(tmp_path: Path) -> None:
+    """Run again in the same folder, it says that all was done."""
+    (tmp_path / "readme.py").write_text(program((ROOT / "README.md").read_text(encoding="utf-8")))
+    for _ in range(2):
+        done = run("readme.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "100 done (100 of them earlier)" in done.stdout
+    assert "(100 samples were done earlier)" in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_the_commands_exist(document: Path, tmp_path: Path) -> None:
     """Every `forebay` command in a shell block exists, and so do its options."""
