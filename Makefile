@@ -65,11 +65,12 @@ check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the docu
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site,three_jobs}.py
 
-# The pages are links to the repository's files, laid out as they are here, so their links work there.
+# The pages are the repository's files, laid out as they are here, so that links work in both places.
+# They are copied: with links to folders, an sdist built afterwards would leave those folders out.
 docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link is an error.
 	rm -rf build/pages build/site
 	mkdir -p build/pages
-	cd build/pages && ln -s ../../{docs,examples,LICENSE,*.md} .
+	cp -r docs examples LICENSE *.md build/pages/
 	$(BIN)/mkdocs build --strict
 
 bench: $(BENCH) ## Measure forebay beside its peers.
