@@ -31,7 +31,7 @@ LOADERS = {
     "forebay": ("deep", 'after: forebay.DataLoader(…, buffer="2GB")'),
 }
 SHOWN_S = 4.0
-WIDTH, MARGIN, LANE, BAR = 760, 20, 64, 30
+WIDTH, MARGIN, LANE, BAR, SEPARATOR = 760, 20, 64, 30, 0.6
 
 
 def record() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def draw(recorded: dict[str, Any], seconds: float = SHOWN_S) -> str:
     """Return the picture of the first seconds of a recording."""
     scale = (WIDTH - 2 * MARGIN) / seconds
     parts = [words(MARGIN, 24, f"the first {seconds:g} seconds of a training loop")]
-    legend = ((WIDTH - 218, "main", "a training step"), (WIDTH - 92, "wait", "waiting"))
+    legend = ((WIDTH - 244, "main", "a training step"), (WIDTH - 92, "wait", "waiting"))
     for x, kind, text in legend:
         parts += [rectangle(x, 13, 12, 12, kind), words(x + 18, 24, text)]
     for number, (peer, (_, title)) in enumerate(LOADERS.items()):
@@ -74,21 +74,17 @@ def draw(recorded: dict[str, Any], seconds: float = SHOWN_S) -> str:
             words(MARGIN, top + 12, title),
             words(WIDTH - MARGIN, top + 12, note, "note", "end"),
             rectangle(MARGIN, top + 20, ended * scale, BAR, "wait"),
-            *(
-                rectangle(
-                    round(MARGIN + begin * scale, 2),
-                    top + 20,
-                    max((end - begin) * scale - 0.8, 0.5),
-                    BAR,
-                    "main",
-                )
-                for begin, end in steps
-            ),
         ]
+        for begin, end in steps:
+            left, right = round(MARGIN + begin * scale, 2), round(MARGIN + end * scale, 2)
+            parts.append(rectangle(left, top + 20, right - left, BAR, "main"))
+            parts.append(rectangle(right - SEPARATOR, top + 20, SEPARATOR, BAR, "page"))
+    height = 44 + len(LOADERS) * LANE + 40
     libraries = ", ".join(f"{name} {version}" for name, version in recorded["versions"].items())
-    foot = f"{recorded['training']}; {recorded['cores']} cores; {libraries}"
-    height = 44 + len(LOADERS) * LANE + 22
-    parts.append(words(MARGIN, height - 12, foot, "note"))
+    parts += [
+        words(MARGIN, height - 30, recorded["training"], "note"),
+        words(MARGIN, height - 12, f"{recorded['cores']} cores; {libraries}", "note"),
+    ]
     return picture("A training loop, waiting for data and not", WIDTH, height, parts)
 
 
