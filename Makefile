@@ -45,15 +45,20 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-quick: $(DEV) ## Run the quick tests: less than a minute.
-	$(BIN)/python -m pytest -q -m "not slow and not thorough" --ignore tests/ray
+# Both halves run at the same time: the tests in some folders, and all others. Of all tests, the loader's
+# take as long as the others together.
+define halves
+	$(BIN)/python -m pytest -q $(2) $(1) & first=$$!; failed=0; \
+	$(BIN)/python -m pytest -q $(2) $(addprefix --ignore ,tests/ray $(1)) || failed=1; \
+	wait $$first || failed=1; exit $$failed
+endef
 
-# The loader's tests take as long as all others together, so both halves run at the same time. Ray's
-# are run by themselves: it leaves threads, handlers and a connection in its process.
+quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
+	$(call halves,tests/loading tests/engine tests/cache,-m "not slow and not thorough" --first-case)
+
+# Ray's tests are run by themselves: it leaves threads, handlers and a connection in its process.
 test: $(DEV) ## Run all tests but the long ones on Ray clusters.
-	$(BIN)/python -m pytest -q tests/loading & loading=$$!; failed=0; \
-	$(BIN)/python -m pytest -q --ignore tests/ray --ignore tests/loading || failed=1; \
-	wait $$loading || failed=1; exit $$failed
+	$(call halves,tests/loading)
 	$(BIN)/python -m pytest -q tests/ray
 
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.

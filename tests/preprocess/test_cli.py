@@ -42,6 +42,7 @@ def preprocess(name, inputs, output, *options, **others):
 # ---- exit codes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_done_is_0(inputs, output):
     """The summary is on the standard output, and nothing on the other stream."""
     code, out, err = preprocess("copy", inputs, output)
@@ -53,6 +54,7 @@ def test_all_done_is_0(inputs, output):
     ]
 
 
+@pytest.mark.slow
 def test_finished_with_failures_is_3(inputs, output):
     """They are listed, with the way on."""
     code, out, _ = preprocess("fail_odd", inputs, output)
@@ -102,6 +104,7 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_changed_function_is_1_with_the_difference(inputs, output):
     """Until --restart or --version says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
@@ -151,6 +154,7 @@ def test_a_function_is_named_by_file_or_by_module(tmp_path, inputs):
         assert [row["n"] for row in rows] == [0, 3, 6, 9, 12, 15]
 
 
+@pytest.mark.slow
 def test_a_limit_works_here_and_raises_the_functions_own_error(tmp_path, inputs, output):
     """The real traceback, down to the user's line."""
     code, out, _ = call("preprocess", f"{WORKS}:fail_odd", inputs, output, "--limit", 1)
@@ -164,6 +168,7 @@ def test_a_limit_works_here_and_raises_the_functions_own_error(tmp_path, inputs,
 # ---- looking on ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     """Counts, and whether it goes on."""
     preprocess("fail_odd", inputs, output)
@@ -174,6 +179,7 @@ def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     assert out.startswith("3 of 6 done")
 
 
+@pytest.mark.slow
 def test_status_and_failures_look_on_while_it_runs(tmp_path):
     """From a second shell, without disturbing the first."""
     gates = Gates(tmp_path)
@@ -200,6 +206,7 @@ def test_status_and_failures_look_on_while_it_runs(tmp_path):
     assert "not running; the same call continues it" in out
 
 
+@pytest.mark.slow
 def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
     """Fit for grep; the count goes to the other stream."""
     preprocess("fail_odd", inputs, output)
@@ -214,6 +221,7 @@ def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
 # ---- retry --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     """By the function of the earlier run, found by its name; new inputs are left for later."""
     assert preprocess("fail_once", inputs, output, "--retries", 0)[0] == FAILURES
@@ -224,6 +232,7 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     assert len(calls(tmp_path)) == 12
 
 
+@pytest.mark.slow
 def test_retry_of_what_fails_again_is_3(inputs, output):
     """As for a run."""
     preprocess("fail_odd", inputs, output)
@@ -235,6 +244,7 @@ def test_retry_of_what_fails_again_is_3(inputs, output):
 # ---- verify -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_of_a_sound_folder_is_0(inputs, output):
     """Every output is looked at."""
     preprocess("split", inputs, output)
@@ -245,6 +255,7 @@ def test_verify_of_a_sound_folder_is_0(inputs, output):
     )
 
 
+@pytest.mark.slow
 def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, output):
     """Missing, altered and orphaned; only the damaged inputs are redone, to the same bytes."""
     preprocess("copy", inputs, output)
@@ -271,6 +282,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     assert call("verify", output)[0] == DONE
 
 
+@pytest.mark.slow
 def test_verify_twice_is_as_good_as_once(inputs, output):
     """The second look finds the altered output gone with its input's record."""
     preprocess("copy", inputs, output)
