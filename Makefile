@@ -1,4 +1,5 @@
-# make demo | demo-ray | test | check | bench | bench-ray: each works alone on a fresh machine with Python 3.11 and make.
+# make demo | demo-ray | quick | test | check | docs | bench | bench-ray: each works alone on a fresh machine with
+# Python 3.11 or newer and make. PYTHON names the interpreter: make test PYTHON=python3.13.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,8 +9,9 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
+DOCS := .venv/docs.stamp
 
-.PHONY: help demo demo-ray test test-ray check bench bench-ray clean
+.PHONY: help demo demo-ray quick test test-ray check docs bench bench-ray clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -27,6 +29,11 @@ $(BENCH): $(DEV)
 		--constraint constraints-dev.txt --editable '.[bench]'
 	touch $@
 
+$(DOCS): $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-dev.txt --editable '.[docs]'
+	touch $@
+
 demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
 	rm -rf build/demo
 	$(BIN)/forebay preprocess examples/split_audio.py:split_audio \
@@ -38,22 +45,38 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-# The loader's tests take as long as all others together, so both halves run at the same time. Ray's
-# are run by themselves: it leaves threads, handlers and a connection in its process.
+# Both halves run at the same time: the tests in some folders, and all others. Of all tests, the loader's
+# take as long as the others together.
+define halves
+	$(BIN)/python -m pytest -q $(2) $(1) & first=$$!; failed=0; \
+	$(BIN)/python -m pytest -q $(2) $(addprefix --ignore ,tests/ray $(1)) || failed=1; \
+	wait $$first || failed=1; exit $$failed
+endef
+
+quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
+	$(call halves,tests/loading tests/engine tests/cache,-m "not slow and not thorough" --first-case)
+
+# Ray's tests are run by themselves: it leaves threads, handlers and a connection in its process.
 test: $(DEV) ## Run all tests but the long ones on Ray clusters.
-	$(BIN)/python -m pytest -q tests/loading & loading=$$!; failed=0; \
-	$(BIN)/python -m pytest -q --ignore tests/ray --ignore tests/loading || failed=1; \
-	wait $$loading || failed=1; exit $$failed
+	$(call halves,tests/loading)
 	$(BIN)/python -m pytest -q tests/ray
 
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 
-check: $(DEV) ## Lint, formatting, types, and the architecture's rules.
+check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the documents: links and code.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site,three_jobs}.py
+
+# The pages are the repository's files, laid out as they are here, so that links work in both places.
+# They are copied: with links to folders, an sdist built afterwards would leave those folders out.
+docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link is an error.
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	cp -r docs examples LICENSE *.md build/pages/
+	$(BIN)/mkdocs build --strict
 
 bench: $(BENCH) ## Measure forebay beside its peers.
 	$(BIN)/python -m benchmarks

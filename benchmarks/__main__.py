@@ -1,4 +1,4 @@
-"""Measure forebay beside its peers: `python -m benchmarks [--quick] [TABLE ...]`.
+"""Measure forebay beside its peers: `python -m benchmarks [--quick] [--json FILE] [TABLE ...]`.
 
 Without a table's name, all but those on a Ray cluster, `ray`, and those that need 20 GiB of memory
 and half an hour, `large`. `tiny`, `cpu`, `crash` and `million` are of preprocess, `loading` and
@@ -11,11 +11,15 @@ then be slower for a while, for every peer.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import shutil
+import sys
 import tempfile
 import time
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.cached import cached
 from benchmarks.crash import crash
@@ -28,6 +32,7 @@ from benchmarks.million import million
 from benchmarks.predicted import predicted
 from benchmarks.preprocess import five_ms, tiny
 from benchmarks.ray import TABLES as RAY
+from benchmarks.results import write
 
 USUAL = (
     {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million}
@@ -44,6 +49,7 @@ def main() -> None:
     """Print the tables that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there, too")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     options = parser.parse_args()
     # The first word of several tables' names means all of them.
@@ -55,15 +61,34 @@ def main() -> None:
     build.mkdir(exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="bench-", dir=build)).resolve()
     began = time.monotonic()
+    copy = Copy(sys.stdout)
     try:
-        print(describe(root), flush=True)
-        ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
-        for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
-            print(flush=True)
-            TABLES[name](ground, options.quick)
+        with contextlib.redirect_stdout(copy):
+            print(describe(root), flush=True)
+            ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
+            for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
+                print(flush=True)
+                TABLES[name](ground, options.quick)
     finally:
         shutil.rmtree(root)
+    if options.json:
+        write(options.json, copy.getvalue())
     print(f"\n{time.monotonic() - began:.0f} s in all")
+
+
+class Copy(io.StringIO):
+    """A stream that writes to another one and keeps what it wrote."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _among(table: str, name: str) -> bool:

@@ -21,9 +21,15 @@ def describe(folder: Path) -> str:
             f"machine    {_processor()}, {len(os.sched_getaffinity(0))} cores; load before: {load}",
             f"kernel     {platform.release()}; file system {_file_system(folder)}",
             f"python     {platform.python_version()}",
-            "versions   " + ", ".join(f"{name} {_version(name)}" for name in LIBRARIES),
+            "versions   "
+            + ", ".join(f"{name} {version}" for name, version in versions(*LIBRARIES).items()),
         ]
     )
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Return the installed version of each library."""
+    return {name: _version(name) for name in names}
 
 
 def _version(name: str) -> str:

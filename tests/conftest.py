@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind. And stores that outputs may go to."""
+"""What holds for every test: it leaves nothing behind. Stores that outputs may go to."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from forebay.testing.leaks import no_leaks
 # No example fails for being slow: the machine may be busy.
 hypothesis.settings.register_profile("forebay", deadline=None)
 hypothesis.settings.load_profile("forebay")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make quick`."""
+    parser.addoption(
+        "--first-case", action="store_true", help="of a test with several cases, run only the first"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # markers have been looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect all cases of a test but the first, if that is asked for."""
+    if config.getoption("--first-case"):
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        kept = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -45,6 +45,7 @@ def test_a_run_ends_with_its_time_limit():
         watched(call, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["start", "middle"])
 def test_a_run_over_a_billion_samples_gives_its_figures(place: str):
     """Seconds, CPU seconds and memory, of a loader that is not made from a list."""
@@ -55,6 +56,7 @@ def test_a_run_over_a_billion_samples_gives_its_figures(place: str):
     assert 0 < found["peak_mib"] < 2048
 
 
+@pytest.mark.slow
 def test_a_run_over_python_objects_gives_its_figures():
     """With workers, whose memory and CPU time count too."""
     with Call("benchmarks.large_objects", "forebay-fork", "4096") as call:

@@ -17,10 +17,10 @@ from torch import ones
 from torch.utils.data import Dataset, default_collate
 
 import forebay
+from documents import program
 from forebay.collate import Padded, as_list, by_field, default, pad
 from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, unpack
 from forebay.engine.memory.slab import Slab
-from test_docs import program
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
 

@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, their commands and links exist.
+"""The documents are true: their code runs and prints what they show; commands and links exist.
 
 The Python blocks of a file are one program, run as a person would run it: as a script of its own,
 in a folder with the examples in it. Its lines stand where they stand in the document, so that a
@@ -12,63 +12,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from documents import agrees, blocks, commands, disagreements, program
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.
 RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"
-NOT_RUN = re.compile(r"<!-- not run: (?P<reason>\S.*) -->")
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A fenced block: its language, its first line's number, its lines, and why it is not run."""
-
-    language: str
-    start: int
-    lines: tuple[str, ...]
-    excuse: str | None
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a document."""
-    lines = text.splitlines()
-    fences = [number for number, line in enumerate(lines) if line.startswith("```")]
-    assert len(fences) % 2 == 0, "a fence is left open"
-    for opening, closing in zip(fences[::2], fences[1::2], strict=True):
-        before = next((line for line in reversed(lines[:opening]) if line.strip()), "")
-        excuse = NOT_RUN.fullmatch(before.strip())
-        yield Block(
-            lines[opening].removeprefix("```").strip(),
-            opening + 1,
-            tuple(lines[opening + 1 : closing]),
-            excuse["reason"] if excuse else None,
-        )
-
-
-def program(text: str) -> str:
-    """Return the Python blocks of a document as one program, each line at its place."""
-    lines = [""] * len(text.splitlines())
-    for block in blocks(text):
-        if block.language == "python" and block.excuse is None:
-            lines[block.start : block.start + len(block.lines)] = block.lines
-    return "\n".join(lines) + "\n"
-
-
-def commands(text: str) -> list[list[str]]:
-    """Return the words of each `forebay` command in a document's shell blocks."""
-    shell = [block for block in blocks(text) if block.language in ("shell", "bash", "console")]
-    lines = [
-        line for block in shell for line in "\n".join(block.lines).replace("\\\n", "").split("\n")
-    ]
-    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
-    return [line for line in words if line[:1] == ["forebay"]]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -86,14 +40,27 @@ def relative(path: Path) -> str:
     "document", [each for each in TUTORIALS if each != RUN_ELSEWHERE], ids=relative
 )
 def test_the_code_runs(document: Path, tmp_path: Path) -> None:
-    """Every Python block runs, in order, from an empty folder with the examples in it."""
+    """Every Python block runs, in order, beside the examples, and prints what stands below it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    code = program(document.read_text(encoding="utf-8"))
+    text = document.read_text(encoding="utf-8")
+    code = program(text, announced=True)
     assert code.strip(), "there is nothing to run"
     script = tmp_path / f"{document.stem.lower()}_md.py"
     script.write_text(code, encoding="utf-8")
-    done = run(script.name, cwd=tmp_path)
+    done = run("-u", script.name, cwd=tmp_path)  # -u: in order with what child processes print
     assert done.returncode == 0, f"{relative(document)}:\n{done.stdout}\n{done.stderr}"
+    assert list(disagreements(text, done.stdout)) == []
+
+
+@pytest.mark.slow
+def test_the_readmes_program_does_nothing_twice(tmp_path: Path) -> None:
+    """Run again in the same folder, it says that all was done."""
+    (tmp_path / "readme.py").write_text(program((ROOT / "README.md").read_text(encoding="utf-8")))
+    for _ in range(2):
+        done = run("readme.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "100 done (100 of them earlier)" in done.stdout
+    assert "(100 samples were done earlier)" in done.stdout
 
 
 @pytest.mark.slow
@@ -101,7 +68,8 @@ def test_the_code_runs(document: Path, tmp_path: Path) -> None:
 def test_the_commands_exist(document: Path, tmp_path: Path) -> None:
     """Every `forebay` command in a shell block exists, and so do its options."""
     helps: dict[str, str] = {}
-    for _, name, *arguments in commands(document.read_text(encoding="utf-8")):
+    found = blocks(document.read_text(encoding="utf-8"))
+    for _, name, *arguments in (words for block in found for words in commands(block)):
         if name not in helps:
             done = run("-m", "forebay", name, "--help", cwd=tmp_path)
             assert done.returncode == 0, f"forebay {name}: {done.stderr}"
@@ -113,13 +81,17 @@ def test_the_commands_exist(document: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("document", TUTORIALS, ids=relative)
 def test_the_commands_run(document: Path, tmp_path: Path) -> None:
-    """The shell blocks' `forebay` commands work, in order, beside the examples."""
+    """The shell blocks' `forebay` commands work, in order, and print what stands below them."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    found = commands(document.read_text(encoding="utf-8"))
+    found = [each for each in blocks(document.read_text(encoding="utf-8")) if commands(each)]
     assert found, "there is nothing to run"
-    for words in found:
-        done = run("-m", *words, cwd=tmp_path)
-        assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
+    for block in found:
+        printed = ""
+        for words in commands(block):
+            done = run("-m", *words, cwd=tmp_path)
+            assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
+            printed += done.stdout
+        assert block.shown is None or agrees(block.shown, printed), printed
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
@@ -136,19 +108,28 @@ def test_make_knows_its_targets(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_links_lead_somewhere(document: Path) -> None:
-    """Every link to a file of the repository finds it."""
+    """Every link to a file of the repository finds it, and every anchor a heading in it."""
     text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        if not target.startswith(("http://", "https://")):
-            assert (document.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        found = document.parent / target if target else document
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found.read_text(encoding="utf-8")), (target, anchor)
 
 
-def test_ci_runs_what_the_readme_says() -> None:
-    """`.ci/run` does nothing but the README's test command."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lines = [line for line in script.splitlines() if line and not line.startswith("#")]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
-    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_python_blocks_are_python(document: Path) -> None:
+    """Every Python block can be compiled, also one that is not run."""
+    for block in blocks(document.read_text(encoding="utf-8")):
+        if block.language == "python":
+            compile("\n".join(block.lines), f"{relative(document)}:{block.start}", "exec")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 # ---- the tests of the tests ---------------------------------------------------------------------
@@ -190,4 +171,34 @@ def test_an_excuse_needs_a_reason() -> None:
 
 def test_commands_are_found() -> None:
     """The prompt and the comment are not part of a command."""
-    assert commands(SAMPLE) == [["forebay", "status", "here/"]]
+    found = [words for block in blocks(SAMPLE) for words in commands(block)]
+    assert found == [["forebay", "status", "here/"]]
+
+
+@pytest.mark.parametrize(("x", "right"), [(1, True), (2, False)])
+def test_what_is_printed_is_held_against_what_is_shown(
+    x: int, right: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block that prints something else is named by its line."""
+    text = SAMPLE.replace("x = 1", f"x = {x}") + "\n```text\n1\n```\n"
+    exec(program(text, announced=True), {})
+    found = list(disagreements(text, capsys.readouterr().out))
+    assert found == ([] if right else ["line 16 shows\n1\nbut\n2\n"])
+
+
+def test_times_and_rates_may_differ_and_nothing_else() -> None:
+    """Counts, names and sizes are compared."""
+    assert agrees(
+        "9 done in 0.4 s, 1,234.5 inputs/s\nfirst …", "9 done in 12 s, 3 inputs/s\nfirst 7\n"
+    )
+    assert agrees("in 3 min 20 s", "in 8 s")
+    assert not agrees("9 done in 0.4 s", "8 done in 0.4 s")
+    assert not agrees("9 done", "9 done, 1 failed")
+
+
+def test_anchors_are_those_of_github() -> None:
+    """Punctuation goes, blanks become hyphens."""
+    assert anchors("# From torch's `DataLoader`\ntext\n## 2. Why?\n") == {
+        "from-torchs-dataloader",
+        "2-why",
+    }

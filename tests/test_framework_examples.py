@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from test_docs import blocks
+from documents import blocks
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to" / "frameworks.md"
 # What must be installed to run the script of each section; Ray Train needs the last with ray.

@@ -13,8 +13,8 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from documents import disagreements, program
 from forebay.jobs.reference import load_work
-from test_docs import program
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial" / "three-jobs.md"
@@ -24,7 +24,7 @@ UNSEEN = ("cards-5", "novel-5")
 def run(folder):
     """Run the tutorial's blocks in a folder, warnings as errors; return what was printed."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "three_jobs.py"],
+        [sys.executable, "-u", "-W", "error", "three_jobs.py"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -39,8 +39,16 @@ def made(tmp_path_factory):
     """A folder in which the tutorial was run once, and what it printed."""
     folder = tmp_path_factory.mktemp("three-jobs")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    (folder / "three_jobs.py").write_text(program(TUTORIAL.read_text(encoding="utf-8")))
+    code = program(TUTORIAL.read_text(encoding="utf-8"), announced=True)
+    (folder / "three_jobs.py").write_text(code)
     return folder, run(folder)
+
+
+@pytest.mark.slow
+def test_each_block_prints_what_stands_below_it(made):
+    """The outputs in the tutorial are those of its code."""
+    _, printed = made
+    assert list(disagreements(TUTORIAL.read_text(encoding="utf-8"), printed)) == []
 
 
 @pytest.mark.slow

@@ -85,15 +85,18 @@ def wait(loader: Loader, name: str, _: Path, seconds: float, **arguments: Any) -
     loading = loader(Sleeper(costs, BATCH), batch_size=BATCH, num_workers=WORKERS, **arguments)
     waited = 0.0
     batches = size = 0
+    done: list[tuple[float, float]] = []  # when each step began and ended
     began = time.perf_counter()
     for _epoch in range(epochs):
         asked = time.perf_counter()
         for batch in loading:
-            waited += time.perf_counter() - asked
+            handed = time.perf_counter()
+            waited += handed - asked
             size += _nbytes(batch)
             batches += 1
             time.sleep(next(steps))
             asked = time.perf_counter()
+            done.append((handed - began, asked - began))
         waited += time.perf_counter() - asked
     elapsed = time.perf_counter() - began
     return {
@@ -102,6 +105,7 @@ def wait(loader: Loader, name: str, _: Path, seconds: float, **arguments: Any) -
         "bytes": size,
         "first": None,
         "share": waited / elapsed,
+        "steps": done,
     }
 
 

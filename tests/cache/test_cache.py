@@ -80,6 +80,7 @@ def test_one_sample_is_a_cache_and_none_is_not(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_sample_larger_than_a_shard_is_a_shard(tmp_path):
     """And small ones are cut by their bytes, as they were looked at first."""
     cached = make(Made(lambda i: torch.full((5000 if i == 1 else 10,), i), 300), tmp_path)

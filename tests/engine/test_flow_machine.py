@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -273,5 +274,5 @@ class FlowMachine(RuleBasedStateMachine):
 FlowMachine.TestCase.settings = settings(
     max_examples=300, stateful_step_count=50, deadline=None, derandomize=True
 )
-TestFlowMachine = FlowMachine.TestCase
+TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
 assert MAX_FRUITLESS_DEATHS > 5, "the machine lets at most 5 workers die in a row"

@@ -205,6 +205,7 @@ listings = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(listings)
 @settings(deadline=None, max_examples=60)
 def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, steps):
@@ -308,6 +309,7 @@ def test_a_third_claimant_fails_too(ledger):
 claims = st.lists(st.sets(st.sampled_from("wxyz"), max_size=3), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @given(claims, st.data())
 @settings(deadline=None, max_examples=60)
 def test_who_fails_does_not_depend_on_who_finished_first(tmp_path_factory, wanted, data):

@@ -60,6 +60,7 @@ def driver(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_nothing_it_has_recorded(tmp_path, driver):
     """After kill -9 every record that returned is there, whole, with its chores."""
     for _ in range(20):
@@ -105,12 +106,14 @@ def test_meta_and_results_outlive_the_driver(tmp_path):
         assert ledger.enrol(inputs(2), ("a",), True).same == 2
 
 
+@pytest.mark.slow
 def test_a_second_driver_is_refused_while_the_first_works(tmp_path, driver):
     """Two runs never share a ledger."""
     with pytest.raises(BusyError, match=f"pid {driver.pid} "):
         Ledger.open(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_shell_sees_a_working_driver(tmp_path, driver):
     """Status reads whole snapshots beside a driver that commits all the time."""
     seen = [read_snapshot(tmp_path) for _ in range(5)]

@@ -338,6 +338,7 @@ def test_a_csv_manifest_that_is_wrong_is_refused_with_its_line(folder, content, 
         assert "Save it as UTF-8" in text
 
 
+@pytest.mark.slow
 def test_a_late_bad_byte_is_counted_from_the_start_of_the_file(folder):
     """The decoder itself counts from the start of a chunk."""
     write("m.csv", b"a\n" + b"12345\n" * 50_000 + b"\xff\n")

@@ -132,6 +132,7 @@ def test_a_worker_that_dies_in_an_epoch_made_ahead_is_replaced(tmp_path):
         assert loader.statistics().restarts == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", [None, "1MB"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_with_a_seed_each_epoch_is_drawn_by_its_number(buffer, persistent):

@@ -193,6 +193,7 @@ class GatedOnce(Gated):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_a_slow_head_holds_nobody_up(gate, tmp_path):
     """While one worker is at the epoch's last sample, the other makes all of the next epoch."""
     dataset = GatedOnce(6, 5, gate, tmp_path)

@@ -102,6 +102,7 @@ def test_weights_change_at_a_step(num_workers, buffer):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_a_state_is_small_and_knows_the_weights():
     """After any number of epochs and changes; the weights are those of the state."""
     sizes = []

@@ -28,6 +28,7 @@ with_processes = pytest.mark.parametrize(
 # ---- the end of a script ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_script_may_end_with_everything_alive(script, options):
     """A loader, an iterator at work, another loader's iterator in a cycle, and batches."""
@@ -43,6 +44,7 @@ def test_a_script_may_end_with_everything_alive(script, options):
     assert ending == (0, "0.0\n", "")
 
 
+@pytest.mark.slow
 @every_mode
 def test_an_exception_in_the_loop_ends_the_script_as_any_exception_does(script, options):
     """One traceback, exit code 1, nothing else."""
@@ -127,6 +129,7 @@ def test_a_killed_trainer_takes_everything_along(script, options, tmp_path):
 # ---- Ctrl-C -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["group", "process"])
 @every_mode
 def test_ctrl_c_ends_a_script_that_waits_for_a_batch(script, options, whom, tmp_path):

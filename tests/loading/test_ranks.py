@@ -176,6 +176,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     assert dataset.trace.exists()
 
 
+@pytest.mark.slow
 def test_datasets_that_give_whole_batches():
     """`__getitems__` is asked for this rank's samples alone, the same at every time."""
 

@@ -63,6 +63,7 @@ def test_a_state_may_be_taken_at_any_batch(way):
         assert_same_epochs(epochs_of(resumed(state, shuffled), 1), expected[1:])
 
 
+@pytest.mark.slow
 def test_a_state_is_the_same_for_all_ways():
     """It knows nothing of workers, backends and buffers; and is small."""
     states = set()
@@ -122,6 +123,7 @@ def test_loading_a_state_touches_no_data(workers, arguments):
     assert len(expected) == 100
 
 
+@pytest.mark.slow
 def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
     """The loop that was under way is told to end, and the loader is elsewhere."""
     expected = epochs_of(shuffled(), 2)

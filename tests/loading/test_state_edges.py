@@ -350,6 +350,7 @@ def test_a_copy_begins_anew():
     assert len(loader.failures) == 1
 
 
+@pytest.mark.slow
 def test_statistics_may_be_asked_for_by_another_thread():
     """While batches are taken."""
     errors, is_over = [], threading.Event()

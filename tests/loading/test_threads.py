@@ -27,6 +27,7 @@ class Meeting(Squares):
         return index
 
 
+@pytest.mark.slow
 def test_threads_make_samples_at_the_same_time():
     """Without a seed there is nothing that they would have to take turns for."""
     with DataLoader(Meeting(8), num_workers=2, backend="thread") as loader:

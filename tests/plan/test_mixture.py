@@ -49,6 +49,7 @@ def test_a_source_gives_all_its_samples_before_any_comes_again(shuffle):
     assert len(set(map(tuple, epochs))) == (len(epochs) if shuffle else 1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 700), max_size=6))
 def test_any_position_can_be_asked_for(cuts):
     """In pieces it is the same as in one."""

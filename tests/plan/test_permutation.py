@@ -52,6 +52,7 @@ def test_the_order_is_that_of_every_other_version():
     assert far.tolist() == [85743846, 285237889, 111078486]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_every_order_of_a_few_numbers_is_equally_likely(length):
     """Of two to six numbers, over many keys; odd and even orders alike."""

@@ -50,6 +50,7 @@ def preprocess(name, inputs, output, *options, **others):
 # ---- exit codes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_done_is_0(inputs, output):
     """The summary is on the standard output, and nothing on the other stream."""
     code, out, err = preprocess("copy", inputs, output)
@@ -61,6 +62,7 @@ def test_all_done_is_0(inputs, output):
     ]
 
 
+@pytest.mark.slow
 def test_finished_with_failures_is_3(inputs, output):
     """They are listed, with the way on."""
     code, out, _ = preprocess("fail_odd", inputs, output)
@@ -120,6 +122,7 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_changed_function_is_1_with_the_difference(inputs, output):
     """Until --restart or --version says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
@@ -174,6 +177,7 @@ def test_a_function_is_named_by_file_or_by_module(tmp_path, inputs):
         assert [row["n"] for row in rows] == [0, 3, 6, 9, 12, 15]
 
 
+@pytest.mark.slow
 def test_a_limit_works_here_and_raises_the_functions_own_error(tmp_path, inputs, output):
     """The real traceback, down to the user's line."""
     code, out, _ = call("preprocess", f"{WORKS}:fail_odd", inputs, output, "--limit", 1)
@@ -226,6 +230,7 @@ def test_the_shell_completes_paths(tmp_path):
 # ---- looking on ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     """Counts, and whether it goes on."""
     preprocess("fail_odd", inputs, output)
@@ -236,6 +241,7 @@ def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     assert out.startswith("3 of 6 inputs done")
 
 
+@pytest.mark.slow
 def test_status_and_failures_look_on_while_it_runs(tmp_path):
     """From a second shell, without disturbing the first."""
     gates = Gates(tmp_path)
@@ -262,6 +268,7 @@ def test_status_and_failures_look_on_while_it_runs(tmp_path):
     assert "not running; the same call continues it" in out
 
 
+@pytest.mark.slow
 def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
     """Fit for grep; the count goes to the other stream."""
     preprocess("fail_odd", inputs, output)
@@ -322,6 +329,7 @@ def test_status_can_be_watched_until_the_run_ends(tmp_path):
 # ---- retry --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     """By the function that is named; new inputs are left for later."""
     assert preprocess("fail_once", inputs, output, "--retries", 0)[0] == FAILURES
@@ -332,6 +340,7 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     assert len(calls(tmp_path)) == 12
 
 
+@pytest.mark.slow
 def test_retry_of_what_fails_again_is_3(inputs, output):
     """As for a run."""
     preprocess("fail_odd", inputs, output)
@@ -367,6 +376,7 @@ def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output
 # ---- verify -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_of_a_sound_folder_is_0(inputs, output):
     """Every output is looked at."""
     preprocess("split", inputs, output)
@@ -377,6 +387,7 @@ def test_verify_of_a_sound_folder_is_0(inputs, output):
     )
 
 
+@pytest.mark.slow
 def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, output):
     """Missing, altered and orphaned; only the damaged inputs are redone, to the same bytes."""
     preprocess("copy", inputs, output)
@@ -403,6 +414,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     assert call("verify", output)[0] == DONE
 
 
+@pytest.mark.slow
 def test_verify_twice_is_as_good_as_once(inputs, output):
     """The second look finds the altered output gone with its input's record."""
     preprocess("copy", inputs, output)

@@ -186,6 +186,7 @@ def waiting(tmp_path):
         gates.close()
 
 
+@pytest.mark.slow
 def test_a_second_driver_is_told_who_has_the_folder(waiting, tmp_path):
     """The process id, the machine and what to do; the first one goes on."""
     process, command = waiting
@@ -201,6 +202,7 @@ def test_a_second_driver_is_told_who_has_the_folder(waiting, tmp_path):
     assert f"running: pid {process.pid}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_path, number):
     """Exit code 130, no process left, and nothing of it lost."""
@@ -281,6 +283,7 @@ def test_an_output_folder_inside_the_input_folder_is_refused(tmp_path, inside):
     assert sorted(path.name for path in inputs.rglob("*")) == ["0000.txt", "0001.txt"]
 
 
+@pytest.mark.slow
 def test_a_thread_beside_the_driver_does_no_harm(tmp_path):
     """Workers are not forked from a process that has other threads; locks stay free."""
     script = tmp_path / "threaded.py"

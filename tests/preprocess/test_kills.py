@@ -190,6 +190,7 @@ def assert_all_done(process, output):
     await_no_processes()
 
 
+@pytest.mark.slow
 def test_each_worker_killed_in_turn_costs_nothing(waiting_run, tmp_path):
     """Its input is tried again, alone; the others never notice."""
     process, workers = waiting_run
@@ -198,6 +199,7 @@ def test_each_worker_killed_in_turn_costs_nothing(waiting_run, tmp_path):
     assert_all_done(process, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_killed_zygote_is_replaced(waiting_run, tmp_path):
     """Its workers go with it; nobody is blamed and everything is done."""
     process, workers = waiting_run
@@ -205,6 +207,7 @@ def test_a_killed_zygote_is_replaced(waiting_run, tmp_path):
     assert_all_done(process, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_zygote_and_a_worker_killed_together_are_replaced(waiting_run, tmp_path):
     """Both at once, the worker first."""
     process, workers = waiting_run
@@ -213,6 +216,7 @@ def test_a_zygote_and_a_worker_killed_together_are_replaced(waiting_run, tmp_pat
     assert_all_done(process, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_killed_driver_takes_waiting_workers_along(waiting_run, tmp_path):
     """Workers in the midst of an input do not outlive their driver, nor hold its folder."""
     process, _ = waiting_run

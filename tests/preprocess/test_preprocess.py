@@ -167,6 +167,7 @@ def test_a_table_is_the_next_stages_manifest(inputs, output, tmp_path):
 WAYS = [(0, "process"), (1, "process"), (2, "process"), (1, "thread"), (2, "thread")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_the_table_is_the_same_bytes_however_many_workers(tmp_path, form):
     """Workers and backend leave no trace in outputs or table, in any format."""
@@ -184,6 +185,7 @@ def test_the_table_is_the_same_bytes_however_many_workers(tmp_path, form):
     assert len(files[0]) == 180
 
 
+@pytest.mark.slow
 def test_random_numbers_depend_on_the_input_alone(tmp_path):
     """Equal for any way to work, also from a library that the function imports itself."""
     inputs = make_inputs(tmp_path / "in", 12)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from test_docs import program
+from documents import program
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to" / "cluster.md"

@@ -1,0 +1,62 @@
+"""What `python -m benchmarks` printed, as JSON: machine, versions, date and tables.
+
+`--json FILE` of the benchmarks writes it. `python -m benchmarks.results PRINTED FILE` makes it of
+what an earlier run printed. The format stands in docs/benchmarks/index.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+TOTAL = re.compile(r"\d+ s in all")
+
+
+def parse(printed: str, date: str) -> dict[str, Any]:
+    """Return the results that the benchmarks printed.
+
+    Args:
+        printed: The machine in lines of a word and its value, a blank line, and then tables: each
+            of them a title, a table in Markdown, and notes.
+        date: The day on which they were measured, such as "2026-11-22".
+    """
+    lines = printed.splitlines()
+    paragraphs = [list(group) for filled, group in groupby(lines, key=bool) if filled]
+    machine = dict(line.split(maxsplit=1) for line in paragraphs[0])
+    tables: list[dict[str, Any]] = []
+    for paragraph in paragraphs[1:]:
+        inside = [number for number, line in enumerate(paragraph) if line.startswith("|")]
+        if inside:
+            columns, _, *rows = (_cells(paragraph[number]) for number in inside)
+            tables.append(
+                {
+                    "title": " ".join(paragraph[: inside[0]]),
+                    "columns": columns,
+                    "rows": rows,
+                    "note": " ".join(paragraph[inside[-1] + 1 :]),
+                }
+            )
+        elif tables and not TOTAL.fullmatch(paragraph[0]):
+            # One that stands by itself belongs to the tables before it.
+            tables[-1]["note"] = " ".join([tables[-1]["note"], *paragraph]).strip()
+    return {"date": date, "machine": machine, "tables": tables}
+
+
+def write(path: Path, printed: str) -> None:
+    """Write what was printed today as JSON."""
+    results = parse(printed, datetime.now(UTC).date().isoformat())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[2]), Path(sys.argv[1]).read_text(encoding="utf-8"))
