@@ -382,6 +382,17 @@ def test_a_call_that_is_interrupted_leaves_its_turn():
         draw()
 
 
+def test_the_generators_are_left_as_the_first_call_found_them():
+    """Another call may begin, and end, after the first one drew and before that is undone."""
+    turns, before = ThreadTurns(), states()
+
+    def undo():
+        assert together(lambda: turns.run(drawing(5))) == [alone(5)]
+
+    assert turns.run(drawing(4), undo) == alone(4)
+    assert states() == before
+
+
 def test_a_draw_is_seen_though_another_thread_sets_the_generators_back():
     """To what they were before it, so that they look as if nobody had drawn."""
     turns, calls, before = ThreadTurns(), [], states()

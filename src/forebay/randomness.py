@@ -108,10 +108,12 @@ class _Turns:
     Attributes:
         disturbed: Threads side by side that cannot tell any more whether they drew: another one
             has set the generators to a former state.
+        is_dirty: Whether a call side by side drew, and what it found was not restored since.
     """
 
     def __init__(self) -> None:
         self.disturbed: set[int] = set()
+        self.is_dirty = False
         self._beside: set[int] = set()  # those together, and those of them that lend their turn
         self._found: States | None = None
         self._changed = threading.Condition()
@@ -129,7 +131,7 @@ class _Turns:
             self._changed.wait_for(lambda: self._alone is None or is_refused())
             if is_refused():
                 return None
-            if not self._together:
+            if not self._together and not self.is_dirty:
                 self._found = _states()
             self._together.add(thread)
             self._beside.add(thread)
@@ -345,7 +347,9 @@ class ThreadTurns:
             except Exception as raised:  # noqa: BLE001 - it may depend on what was drawn
                 returned, error = None, raised
             finally:
-                has_drawn = thread in _turns.disturbed or _fingerprint() != before
+                has_changed = _fingerprint() != before
+                has_drawn = has_changed or thread in _turns.disturbed
+                _turns.is_dirty |= has_changed
                 _turns.leave(thread)
             if not has_drawn:
                 if error is not None:
@@ -353,7 +357,11 @@ class ThreadTurns:
                 return returned  # type: ignore[return-value]
             undo()
         with generators_kept() as kept:
-            if found is None or self._draws:
+            if found is None:
+                return call(seed_generators)
+            if self._draws:
+                if _turns.is_dirty:
+                    kept.states, _turns.is_dirty = found, False
                 return call(seed_generators)
             watch = _Watch()
             try:
@@ -362,6 +370,7 @@ class ThreadTurns:
                 # If not, what was seen are the trainer's own draws, which stay.
                 if watch.has_drawn():
                     self._draws, kept.states = True, found
+                _turns.is_dirty = False
 
     def abandon(self, thread: threading.Thread) -> bool:
         """Free what an abandoned thread holds; return whether it was only waiting."""

@@ -144,7 +144,7 @@ def test_the_shorthand_is_the_plain_cluster():
 
 def test_no_workers_on_a_cluster_are_refused():
     """They would be this very process."""
-    with pytest.raises(OptionError, match=r"^num_workers=0 works in this very process"):
+    with pytest.raises(OptionError, match=r"^num_workers=0 works in this process"):
         options(num_workers=0)
 
 

@@ -140,7 +140,7 @@ def test_a_trial_is_made_in_this_process(tmp_path):
 def test_no_workers_are_refused(tmp_path):
     """Nothing is started for that."""
     inputs = make_inputs(tmp_path / "in", 1)
-    with pytest.raises(OptionError, match=r"^num_workers=0 works in this very process"):
+    with pytest.raises(OptionError, match=r"^num_workers=0 works in this process"):
         run(copy, inputs, tmp_path / "out", num_workers=0)
 
 
