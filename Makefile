@@ -45,21 +45,23 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-# Both halves run at the same time: the tests in some folders, and all others. Of all tests, the loader's
-# take as long as the others together.
-define halves
-	$(BIN)/python -m pytest -q $(2) $(1) & first=$$!; failed=0; \
-	$(BIN)/python -m pytest -q $(2) $(addprefix --ignore ,tests/ray $(1)) || failed=1; \
-	wait $$first || failed=1; exit $$failed
+# Three parts run at the same time, and take as long as each other. Ray's tests have a process of their
+# own: it leaves threads, handlers and a connection there.
+LOADING := tests/loading
+FILES := tests/preprocess tests/predict tests/cache tests/hostile
+define parts
+	failed=0; \
+	$(BIN)/python -m pytest -q $(1) $(LOADING) & loading=$$!; \
+	$(BIN)/python -m pytest -q $(1) $(FILES) & files=$$!; \
+	$(BIN)/python -m pytest -q $(1) $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) || failed=1; \
+	$(2) || failed=1; wait $$loading || failed=1; wait $$files || failed=1; exit $$failed
 endef
 
-quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
-	$(call halves,tests/loading tests/engine tests/cache,-m "not slow and not thorough" --first-case)
+quick: $(DEV) ## Run the first case of each test that is not slow: about a minute.
+	$(call parts,-m "not slow and not thorough" --first-case,:)
 
-# Ray's tests are run by themselves: it leaves threads, handlers and a connection in its process.
 test: $(DEV) ## Run all tests but the long ones on Ray clusters.
-	$(call halves,tests/loading)
-	$(BIN)/python -m pytest -q tests/ray
+	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
 
 test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray

@@ -86,8 +86,16 @@ def test_lines_are_shown_where_somebody_reads_them(command, verb):
     assert "forebay: " in err and " left\n" in err
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("where", ["closed", "full", "no reader"])
+@pytest.mark.parametrize(
+    ("verb", "where"),
+    [
+        ("preprocess", "closed"),
+        ("preprocess", "full"),
+        ("preprocess", "no reader"),
+        pytest.param("predict", "no reader", marks=pytest.mark.slow),
+        pytest.param("cache", "closed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stderr_that_cannot_be_written_to_ends_nothing(command, verb, where):
     """All is done, and the exit code is that of a success."""
     if where == "no reader":
