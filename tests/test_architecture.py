@@ -20,7 +20,7 @@ PURE = (
     "engine/states",
     "engine/limits",
     "plan",
-    "engine/memory/layout",
+    "engine/memory/slab_layout",
 )
 IMPURE_IMPORTS = frozenset(
     [
@@ -145,7 +145,7 @@ BROKEN = {
         "is pure and imports time",
     ),
     "torch in the layout": (
-        "engine/memory/layout.py",
+        "engine/memory/slab_layout.py",
         "import torch.utils.data",
         "is pure and imports torch",
     ),
@@ -155,7 +155,7 @@ BROKEN = {
         "is pure and imports engine/pools",
     ),
     "a part that knows another": (
-        "jobs/work.py",
+        "jobs/preprocess_job.py",
         "from forebay.engine.pools.base import Pool",
         "belongs to jobs and imports engine/pools/base",
     ),
@@ -166,11 +166,11 @@ BROKEN = {
     ),
     "a module that joins parts and may not": (
         "observe/progress.py",
-        "import forebay.jobs.ledger",
+        "import forebay.jobs.ledger.ledger",
         "joins parts",
     ),
     "a part that imports upwards": (
-        "jobs/ledger.py",
+        "jobs/ledger/ledger.py",
         "from forebay.preprocess import preprocess",
         "imports upwards: preprocess",
     ),
@@ -200,7 +200,7 @@ BROKEN = {
         "from forebay.testing import leaks",
         "imports testing",
     ),
-    "a long file": ("jobs/ledger.py", "\n" * LONG, "does not say 'Long because'"),
+    "a long file": ("jobs/ledger/ledger.py", "\n" * LONG, "does not say 'Long because'"),
     "a file of odds and ends": ("jobs/utils.py", "", "has a name that says nothing"),
     "a manager": ("jobs/worker_manager.py", "", "has a name that says nothing"),
 }
@@ -227,7 +227,7 @@ ALLOWED = {
     ),
     "ray in its package": ("engine/pools/ray.py", "import ray"),
     "a part imports the engine's records": (
-        "jobs/work.py",
+        "jobs/preprocess_job.py",
         "from forebay.engine.job import Assignment\nfrom . import records",
     ),
     "a long file with a reason": (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from forebay.jobs.reference import load_work
+from forebay.jobs.user_code.reference import load_work
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOSS = re.compile(r"^epoch (\d+): mean loss (\d+\.\d+)", re.MULTILINE)

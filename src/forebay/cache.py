@@ -19,15 +19,15 @@ from typing import Any
 from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
 from forebay.caching.index import Index, Plan, check_size
-from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.work import ShardWork, describe_failed, read_description
+from forebay.caching.sample_layout import Identity, classes_in, leaves_of, names_of, structure_of
+from forebay.caching.shard_job import ShardWork, describe_failed, read_description
 from forebay.caching.writer import specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
-from forebay.jobs.database import reading
-from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.output_names import PRIVATE
-from forebay.jobs.places import local_path
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.outputs.output_names import PRIVATE
+from forebay.jobs.outputs.output_places import local_path
 from forebay.jobs.report import Report
+from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.options import PreprocessOptions, Ray
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of

@@ -20,13 +20,13 @@ from forebay import __version__
 from forebay import cli_options as options
 from forebay.errors import BusyError, ForebayError, OptionError
 from forebay.failures import Failure
-from forebay.jobs.commits import settle
-from forebay.jobs.fingerprint import Fingerprint
-from forebay.jobs.manifest import SUFFIXES
-from forebay.jobs.output_names import table_name
-from forebay.jobs.places import look_at, open_place
-from forebay.jobs.reference import load_work
-from forebay.jobs.verify import verify as hold_against
+from forebay.jobs.inputs.manifest import SUFFIXES
+from forebay.jobs.outputs.commits import settle
+from forebay.jobs.outputs.output_names import table_name
+from forebay.jobs.outputs.output_places import look_at, open_place
+from forebay.jobs.report import verify as hold_against
+from forebay.jobs.user_code.fingerprint import Fingerprint
+from forebay.jobs.user_code.reference import load_work
 from forebay.options import TABLE_FORMATS
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry

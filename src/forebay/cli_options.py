@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from forebay.errors import OptionError
-from forebay.jobs.reference import parse_reference
+from forebay.jobs.user_code.reference import parse_reference
 from forebay.options import BACKENDS, Ray
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
-from forebay.jobs.listing import list_folder
-from forebay.jobs.manifest import located
-from forebay.jobs.table import GROUP_ROWS, find_table, read_table
+from forebay.jobs.inputs.listing import list_folder
+from forebay.jobs.inputs.manifest import located
+from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_table
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:

@@ -23,16 +23,16 @@ from forebay.failures import Failure, FailureLog
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torchs_init
 from forebay.loading.iterators import BatchIterator
-from forebay.loading.pipeline import Pipeline
-from forebay.loading.planner import Planner
-from forebay.loading.position import Position
-from forebay.loading.progress import (
+from forebay.loading.loader_progress import (
     mask_of,
     position_of,
     restore_states,
     reweighted,
     statistics_of,
 )
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.planner import Planner
+from forebay.loading.position import Position
 from forebay.loading.replay import replayed
 from forebay.loading.samplers import UnreadSampler, planned
 from forebay.loading.set_epoch import SetEpochRecorders

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import FailuresError, OptionError
-from forebay.jobs.fingerprint import Fingerprint, describe
-from forebay.jobs.records import Todo
+from forebay.jobs.ledger.records import Todo
+from forebay.jobs.user_code.fingerprint import Fingerprint, describe
 from forebay.options import PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
 from forebay.session import Session
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
 
     from forebay.predicting.data import Table
     from forebay.predicting.prediction_report import PredictionReport
-    from forebay.predicting.reader import RangeReader
+    from forebay.predicting.range_reader import RangeReader
 
 PART_SIZE = 8192
 _VERB = "predict"  # in the ledger

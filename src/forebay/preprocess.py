@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import LedgerError, OptionError, shortened
-from forebay.jobs.database import reading
-from forebay.jobs.listing import Listing, indices, list_inputs
-from forebay.jobs.own_outputs import keep_apart, without_outputs
-from forebay.jobs.places import look_at
+from forebay.jobs.inputs.listing import Listing, indices, list_inputs
+from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.sample_ranges import verb_of

@@ -14,12 +14,12 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import Failure
-from forebay.jobs.budget import FailureBudget
-from forebay.jobs.commits import Commits
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.places import OutputPlace
-from forebay.jobs.records import FailedInput, Todo
-from forebay.jobs.work import PreprocessJob
+from forebay.jobs.failure_budget import FailureBudget
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.records import FailedInput, Todo
+from forebay.jobs.outputs.commits import Commits
+from forebay.jobs.outputs.output_places import OutputPlace
+from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe.progress import Progress, note
 from forebay.options import PreprocessOptions
 

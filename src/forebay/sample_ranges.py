@@ -17,11 +17,11 @@ from itertools import repeat
 
 from forebay.errors import ChangedError
 from forebay.failures import Failure
-from forebay.jobs.database import FAILED, TODO, reading
-from forebay.jobs.listing import Listing
-from forebay.jobs.places import newest_ledger
-from forebay.jobs.records import Counts, Input
-from forebay.jobs.status import Entry, Snapshot, read_entries, read_failures, read_snapshot
+from forebay.jobs.inputs.listing import Listing
+from forebay.jobs.ledger.database import FAILED, TODO, reading
+from forebay.jobs.ledger.records import Counts, Input
+from forebay.jobs.ledger.snapshot import Entry, Snapshot, read_entries, read_failures, read_snapshot
+from forebay.jobs.outputs.output_places import newest_ledger
 from forebay.observe.progress import Progress
 from forebay.session import Session
 
@@ -200,7 +200,7 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
             record = json.loads(entry.metadata or "[{}]")[0]
             listed = record.get("failures", ())
             return [sample_failure(*one) for one in listed], len(listed)
-    from forebay.caching.work import read_description  # it loads torch
+    from forebay.caching.shard_job import read_description  # it loads torch
 
     failure = entry.failure
     found, lines, count = read_description(failure.message)

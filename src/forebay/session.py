@@ -4,9 +4,9 @@
                             ^                                                   │
                             └──── commit: flush, record, publish <──────────────┘
 
-This file introduces the rooms to each other: what is listed (`jobs/listing.py`), remembered
-(`jobs/ledger.py`), worked on (`jobs/work.py`), staged (`jobs/outputs.py`) and written at the end
-(`jobs/metadata.py`). Every verb that makes files of inputs stands on it.
+What is listed (`jobs/inputs/listing.py`) is remembered (`jobs/ledger/ledger.py`), worked on
+(`jobs/preprocess_job.py`), staged (`jobs/outputs/staged_output.py`) and written at the end
+(`jobs/table/metadata_table.py`). preprocess, predict and cache stand on it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import ChangedError, OutputError
 from forebay.failures import MAX_KEPT
-from forebay.jobs.budget import FailureBudget
-from forebay.jobs.commits import settle
-from forebay.jobs.database import reading
-from forebay.jobs.fetch import Download
-from forebay.jobs.fingerprint import Fingerprint, describe, difference
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.listing import Listing
-from forebay.jobs.metadata import write_metadata
-from forebay.jobs.output_names import PRIVATE, table_name
-from forebay.jobs.places import check_in_reach, in_reach, local_inputs, open_place
-from forebay.jobs.records import Counts, Todo
+from forebay.jobs.failure_budget import FailureBudget
+from forebay.jobs.inputs.download import Download
+from forebay.jobs.inputs.listing import Listing
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.records import Counts, Todo
+from forebay.jobs.outputs.commits import settle
+from forebay.jobs.outputs.output_names import PRIVATE, table_name
+from forebay.jobs.outputs.output_places import check_in_reach, in_reach, local_inputs, open_place
+from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
-from forebay.jobs.work import PreprocessJob
+from forebay.jobs.table.metadata_table import write_metadata
+from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.observe.progress import Progress
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored

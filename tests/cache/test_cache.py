@@ -18,9 +18,9 @@ from same import assert_same
 
 import forebay
 from forebay.cli import cli
-from forebay.jobs.lock import LOCK_NAME, FolderLock
-from forebay.jobs.records import Counts
-from forebay.jobs.reference import load_work
+from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
+from forebay.jobs.ledger.records import Counts
+from forebay.jobs.user_code.reference import load_work
 from forebay.observe.progress import Progress
 from forebay.sample_ranges import look_at_run
 from forebay.testing.leaks import no_leaks

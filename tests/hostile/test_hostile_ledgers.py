@@ -11,7 +11,7 @@ import pytest
 from doctored import CALLS, contents, doctor, run, verify
 
 from forebay.errors import ForebayError, LedgerError
-from forebay.jobs.status import read_failures, read_snapshot
+from forebay.jobs.ledger.snapshot import read_failures, read_snapshot
 
 OUTSIDE = ["../outside/precious", "sub/../../outside/precious", "{tmp}/outside/precious"]
 NO_NAMES = ["", ".", "./sub/a", "sub//a", "sub/a\0", b"sub/\xff", b"\xff"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan.batches import Plan
+from forebay.plan.batch_plan import Plan
 from forebay.plan.mixture import Mixture
 
 WORLDS = (1, 2, 3, 4, 6, 8, 12)

@@ -12,7 +12,7 @@ from models import Factory, Numbers, total
 
 import forebay
 from forebay.failures import MAX_TEXT
-from forebay.jobs.records import Counts
+from forebay.jobs.ledger.records import Counts
 from forebay.sample_ranges import look_at_run
 
 

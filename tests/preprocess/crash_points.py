@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.cli import main
-from forebay.jobs import output_folder
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.output_folder import OutputFolder
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.outputs import output_folder
+from forebay.jobs.outputs.output_folder import OutputFolder
 
 # `forebay.preprocess` is the function.
 SESSION = importlib.import_module("forebay.session")

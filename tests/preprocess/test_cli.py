@@ -23,9 +23,9 @@ from test_kills import Gates
 import forebay
 from forebay.cli import cli
 from forebay.failures import Failure
-from forebay.jobs import status
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.records import FailedInput, Input
+from forebay.jobs.ledger import snapshot as status
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3

@@ -16,7 +16,7 @@ from works import copy, fail_odd, meet_fault
 import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
-from forebay.jobs import work
+from forebay.jobs import preprocess_job as work
 
 # fault: kind, error, and what the message says
 BLAME = {

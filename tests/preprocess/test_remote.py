@@ -31,9 +31,9 @@ from works import copy, fail_once, split
 import forebay
 from forebay.cli import cli
 from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
-from forebay.jobs.ledger import Ledger
-from forebay.jobs.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
-from forebay.jobs.store import Store
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
+from forebay.jobs.outputs.store import Store
 
 OUT = "memory://bucket/out"
 

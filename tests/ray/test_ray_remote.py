@@ -10,7 +10,7 @@ from clusters import start_driver
 from driving import WORKS, finish, make_inputs, published
 from runs import table
 
-from forebay.jobs.ledger_copy import LEDGER, RUN
+from forebay.jobs.ledger.ledger_copy import LEDGER, RUN
 
 pytestmark = pytest.mark.slow
 

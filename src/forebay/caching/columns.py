@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from forebay.caching.layout import MisfitError
+from forebay.caching.sample_layout import MisfitError
 from forebay.errors import InputError, shortened
 
 # What an Arrow column holds in place of a torch dtype, and how many of it one number takes.

@@ -14,16 +14,16 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
+from forebay.caching.cache_table import table_of
 from forebay.caching.index import Plan
-from forebay.caching.layout import (
+from forebay.caching.sample_layout import (
     Classes,
     Identity,
     loaded_class,
     namedtuples_of,
     rebuilder,
 )
-from forebay.caching.reader import Shards
-from forebay.caching.table import table_of
+from forebay.caching.shard_reader import Shards
 
 
 class CachedDataset(Dataset[Any]):

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.caching import columns, layout
+from forebay.caching import columns
+from forebay.caching import sample_layout as layout
 from forebay.caching.columns import Spec
-from forebay.caching.layout import Node
+from forebay.caching.sample_layout import Node
 from forebay.errors import InputError, shortened
 
 NAME = "cache.json"

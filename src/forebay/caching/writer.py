@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from forebay.caching import columns
 from forebay.caching.columns import Column, Spec, arrow_type, nbytes_of, spec_of, widened
-from forebay.caching.layout import MisfitError, Node, leaves_of, names_of, to_json
-from forebay.caching.reader import FORMAT, KEY, Shard
+from forebay.caching.sample_layout import MisfitError, Node, leaves_of, names_of, to_json
+from forebay.caching.shard_reader import FORMAT, KEY, Shard
 
 # What waits for a record batch; a sample that is larger is one by itself.
 BATCH_BYTES = 8 * 2**20

@@ -1,1 +1,1 @@
-"""preprocess's own rooms: what comes in, what goes out, and the ledger that remembers both."""
+"""What preprocess, predict and cache do with inputs and outputs, and the ledger of both."""

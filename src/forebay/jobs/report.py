@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.failures import Failure
-from forebay.jobs.fetch import fetched
+from forebay.jobs.inputs.download import fetched
 from forebay.observe.progress import duration
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Report:
     @property
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read afresh: one row an output, in input order."""
-        from forebay.jobs.metadata import read_table
+        from forebay.jobs.table.metadata_table import read_table
 
         if isinstance(self.metadata_path, Path):
             return read_table(self.metadata_path)
@@ -64,3 +65,61 @@ class Report:
                 lines.append(f"  … and {self.failed - 10:,} more: see `forebay failures`")
             lines.append("  The same call, or `forebay retry`, tries them again.")
         return "\n".join(lines)
+
+
+# ---- Proof that an output folder holds what its ledger says, and nothing else --------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a look at every output found.
+
+    Attributes:
+        checked: Recorded outputs looked at.
+        missing: Names recorded and not there.
+        altered: Name, bytes recorded, bytes found.
+        orphans: Names there and not recorded.
+        damaged: The inputs behind what is missing or altered, by ordinal.
+    """
+
+    checked: int
+    missing: tuple[str, ...]
+    altered: tuple[tuple[str, int, int], ...]
+    orphans: tuple[str, ...]
+    damaged: tuple[int, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything is as recorded."""
+        return not (self.missing or self.altered or self.orphans)
+
+
+def verify(
+    recorded: Iterable[tuple[str, int, int]],
+    found: Sequence[tuple[str, int]],
+    own: frozenset[str],
+) -> Verification:
+    """Hold what is recorded against what is there.
+
+    Args:
+        recorded: Name, bytes and ordinal of every recorded output.
+        found: Name and bytes of every file in the folder.
+        own: Names of forebay's own tables, neither outputs nor orphans.
+    """
+    sizes = dict(found)
+    checked = 0
+    missing: list[str] = []
+    altered: list[tuple[str, int, int]] = []
+    damaged: dict[int, None] = {}
+    for name, size, ordinal in recorded:
+        checked += 1
+        actual = sizes.pop(name, None)
+        if actual is None:
+            missing.append(name)
+        elif actual != size:
+            altered.append((name, size, actual))
+        else:
+            continue
+        damaged[ordinal] = None
+    orphans = tuple(sorted(name for name in sizes if name not in own))
+    return Verification(checked, tuple(missing), tuple(altered), orphans, tuple(damaged))

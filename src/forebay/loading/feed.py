@@ -23,9 +23,9 @@ from forebay.buffer import warn_of_full_disk
 from forebay.engine.engine import Engine, NewTask, Outcome
 from forebay.engine.events import DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import unpack
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
 from forebay.loading.drivers import BackgroundDriver, CallerDriver

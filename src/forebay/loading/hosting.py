@@ -16,14 +16,14 @@ import numpy as np
 
 from forebay.engine.events import Event, TaskFinished, TasksReturned
 from forebay.engine.job import Answer, Assignment
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
 from forebay.loading.messages import BatchRequest, BatchResult, SealedResult
 
 if TYPE_CHECKING:
-    from forebay.loading.job import ProcessJob
+    from forebay.loading.batch_job import ProcessJob
 
 
 class BatchHosting:
@@ -105,7 +105,7 @@ class RemoteJob:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load the spec in the process that forks the workers, so that they share it."""
         self.__dict__.update(state)
-        from forebay.loading.job import ProcessJob
+        from forebay.loading.batch_job import ProcessJob
 
         slab = Slab.attach(self._descriptor, self._extent)
         spec = pickle.loads(self._spec)  # noqa: S301 - from our own trainer

@@ -8,7 +8,7 @@ from collections import deque
 from forebay.engine.engine import NewTask
 from forebay.engine.job import Refusal
 from forebay.engine.pools.worker import failure_of
-from forebay.loading.job import LocalJob
+from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
 from forebay.observe.statistics import Counters
 from forebay.randomness import generators_kept

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packed_batch import PackedBatch
+from forebay.engine.memory.slab_layout import Slot
 from forebay.failures import Failure
 from forebay.observe.statistics import Timing
 

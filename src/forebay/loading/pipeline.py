@@ -32,7 +32,7 @@ from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.observe.statistics import Counters
-from forebay.plan.batches import Plan
+from forebay.plan.batch_plan import Plan
 from forebay.plan.mixture import Mixture
 from forebay.plan.seeds import worker_seed_of
 from forebay.randomness import generators_kept, generators_locked

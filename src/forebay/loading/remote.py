@@ -12,9 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 from forebay.engine.events import Event, TaskFinished
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packing import land
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.shipping import shipped

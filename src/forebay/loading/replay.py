@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import OptionError
-from forebay.loading.job import BatchJob
+from forebay.loading.batch_job import BatchJob
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner

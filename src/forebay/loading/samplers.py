@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from forebay.loading.frameworks import warn_if_stock_loader
 from forebay.mixing import MixedDataset
-from forebay.plan.batches import BLOCK, Plan
+from forebay.plan.batch_plan import BLOCK, Plan
 
 # What each sampler of a chain carries from epoch to epoch, as JSON, as far as it says.
 Carried = list[dict[str, Any] | None]

@@ -33,7 +33,7 @@ from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, planned_sampler, resized
 from forebay.loading.workers import Workers
 from forebay.options import cluster_of
-from forebay.plan.batches import Plan
+from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
 
 # A batch whose worker died, or hung, is made once more.

@@ -31,7 +31,7 @@ from forebay.loading.samplers import (
     rows_of,
 )
 from forebay.loading.set_epoch import SetEpochRecorders, Values
-from forebay.plan.batches import Plan, share_of
+from forebay.plan.batch_plan import Plan, share_of
 from forebay.plan.seeds import SAMPLER, seed_of
 from forebay.randomness import PrivateGenerators
 

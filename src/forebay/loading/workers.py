@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Literal
 
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
-from forebay.loading.job import BatchJob, ProcessJob
+from forebay.loading.batch_job import BatchJob, ProcessJob
 from forebay.loading.messages import BatchSpec
 from forebay.options import Ray
 from forebay.randomness import ThreadTurns

@@ -9,7 +9,7 @@ import torch
 
 from forebay.batches import halves
 from forebay.failures import Failure
-from forebay.predicting.reader import Loaded
+from forebay.predicting.range_reader import Loaded
 
 
 class Predicted(NamedTuple):

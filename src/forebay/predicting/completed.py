@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
-from forebay.jobs.database import reading
-from forebay.jobs.ledger import Result
-from forebay.jobs.records import Todo
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.ledger.ledger import Result
+from forebay.jobs.ledger.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
 from forebay.sample_ranges import sample_failure
 

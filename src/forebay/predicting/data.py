@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset, default_collate
 
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
-from forebay.jobs.table import find_table
+from forebay.jobs.table.table_reader import find_table
 from forebay.options import Ray, check_backend, check_timeout, cluster_of, usable_cores
 from forebay.predicting.metadata_rows import open_table
-from forebay.predicting.reader import RangeReader
+from forebay.predicting.range_reader import RangeReader
 
 BATCH_SIZE = 64
 # Arguments of a loader that are used for its workers.

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from forebay.errors import OptionError
-from forebay.jobs.listing import list_inputs
-from forebay.jobs.table import read_table
+from forebay.jobs.inputs.listing import list_inputs
+from forebay.jobs.table.table_reader import read_table
 from forebay.predicting.prediction_columns import INDEX
 
 

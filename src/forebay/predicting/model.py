@@ -11,7 +11,7 @@ import torch
 
 from forebay.batches import is_transparent, moved
 from forebay.errors import OptionError
-from forebay.predicting.reader import Loaded
+from forebay.predicting.range_reader import Loaded
 from forebay.trees import leaves
 
 

@@ -29,7 +29,7 @@ from forebay.predicting.prediction_columns import (
     columns_of,
     specs_of,
 )
-from forebay.predicting.reader import Loaded, RangeReader
+from forebay.predicting.range_reader import Loaded, RangeReader
 
 # If the first samples all fail with the same error, that many are enough to stop.
 ALIKE = 20

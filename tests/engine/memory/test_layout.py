@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.engine.memory.layout import (
+from forebay.engine.memory.slab_layout import (
     ALIGN,
     FIRST_CAPACITY,
     LEAST_CAPACITY,

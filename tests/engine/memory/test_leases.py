@@ -13,8 +13,8 @@ import pytest
 import torch
 from costs import blocks, descriptors
 
-from forebay.engine.memory.layout import LEAST_CAPACITY
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import LEAST_CAPACITY
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

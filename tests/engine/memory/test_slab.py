@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from costs import blocks, descriptors
 
-from forebay.engine.memory.layout import LEAST_CAPACITY, Slot
 from forebay.engine.memory.slab import EXTENT, LEAST, Slab
+from forebay.engine.memory.slab_layout import LEAST_CAPACITY, Slot
 from forebay.errors import OptionError
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
@@ -74,7 +74,7 @@ def test_another_program_attaches_by_the_descriptor(slab):
     slot = slab.take()
     code = """if True:
         import os, sys
-        from forebay.engine.memory.layout import Slot
+        from forebay.engine.memory.slab_layout import Slot
         from forebay.engine.memory.slab import Slab
         descriptor, extent, offset, capacity = map(int, sys.argv[1:])
         before = len(os.listdir("/proc/self/fd"))

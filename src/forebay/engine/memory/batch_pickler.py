@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from forebay import torch_internals
-from forebay.engine.memory.layout import Cursor
+from forebay.engine.memory.slab_layout import Cursor
 from forebay.torch_internals import TypedStorage, UntypedStorage
 
 # A dtype travels as its place in this list. Both ends run one torch; older ones lack the last few.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 
 if TYPE_CHECKING:
     import numpy as np

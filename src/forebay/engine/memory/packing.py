@@ -30,9 +30,9 @@ import torch
 from forebay import torch_internals
 from forebay.engine.memory import room
 from forebay.engine.memory.batch_pickler import CODES, BatchPickler, is_plain
-from forebay.engine.memory.layout import Slot
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab import Slab
+from forebay.engine.memory.slab_layout import Slot
 
 # A batch this small travels whole, by pipe: it never holds a slot.
 INLINE_BYTES = 1 << 14

@@ -21,7 +21,7 @@ from collections import deque
 
 import numpy as np
 
-from forebay.engine.memory.layout import Slot, Space
+from forebay.engine.memory.slab_layout import Slot, Space
 from forebay.errors import OptionError
 
 # Addresses to map at a time. Where the system grants less, they are halved.

@@ -1,0 +1,105 @@
+"""What a worker does for a cache: some samples in a row become one shard.
+
+A sample that fails does not end its shard at once: the others are tried too, so that one run names
+all that have to be mended. A worker that dies leaves the index of the sample that it was at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from forebay.caching.index import Plan, shard_name
+from forebay.caching.sample_layout import MisfitError
+from forebay.caching.writer import ShardWriter
+from forebay.errors import FailuresError
+from forebay.failures import message_of
+from forebay.randomness import seed_generators, seed_of_text
+
+# Failed samples of one shard whose messages are kept.
+MOST_DESCRIBED = 20
+# Stands for the exceptions of the others, whose frames would hold the data of their samples.
+_COUNTED = FailuresError()
+
+
+class ShardWork:
+    """Makes one shard, for rows of "first" and "count".
+
+    Args:
+        dataset: What the samples come from.
+        plan: How they are cut, and what is in them.
+        marks: A folder for the index that each worker is at.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, marks: Path) -> None:
+        self._dataset, self._plan, self._marks = dataset, plan, marks
+
+    def __call__(self, row: dict[str, int], out: Any) -> None:
+        """Write the shard.
+
+        Raises:
+            FailuresError: Samples failed; one line for each.
+        """
+        first, plan = row["first"], self._plan
+        failed: dict[int, BaseException] = {}
+        path = out.file(shard_name(first // plan.per_shard))
+        with (
+            _marked(self._marks / str(first)) as mark,
+            ShardWriter(path, plan.structure, list(plan.specs), first) as writer,
+        ):
+            for index in range(first, first + row["count"]):
+                mark(index)
+                seed_generators(seed_of_text(str(index)))
+                try:
+                    sample = self._dataset[index]
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - SystemExit too
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
+                    continue
+                try:
+                    writer.add(sample)
+                except MisfitError as error:
+                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
+        if failed:
+            raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
+
+
+def describe_failed(failed: dict[int, BaseException]) -> str:
+    """Return a line for each of the first samples that failed, then the number of the others."""
+    lines = []
+    for index, error in islice(failed.items(), MOST_DESCRIBED):
+        words = next(iter(message_of(error).splitlines()), "")
+        kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
+        lines.append(f"sample {index}: {kind}{words}"[:1000])
+    more = len(failed) - len(lines)
+    return "\n".join([*lines, f"and {more} more of this shard"] if more else lines)
+
+
+def read_description(text: str) -> tuple[list[int], list[str], int]:
+    """Return what `describe_failed` wrote: indices, their lines, and the number of all samples."""
+    found = re.findall(r"^(sample (\d+): .*)$", text, re.MULTILINE)
+    more = re.search(r"^and (\d+) more of this shard$", text, re.MULTILINE)
+    count = len(found) + (int(more[1]) if more else 0)
+    return [int(index) for _, index in found], [line for line, _ in found], count
+
+
+@contextmanager
+def _marked(path: Path) -> Iterator[Callable[[int], None]]:
+    """Keep an index in a file for as long as this process lives and is at it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        yield lambda index: _put(file, index)
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
+
+
+def _put(file: int, index: int) -> None:
+    os.pwrite(file, b"%20d" % index, 0)

@@ -1,0 +1,265 @@
+"""Shards as they are read: each is mapped once, and its values are views of the map.
+
+    file ── one private map ──> Arrow record batches ──> per leaf: row -> value
+                                                           tensors and arrays: views
+                                                           numbers, texts: made anew
+
+The map is private and copied on write: what is written into a tensor stays in this process. It
+takes no open file, and pages that are only read are shared by all processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from forebay.caching import sample_layout as layout
+from forebay.caching.columns import Spec, from_json
+from forebay.caching.index import Plan, shard_name
+from forebay.errors import InputError
+
+FORMAT = 1
+# Under this key a shard's schema says what its columns are.
+KEY = "forebay"
+# Maps that a process has at once; Linux allows 65,530 in all.
+MOST_MAPS = 16_384
+
+# Where NumPy lacks a torch dtype, or has it under another name: what to read it as.
+_READ_AS = {
+    "bool": "bool",
+    "bfloat16": "int16",
+    "complex32": "int32",
+    "complex64": "complex64",
+    "complex128": "complex128",
+}
+
+# What NumPy, Arrow and JSON raise over a file that was not written as it is read.
+_DAMAGES = (
+    *(OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    pa.ArrowException,
+)
+
+_BYTE, _LONG = np.dtype(np.uint8), np.dtype(np.int64)
+
+Bytes = npt.NDArray[np.uint8]
+Getter = Callable[[int], Any]
+
+
+class Shard:
+    """One shard, mapped.
+
+    Args:
+        path: The file.
+        plan: The cache's, and
+        number: which of its shards this is; None for one that belongs to none yet.
+
+    Raises:
+        InputError: It is missing, torn, none of forebay's, or not this shard of the cache.
+    """
+
+    def __init__(self, path: Path, plan: Plan | None = None, number: int = 0) -> None:
+        self._path = path
+        try:
+            self._map = _mapped(path)
+            self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
+            told = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
+            if told["format"] != FORMAT:
+                raise InputError(f"its format is {told['format']}, and this forebay's {FORMAT}")
+            self.specs = [from_json(spec) for spec in told["columns"]]
+            batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()
+            ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
+            if plan is not None:
+                _check_place(plan, number, told, ends[-1] if ends else 0)
+            self._getters = [
+                [
+                    _getter(spec, column, self._map)
+                    for spec, column in zip(self.specs, batch.columns, strict=True)
+                ]
+                for batch in batches
+            ]
+        except FileNotFoundError as error:
+            raise InputError(
+                f"the shard {str(path)!r} is gone since the cache was opened\n"
+                "  Call forebay.cache again, with the same dataset and directory: it makes that "
+                "shard anew."
+            ) from error
+        except _DAMAGES as error:
+            raise _damaged(path, error) from error
+        self._starts = [0, *ends[:-1]]
+        self._rows = ends[-1] if ends else 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def leaves(self, row: int) -> list[Any]:
+        """Return the leaves of a sample by its place in the shard.
+
+        Raises:
+            InputError: What the file says of it cannot be.
+        """
+        at = bisect_right(self._starts, row) - 1
+        row -= self._starts[at]
+        try:
+            return [get(row) for get in self._getters[at]]
+        except _DAMAGES as error:
+            raise _damaged(self._path, error) from error
+
+    def table(self) -> pa.Table:
+        """Return all rows, over the map."""
+        return self._reader.read_all()
+
+
+def _check_place(plan: Plan, number: int, told: Any, rows: int) -> None:
+    """Raise InputError if a shard is not the one of this number."""
+    first = number * plan.per_shard
+    wanted = min(plan.per_shard, plan.samples - first)
+    if (told["first"], rows) != (first, wanted):
+        raise InputError(
+            f"it holds {rows:,} samples from sample {told['first']:,} on, and {wanted:,} from "
+            f"sample {first:,} on belong there"
+        )
+    if told["structure"] != layout.to_json(plan.structure):
+        raise InputError("its samples are not built as those of this cache")
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        f"{str(path)!r} cannot be read as a shard of this cache: {words}\n"
+        "  Remove the file and call forebay.cache again, with the same dataset and directory: it "
+        "makes that shard anew."
+    )
+
+
+class Shards:
+    """The shards of a cache, each mapped when it is first read. Travels by pickle as its plan.
+
+    Args:
+        folder: Where they are.
+        plan: How the cache is cut into them.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder, self._plan = folder, plan
+        self._open: dict[int, Shard] = {}
+
+    def __reduce__(self) -> Any:
+        return Shards, (self._folder, self._plan)
+
+    def __getitem__(self, number: int) -> Shard:
+        shard = self._open.get(number)
+        if shard is None:
+            shard = Shard(self._folder / shard_name(number), self._plan, number)
+            if len(self._open) >= MOST_MAPS:
+                with suppress(RuntimeError):  # another thread is just making room
+                    self._open.pop(next(iter(self._open)), None)
+            self._open[number] = shard
+        return shard
+
+    def __len__(self) -> int:
+        return self._plan.shards
+
+
+def _mapped(path: Path) -> Bytes:
+    """Return a file as an array over a private map, which keeps no descriptor."""
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+
+
+def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
+    """Return what gives the value of a row; `column` is Arrow's, over `whole`."""
+    if spec.kind == "none":
+        return lambda _: None
+    get = _present(spec, column, whole)
+    if not column.null_count:
+        return get
+    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+    valid = _flags(storage.buffers()[0], len(column), whole)
+    return lambda row: get(row) if valid[row] else None
+
+
+def _present(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
+    rows = len(column)
+    if spec.kind == "bool":
+        return _flags(column.buffers()[1], rows, whole).__getitem__
+    if spec.kind in ("int", "float"):
+        # A view of memory gives Python's own numbers.
+        return _numbers(column.buffers()[1], whole, spec.stored[0]).data.__getitem__
+    if spec.kind in ("str", "bytes"):
+        _, ends, data = column.buffers()
+        at, text = _numbers(ends, whole, _LONG).data, _numbers(data, whole).data
+        if spec.kind == "bytes":
+            return lambda row: bytes(text[at[row] : at[row + 1]])
+        return lambda row: str(text[at[row] : at[row + 1]], "utf-8", "surrogatepass")
+    dtype = _read_as(spec)
+    if spec.shape is None:
+        lists, shapes = column.field("data"), column.field("shape")
+        starts = _numbers(lists.buffers()[1], whole, _LONG) // math.prod(spec.stored[1])
+        sizes = _numbers(shapes.values.buffers()[1], whole, _LONG).tolist()
+        ends = _numbers(shapes.buffers()[1], whole, np.dtype(np.int32)).tolist()
+        flat, finish = _numbers(lists.values.buffers()[1], whole, dtype), _finish(spec)
+        return lambda row: finish(
+            flat[starts[row] : starts[row + 1]].reshape(sizes[ends[row] : ends[row + 1]])
+        )
+    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+    flat = _numbers(storage.buffers()[-1], whole, dtype)
+    if spec.kind == "number":
+        return flat.__getitem__
+    finish = _finish(spec)
+    if spec.shape == ():
+        return lambda row: finish(flat[row : row + 1].reshape(()))
+    table = flat[: rows * math.prod(spec.shape)].reshape(rows, *spec.shape)
+    return lambda row: finish(table[row])
+
+
+def _finish(spec: Spec) -> Callable[[Any], Any]:
+    """Return what makes the value of an array over its bytes."""
+    if spec.kind == "array":
+        return lambda array: array if array.size else np.empty(array.shape, array.dtype)
+    dtype = getattr(torch, spec.dtype)
+    if spec.shape is None or 0 in spec.shape:  # NumPy has strides of its own for what is empty
+        full = _finish(replace(spec, shape=()))
+        return lambda array: full(array) if array.size else torch.empty(array.shape, dtype=dtype)
+    if torch.from_numpy(np.empty(0, _read_as(spec))).dtype == dtype:
+        # It makes a storage of these bytes alone: pickled, a sample does not take its shard along.
+        return torch.from_numpy
+    return lambda array: torch.from_numpy(array).view(dtype)
+
+
+def _read_as(spec: Spec) -> np.dtype[Any]:
+    if spec.kind != "tensor":
+        return np.dtype(spec.dtype)
+    return np.dtype(_READ_AS.get(spec.dtype, spec.stored[0]))
+
+
+def _flags(bits: pa.Buffer, rows: int, whole: Bytes) -> list[bool]:
+    flags: list[bool] = (
+        np.unpackbits(_numbers(bits, whole), count=rows, bitorder="little").astype(bool).tolist()
+    )
+    return flags
+
+
+def _numbers(
+    buffer: pa.Buffer | None, whole: Bytes, dtype: np.dtype[Any] = _BYTE
+) -> npt.NDArray[Any]:
+    """Return a buffer of the map as an array that may be written to."""
+    if buffer is None or not buffer.size:
+        return np.empty(0, dtype)
+    start = buffer.address - whole.ctypes.data
+    nbytes = buffer.size // dtype.itemsize * dtype.itemsize
+    if not 0 <= start <= len(whole) - nbytes:
+        raise ValueError("its columns are compressed")
+    return whole[start : start + nbytes].view(dtype)

@@ -1,0 +1,1 @@
+"""Inputs: listed from what the user names, and downloaded for a worker."""

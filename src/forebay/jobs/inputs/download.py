@@ -1,0 +1,91 @@
+"""Remote inputs: brought to a local path for as long as a worker works on them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InputError
+from forebay.jobs.preprocess_job import NoInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Downloads one input at a time into a folder of its own; the `Fetch` of a PreprocessJob.
+
+    Attributes:
+        folder: Where those folders are made: the run's scratch, which it empties when it starts
+            and ends, so that nothing stays of a worker that was killed.
+    """
+
+    folder: Path
+
+    @contextmanager
+    def __call__(self, source: str) -> Iterator[Path]:
+        """Give the local copy of the file that a URL names, under its own name.
+
+        Raises:
+            NoInputError: There is no such file.
+        """
+        from fsspec.core import url_to_fs
+
+        # Opened here, in the worker: connections do not survive the way into another process.
+        system, remote = url_to_fs(source)
+        if _is_local(system):
+            yield _existing(Path(remote), source)
+            return
+        os.makedirs(self.folder, exist_ok=True)
+        scratch = tempfile.mkdtemp(dir=self.folder)
+        try:
+            path = Path(scratch, _file_name(remote))
+            try:
+                system.get_file(remote, str(path))
+            except FileNotFoundError as error:
+                raise NoInputError from error
+            yield _existing(path, source)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def fetched(url: str) -> Iterator[Path]:
+    """Give a local copy of one remote file, under its own name.
+
+    Raises:
+        InputError: There is no such file.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            with Download(Path(scratch))(url) as path:
+                yield path
+        except NoInputError as error:
+            raise InputError(f"{url} does not exist") from error
+
+
+def _is_local(system: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(system, LocalFileSystem)
+
+
+def _existing(path: Path, source: str) -> Path:
+    """Return the path of a file, having made sure that it is one."""
+    if path.is_dir():
+        error: OSError = IsADirectoryError(f"{source}: an input is a file, this is a folder")
+        raise NoInputError from error
+    if not path.exists():
+        raise NoInputError from FileNotFoundError(f"{source}: no such file")
+    return path
+
+
+def _file_name(remote: str) -> str:
+    """Return the last part of a path, less the query of a web address."""
+    if remote.startswith(("http://", "https://")):
+        remote = remote.partition("?")[0].partition("#")[0]
+    return remote.rstrip("/").rpartition("/")[2] or "input"

@@ -1,0 +1,358 @@
+"""Listing the inputs of a job: what the user names becomes a stream of `Input` records.
+
+A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says which is which. Whatever
+makes the whole listing unusable (an empty folder, a torn manifest) is an `InputError`, mostly
+raised before the first record. One bad path among many is no error: its identity says "missing"
+or "directory", and the job fails that input alone.
+
+Long because every kind of input is told from the others here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, BinaryIO, cast
+
+from forebay.errors import InputError
+from forebay.jobs.inputs.manifest import SUFFIXES, Manifest, open_manifest
+from forebay.jobs.ledger.database import NAME
+from forebay.jobs.ledger.records import Input
+from forebay.jobs.outputs.output_names import PRIVATE
+
+TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
+# What makes a folder one that forebay writes to.
+_LEDGER = f"{PRIVATE}/{NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The inputs of one job; every iteration looks at each of them anew, once.
+
+    **Order.** The user's for a list and a manifest; by path, as text, for a folder or a glob.
+
+    Attributes:
+        kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
+        columns: The manifest's columns in its order; () otherwise.
+        description: One line for messages, such as "manifest dataset.csv".
+        is_search: Whether they were found in a folder or by a glob, and not named one by one.
+        folder: Where a manifest's relative `destination` starts: an absolute path, or a URL.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    description: str
+    _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    is_search: bool = False
+    folder: str | None = None
+
+    def __iter__(self) -> Iterator[Input]:
+        """Yield the inputs as a stream.
+
+        Raises:
+            InputError: A row or a name further down cannot be used.
+        """
+        return self._walk()
+
+
+def list_inputs(inputs: object) -> Listing:
+    """Find out what `inputs` are, and make sure that there are any.
+
+    Args:
+        inputs: An iterable of paths or URLs; or one path or URL: a folder (all files under it,
+            hidden ones left out), a glob, a manifest (.csv .jsonl .parquet), or a single file.
+            An output folder of `preprocess` stands for the table in it, which is a manifest.
+            A name that exists is taken literally, whatever characters it holds. To work on a
+            .csv file itself rather than its rows, put it into a list.
+
+    Raises:
+        InputError: There is nothing there, it cannot be read, or it is no path at all.
+    """
+    if isinstance(inputs, str | os.PathLike):
+        name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
+        return _list_url(name) if "://" in name else _list_path(name)
+    if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__} instead of paths\n"
+            "  Give a list of paths, a folder, a glob, or a .csv, .jsonl or .parquet manifest."
+        )
+    # A set's order changes from run to run, and the metadata is written in the inputs' order.
+    paths = tuple(sorted(inputs, key=str) if isinstance(inputs, set | frozenset) else inputs)
+    for place, path in enumerate(paths):
+        if not isinstance(path, str):  # the common case is worth a shortcut: there may be millions
+            _path_text(path, f"inputs[{place}]")
+    if not paths:
+        raise InputError("inputs: the list is empty\n  Give at least one path.")
+    description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
+    return Listing("paths", (), description, lambda: _walk_list(paths))
+
+
+def indices(n: int) -> Listing:
+    """List the indices of a Dataset of `n` samples as inputs.
+
+    Raises:
+        InputError: The Dataset is empty.
+    """
+    if n < 1:
+        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to work on.")
+    description = f"a Dataset of {n} sample{'s' * (n != 1)}"
+    return Listing("indices", (), description, lambda: (Input(str(k)) for k in range(n)))
+
+
+def _list_path(name: str) -> Listing:
+    shown = name if name.isprintable() else ascii(name)
+    try:
+        is_folder = stat.S_ISDIR(os.stat(name).st_mode)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if glob.has_magic(name) and not os.path.lexists(name):
+            return _list_glob(name, shown)
+        if _is_absent(error):
+            reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
+        else:
+            reason, advice = f"it cannot be read: {error}", "Check that you may read it."
+        raise InputError(f"{shown}: {reason}\n  {advice}") from error
+    if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
+        tables = [table for table in TABLES if os.path.isfile(os.path.join(name, table))]
+        return _list_path(os.path.join(name, _only_table(tables, shown)))
+    if is_folder:
+        return list_folder(name)
+    if name.lower().endswith(SUFFIXES):
+        folder = os.path.dirname(name)
+        return _rows_of(
+            open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
+        )
+    return Listing("paths", (), shown, lambda: _walk_list((name,)))
+
+
+def list_folder(name: str) -> Listing:
+    """List all files under a folder, hidden ones left out, whatever the folder is.
+
+    Raises:
+        InputError: There are none, or it cannot be read.
+    """
+    shown = name if name.isprintable() else ascii(name)
+    reason = "no files in this folder (hidden ones are left out)"
+    return _found(shown, partial(_walk_folder, name, ()), reason)
+
+
+def _only_table(tables: list[str], shown: str) -> str:
+    """Return the one table of an output folder of `preprocess`."""
+    if len(tables) == 1:
+        return tables[0]
+    if tables:
+        what, advice = f"holds {' and '.join(tables)}", "Name the table that you mean."
+    else:
+        what = "holds no metadata table"
+        advice = "preprocess writes it when it ends: make the call that made this folder again."
+    raise InputError(
+        f"{shown}: this output folder of forebay's {what}\n"
+        f"  An output folder stands for its table. {advice} To work on the files themselves, name "
+        f"them by a glob, such as '{os.path.join(shown, '**', '*')}'."
+    )
+
+
+def _list_glob(name: str, shown: str) -> Listing:
+    matches = sorted(set(glob.iglob(name, recursive=True)))
+
+    def walk() -> Iterator[Input]:
+        return (one for one in _walk_list(matches) if one.identity != "directory")
+
+    reason = "this glob matches folders only" if matches else "this glob matches nothing"
+    head, tail = (shown, "*") if matches else os.path.split(shown)
+    advice = f"Looked from the folder {os.getcwd()}."
+    if matches or "**" not in shown:
+        advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
+    return _found(shown, walk, reason, advice)
+
+
+def _list_url(url: str) -> Listing:
+    shown = url if url.isprintable() else ascii(url)
+    system, path = _file_system(url)
+    try:
+        # Its cache of folders lives as long as this process, and so would what has changed since.
+        system.invalidate_cache()
+        try:
+            is_folder = system.info(path)["type"] == "directory"
+        except FileNotFoundError:
+            if not glob.has_magic(path):
+                raise
+            found = system.glob(path, detail=True)
+        else:
+            if not is_folder and path.lower().endswith(SUFFIXES):
+                folder = None if "::" in url else url.rpartition("/")[0]
+                return _rows_of(open_manifest(url, lambda: _open_url(url), None), folder)
+            if not is_folder:
+                return Listing("paths", (), shown, lambda: _walk_list((url,)))
+            found = system.find(path, detail=True)
+            inside = path.rstrip("/") + "/"
+            if inside + _LEDGER in found and "::" not in url:
+                tables = [table for table in TABLES if inside + table in found]
+                return _list_url(f"{url.rstrip('/')}/{_only_table(tables, shown)}")
+            hidden = len(path.rstrip("/"))
+            found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{shown}: no such file or folder\n  Check the URL.") from error
+    except Exception as error:
+        raise _unreachable(shown, error) from error
+    inputs = tuple(
+        Input(_storable(_full_url(system, name, url)), None, _remote_identity(info))
+        for name, info in sorted(found.items())
+        # A key that ends with "/" is how an object store marks a folder.
+        if info["type"] != "directory" and not name.endswith("/")
+    )
+    return _found(shown, lambda: iter(inputs), "no files there")
+
+
+def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
+    name = f"manifest {manifest.name}"
+    return Listing("rows", manifest.columns, name, manifest.__iter__, folder=folder)
+
+
+def _found(
+    description: str,
+    walk: Callable[[], Iterator[Input]],
+    reason: str,
+    advice: str = "There is nothing to work on.",
+) -> Listing:
+    if next(walk(), None) is None:
+        raise InputError(f"{description}: {reason}\n  {advice}")
+    return Listing("paths", (), description, walk, is_search=True)
+
+
+def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
+    fresh: set[Any] = set()
+    for path in paths:
+        name = _storable(str(os.fspath(path)))
+        yield Input(name, None, _url_identity(name, fresh) if "://" in name else _identity(name))
+
+
+def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
+    """Yield a folder's files sorted by path while holding no more than one folder's at a time."""
+    try:
+        status = os.stat(folder)
+        with os.scandir(folder) as entries:
+            keys = [_sort_key(entry) for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        advice = "Its files would be left out in silence, so the listing stops: make it readable."
+        raise InputError(f"{folder!a}: it cannot be listed: {error}\n  {advice}") from error
+    here = (status.st_dev, status.st_ino)
+    if here in above:  # a symbolic link to a folder that it is in
+        return
+    for key in sorted(filter(None, keys)):
+        path = os.path.join(folder, key)
+        if key.endswith(os.sep):
+            yield from _walk_folder(path[:-1], (*above, here))
+        else:
+            yield Input(_storable(path), None, _identity(path))
+
+
+def _sort_key(entry: os.DirEntry[str]) -> str:
+    """Return a name that sorts where its whole path belongs: a folder's ends with its separator.
+
+    It is "" for what is no input: a socket, a pipe, a device. A dangling link is a missing file.
+    """
+    try:
+        if entry.is_dir():
+            return entry.name + os.sep
+        is_input = entry.is_file() or entry.is_symlink()
+    except OSError:  # a link that leads to itself, or to where nobody may look
+        is_input = True
+    return entry.name if is_input else ""
+
+
+def _identity(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        # Whatever else is wrong, the function meets it when it opens the file, and says it better.
+        return "missing" if _is_absent(error) else ""
+    if stat.S_ISDIR(status.st_mode):
+        return "directory"
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def _is_absent(error: Exception) -> bool:
+    """Tell whether nothing is there; a name with a NUL (a ValueError) cannot exist."""
+    return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
+
+
+def _url_identity(url: str, fresh: set[Any]) -> str:
+    system, path = _file_system(url)
+    if system not in fresh:
+        system.invalidate_cache()
+        fresh.add(system)
+    try:
+        info = system.info(path)
+    except FileNotFoundError:
+        return "missing"
+    except Exception:  # noqa: BLE001 - stores raise their own types; the function meets it again
+        return ""
+    return "directory" if info["type"] == "directory" else _remote_identity(info)
+
+
+def _remote_identity(info: Mapping[str, Any]) -> str:
+    """Return what changes with an object's bytes: its etag, or else its size and its age."""
+    etag = info.get("etag") or info.get("ETag")
+    if etag:
+        return str(etag).strip('"')
+    ages = ("mtime", "LastModified", "last_modified", "updated", "created")
+    age = next((info[name] for name in ages if info.get(name)), "")
+    if isinstance(age, datetime) and age.tzinfo:
+        age = age.timestamp()  # some tell one and the same age both ways, by find() and by info()
+    parts = (info.get("size"), age)
+    return ":".join(str(part) for part in parts if part not in (None, ""))
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    try:
+        system, path = url_to_fs(url)
+    except Exception as error:
+        raise _unreachable(url, error) from error
+    return system, path
+
+
+def _open_url(url: str) -> BinaryIO:
+    system, path = _file_system(url)
+    return cast("BinaryIO", system.open(path, "rb"))
+
+
+def _full_url(system: Any, name: str, url: str) -> str:
+    """Return the URL of a file found under `url`, in a chain such as zip://*.wav::s3://b/a.zip."""
+    first, chained, rest = url.partition("::")
+    full = str(system.unstrip_protocol(name))
+    if not chained:
+        return full
+    return f"{full}::{rest}" if "://" in first else f"{first}::{full}"
+
+
+def _unreachable(url: str, error: Exception) -> InputError:
+    advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
+    return InputError(f"{ascii(url)[1:-1]}: it cannot be reached: {error}\n  {advice}")
+
+
+def _path_text(path: object, what: str) -> str:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        kind = type(path).__name__
+        advice = "A path is a str or a pathlib.Path; rows go into a .csv or .jsonl manifest."
+        raise InputError(f"{what}: got {kind} instead of a path\n  {advice}")
+    return str(text)
+
+
+def _storable(path: str) -> str:
+    """Refuse a name that is not UTF-8: neither JSON nor the ledger can hold it and give it back."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        advice = "The ledger and the metadata hold UTF-8 alone. Rename the file, or leave it out."
+        raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
+    return path

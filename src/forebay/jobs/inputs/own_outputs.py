@@ -1,0 +1,107 @@
+"""The output folder is never part of the inputs: what a run writes is not what the next one reads.
+
+It may be reached by a glob, through a symbolic link, or by its name in a list or a manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from forebay.errors import InputError, OptionError
+from forebay.jobs.inputs.listing import Listing
+from forebay.jobs.ledger.records import Input
+from forebay.jobs.outputs.output_places import local_path
+from forebay.jobs.outputs.store import Store
+
+
+def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
+    """Refuse an output folder that lies in the folder of the inputs.
+
+    Raises:
+        OptionError: It does.
+    """
+    if not isinstance(inputs, str | os.PathLike):
+        return
+    folder, inside = local_path(inputs), local_path(output)
+    if "://" in folder:
+        folder = folder.rstrip("/")
+    elif os.path.isdir(folder) and "://" not in inside:
+        folder, inside = os.path.realpath(folder), os.path.realpath(inside)
+    else:
+        return
+    if inside == folder or inside.startswith(folder + os.sep):
+        raise OptionError(
+            f"the output folder {os.fspath(output)!r} lies in the input folder "
+            f"{os.fspath(inputs)!r}\n"
+            "  Its files would be the next run's inputs. Choose an output folder outside."
+        )
+
+
+def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
+    """Return a listing without what lies in the output folder.
+
+    Files that were found, in a folder or by a glob, are left out. One that the user named is an
+    error when it is come to.
+
+    Raises:
+        InputError: Nothing is left.
+    """
+    if listing.kind == "indices":
+        return listing
+    is_output, shown = _Inside(output), os.fspath(output)
+
+    def walk() -> Iterator[Input]:
+        for each in listing:
+            if not is_output(_path_of(each, listing.folder)):
+                yield each
+            elif not listing.is_search:
+                raise InputError(
+                    f"the input {each.source!r} lies in the output folder {shown!r}\n"
+                    "  What a run writes would be its next input. Nothing was started. Leave it "
+                    f"out of {listing.description}, or choose another output folder."
+                )
+
+    rest = replace(listing, _walk=walk)
+    if listing.is_search and next(iter(rest), None) is None:
+        raise InputError(
+            f"{listing.description}: all of its files lie in the output folder {shown!r}\n"
+            "  What a run writes is never its input. Choose an output folder of its own."
+        )
+    return rest
+
+
+def _path_of(each: Input, folder: str | None) -> str:
+    """Return the path of an input; that of a manifest's row may start at the manifest."""
+    if each.row is None or not folder or "\0" in each.source or os.path.lexists(each.source):
+        return each.source
+    beside = os.path.join(folder, each.source)
+    return beside if each.source and os.path.lexists(beside) else each.source
+
+
+class _Inside:
+    """Tells whether a path or URL lies in the output folder, also through symbolic links."""
+
+    def __init__(self, output: str | os.PathLike[str]) -> None:
+        text = local_path(output)
+        self._urls: tuple[str, ...] = ()
+        if "://" in text:
+            self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
+        self._root = os.path.join(os.path.realpath(text), "")
+        self._folder: str | None = None  # that of the last path, and whether it lies there
+        self._is_inside = False
+
+    def __call__(self, path: str) -> bool:
+        if "://" in path:
+            path = local_path(path)
+        if self._urls or "://" in path or "\0" in path:
+            return path.startswith(self._urls)
+        folder = os.path.dirname(path)
+        if folder != self._folder:  # most paths lie in the folder of the one before
+            self._folder, self._is_inside = folder, self._leads_inside(folder)
+        return self._is_inside or (os.path.islink(path) and self._leads_inside(path))
+
+    def _leads_inside(self, path: str) -> bool:
+        return os.path.join(os.path.realpath(path), "").startswith(self._root)

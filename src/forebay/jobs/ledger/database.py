@@ -1,0 +1,330 @@
+"""The ledger's SQLite file: its tables, how it is opened and checked, and its error messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import BusyError, ForebayError, LedgerError, shortened
+from forebay.jobs.ledger.records import Counts
+
+NAME = "ledger.sqlite"
+FORMAT = 1
+APPLICATION_ID = 0x666F7265  # "fore"
+
+# user_version is `FORMAT << 24 | commits`. In exclusive locking mode SQLite does not maintain its
+# own change counter; readers compare this one to see whether the file changed.
+_COMMITS = 1 << 24
+# Older versions of SQLite take at most 999 parameters in one statement.
+_PARAMETERS = 500
+
+TODO, DONE, FAILED, GONE = range(4)
+
+# `ordinal` is the position in the listing, from 1; inputs that are gone have negative ones.
+# `outputs` is set if and only if the input was done, `error` if and only if it failed.
+# A name that two inputs claimed has no ordinal; `rival` is one of these inputs.
+# The index holds failed inputs only, so the others cost nothing.
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE inputs(
+    ordinal INTEGER PRIMARY KEY, source TEXT NOT NULL, row TEXT, identity TEXT NOT NULL,
+    state INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
+    seconds REAL NOT NULL DEFAULT 0, outputs TEXT, metadata TEXT, error TEXT);
+CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
+CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
+CREATE TABLE chores(name TEXT NOT NULL, staged TEXT);
+"""
+_STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
+
+# What torn JSON and values of other types raise, where they are read.
+_DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+# How a journal ends that names another file, which SQLite then deletes.
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+def _decode(body: bytes) -> str:
+    """Decode a string of the file; file names may hold lone surrogates."""
+    try:
+        return str(body, "utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise sqlite3.DatabaseError(f"a string that is not UTF-8: {error.reason}") from error
+
+
+def storable(text: str) -> str | bytes:
+    """Return a string in a form that `CAST(? AS TEXT)` stores, lone surrogates included."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def storable_or_none(text: str | None) -> str | bytes | None:
+    """Return `storable(text)`, or None for None."""
+    return None if text is None else storable(text)
+
+
+class Database:
+    """One connection to a ledger's file, with transactions and readable errors.
+
+    Args:
+        path: The file; created if it does not exist.
+        locks: False if the file system has no locks: SQLite then takes none either, and only the
+            folder's own lock keeps others out.
+    """
+
+    def __init__(self, path: Path, *, locks: bool = True) -> None:
+        self.path = path
+        self._commits = 0
+        query = "mode=rwc" if locks else "mode=rwc&nolock=1"
+        with in_words(path):
+            self._connection = connect(path, query)
+        try:
+            with in_words(path):
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block does; if it raises, roll everything back."""
+        db = self._connection
+        with in_words(self.path):
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                self._commits = (self._commits + 1) % _COMMITS
+                db.execute(f"PRAGMA user_version = {FORMAT * _COMMITS + self._commits}")
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:  # SQLite itself rolls back when a disk is full
+                    db.execute("ROLLBACK")
+                raise
+
+    def backup(self, path: Path) -> None:
+        """Copy the file as of the last commit, replacing an earlier copy."""
+        path.unlink(missing_ok=True)
+        with in_words(path):
+            copy = connect(path, "mode=rwc")
+            try:
+                copy.execute("PRAGMA synchronous = OFF")
+                self._connection.backup(copy)
+            finally:
+                copy.close()
+
+    def load(self, path: Path) -> None:
+        """Replace the content by that of a copy; if the copy is unusable, change nothing.
+
+        Raises:
+            LedgerError: The copy is torn, not forebay's, or of a newer forebay.
+        """
+        with in_words(path):
+            copy = connect(path, "mode=ro")
+            try:
+                if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                    raise sqlite3.DatabaseError("the copy is incomplete")
+                copy.backup(self._connection)
+            finally:
+                copy.close()
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            self._commits = version % _COMMITS
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query; the caller bounds their number with LIMIT."""
+        with in_words(self.path):
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def _prepare(self) -> None:
+        db = self._connection
+        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        fresh = check(db, self.path)
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -65536")
+        self._commits = db.execute("PRAGMA user_version").fetchone()[0] % _COMMITS
+        if fresh:
+            with self.transaction():
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in _STATEMENTS:
+                    db.execute(statement)
+
+
+def connect(path: Path, query: str) -> sqlite3.Connection:
+    """Open an SQLite file, decode strings as the ledger does, and begin no transactions.
+
+    Raises:
+        LedgerError: Its journal would have SQLite delete another file.
+    """
+    _check_journal(path)
+    uri = f"{path.absolute().as_uri()}?{query}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None)
+    db.text_factory = _decode
+    return db
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a journal of several databases: forebay writes none, and SQLite deletes what it names.
+
+    Raises:
+        LedgerError: It is one.
+    """
+    journal = path.with_name(f"{path.name}-journal")
+    if not journal.is_file():  # nor is a pipe to be opened
+        return
+    try:
+        with journal.open("rb") as file:
+            file.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+            end = file.read()
+    except OSError:  # it is shorter than that
+        return
+    if end == _JOURNAL_MAGIC:
+        raise LedgerError(
+            f"{journal} names another file, which would be deleted\n"
+            "  forebay did not write it. It was left as it is. Choose another output folder."
+        )
+
+
+def check(db: sqlite3.Connection, path: Path) -> bool:
+    """Tell whether the file is still empty.
+
+    Raises:
+        LedgerError: It is not a ledger, or one of a newer forebay.
+    """
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0] // _COMMITS
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not (application or version or tables):
+        return True
+    if application != APPLICATION_ID:
+        raise LedgerError(
+            f"{path} is an SQLite file, but not a ledger of forebay's\n"
+            "  It was not changed. Choose another output folder."
+        )
+    if version > FORMAT:
+        raise LedgerError(
+            f"{path} was written by a newer forebay: format {version}, this one reads {FORMAT}\n"
+            "  It was not changed. Upgrade forebay, or choose another output folder."
+        )
+    found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+    if [sql for (sql,) in found] != _STATEMENTS:  # a view or a trigger could do anything
+        raise sqlite3.DatabaseError("its tables are not those of a ledger")
+    return False
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what torn JSON and wrong types raise into a `LedgerError`.
+
+    Args:
+        what: What is read from the ledger, for the message.
+    """
+    try:
+        yield
+    except ForebayError:
+        raise
+    except _DAMAGES as error:
+        raise LedgerError(
+            f"the ledger's record of {what} is damaged: {shortened(error)}\n  {_advice('')}"
+        ) from error
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into `LedgerError`s that name the file, the cause and what to do."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a bug of forebay's, such as a call after `close`
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        kind = BusyError if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else LedgerError
+        raise kind(f"{_first_line(path, name)}\n  {_advice(name)} (SQLite: {error})") from error
+
+
+def _first_line(path: Path, name: str) -> str:
+    if name.startswith("SQLITE_FULL"):
+        return f"the disk is full: the ledger {path} cannot grow"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return f"the ledger {path} is read-only or cannot be opened"
+    if name.startswith("SQLITE_IOERR"):
+        return f"the ledger {path} cannot be written: the file system reports an error"
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return f"another process has the ledger {path} open"
+    if name.startswith("SQLITE_TOOBIG"):
+        return f"one record is larger than the ledger {path} can hold"
+    return f"the ledger {path} is damaged"
+
+
+def _advice(name: str) -> str:
+    if name.startswith("SQLITE_FULL"):
+        return (
+            "Nothing recorded was lost. Free some space (for temporary files too), and make the "
+            "same call again."
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return "Nothing was changed. Check the permissions of the file and its folder."
+    if name.startswith("SQLITE_IOERR"):
+        return "Nothing recorded was lost. Check quota, disk and mount; make the same call again."
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "Nothing was changed. End that process, and make the same call again."
+    if name.startswith("SQLITE_TOOBIG"):
+        return "It was not recorded. One input's names, row and metadata may take 1 GB together."
+    return (
+        "It was not changed. Restore a copy of it; or move the whole output folder away and make "
+        "the same call again, which then processes every input."
+    )
+
+
+def put_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    """Store a string under a key."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES(?, CAST(? AS TEXT))", (key, storable(value)))
+
+
+def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
+    """Split `items` into lists short enough for one statement, each with its `?,?,...`."""
+    everything = list(items)
+    for start in range(0, len(everything), _PARAMETERS):
+        part = everything[start : start + _PARAMETERS]
+        yield part, ",".join("?" * len(part))
+
+
+# How many inputs are in which state: kept in the ledger, so that no one has to count them.
+
+
+_COUNTS_KEY = "_counts"
+
+
+def counts_in(meta: dict[str, str]) -> Counts:
+    """Return the counts that the ledger's meta table holds."""
+    with reading("counts"):
+        total, done, failed = map(int, json.loads(meta.get(_COUNTS_KEY, "[0, 0, 0]")))
+        return Counts(total, done, failed)
+
+
+def read_counts(db: sqlite3.Connection) -> Counts:
+    """Return the counts as they are."""
+    return counts_in(dict(db.execute("SELECT key, value FROM meta WHERE key = ?", (_COUNTS_KEY,))))
+
+
+def write_counts(db: sqlite3.Connection, counts: Counts) -> None:
+    """Keep the counts; the same transaction changes the states."""
+    put_meta(db, _COUNTS_KEY, json.dumps([counts.total, counts.done, counts.failed]))
+
+
+def recount(db: sqlite3.Connection) -> None:
+    """Count once more, where a change went through too many inputs to follow."""
+    states = dict(db.execute("SELECT state, count(*) FROM inputs WHERE ordinal > 0 GROUP BY state"))
+    total = sum(states.values())
+    write_counts(db, Counts(total, states.get(DONE, 0), states.get(FAILED, 0)))

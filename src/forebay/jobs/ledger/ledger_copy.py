@@ -1,0 +1,270 @@
+"""The ledger of a bucket: at work on a local disk, with a copy in the bucket for other machines.
+
+    <url>/.forebay/ledger.sqlite   a whole ledger, some seconds behind the one at work
+    <url>/.forebay/run.json        who works, since when, and when it last said so
+
+A copy goes up before the first input is worked on, now and then during commits, before outputs
+are removed, and when the run ends. Each has a higher `generation`; a run begins a new million of
+them, so of two machines that continued from the same copy the later one is told from the earlier.
+`lineage` is a word drawn when the bucket was first used: a local ledger of another lineage (the
+bucket was emptied, or it is another store's of the same name) counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import BusyError, OutputError
+from forebay.jobs.ledger.holder import Holder
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.outputs.output_names import PRIVATE
+from forebay.jobs.outputs.store import Store
+
+LEDGER = f"{PRIVATE}/ledger.sqlite"
+RUN = f"{PRIVATE}/run.json"
+# How often a run says that it lives and may send a copy, and after which silence it counts as dead.
+BEAT_S = 30.0
+STALE_S = 120.0
+# A copy is taken when at least this many times as long as the last one took has gone by.
+REST = 20
+# Generations that one run has to itself.
+RUN_STEP = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What run.json says of the last run.
+
+    Attributes:
+        host: Name of its machine.
+        pid: Process id on it.
+        state: "running" or "ended".
+        began: When it began, ISO 8601 in UTC.
+        heartbeat: When it last wrote this, in seconds since 1970.
+        generation: Of its last copy.
+        lineage: Of its ledger.
+        command: What it runs, as it was told.
+    """
+
+    host: str
+    pid: int
+    state: str
+    began: str
+    heartbeat: float
+    generation: int
+    lineage: str
+    command: str = ""
+
+    @property
+    def holder(self) -> Holder | None:
+        """The run as a person is told of it, if it still lives as far as one can know."""
+        if self.state != "running" or time.time() - self.heartbeat >= STALE_S:
+            return None
+        if self.host == os.uname().nodename:
+            try:
+                os.kill(self.pid, 0)
+            except (ProcessLookupError, OverflowError):
+                return None
+            except OSError:
+                pass  # somebody else's process
+        return Holder(self.host, self.pid, self.began, self.command)
+
+    def is_same_as(self, other: Run) -> bool:
+        """Tell whether both are one and the same run, at any time of its life."""
+        mine, theirs = (
+            (one.host, one.pid, one.lineage, one.generation // RUN_STEP) for one in (self, other)
+        )
+        return mine == theirs
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("host", "state", "began", "lineage"), str),
+    **dict.fromkeys(("pid", "generation"), int),
+    "heartbeat": float,
+}
+
+
+def read_run(store: Store) -> Run | None:
+    """Return what run.json says; None if there is none or it is torn."""
+    text = store.read(RUN)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        return Run(
+            **{name: kind(found[name]) for name, kind in _KINDS.items()},
+            command=str(found.get("command", "")),
+        )
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        return None
+
+
+class LedgerCopy:
+    """Keeps the copy in the bucket in step with the ledger at work, from `join` to `leave`.
+
+    A thread sends what `keep` took, since a slow network must not hold up the workers. What it
+    fails to send goes up with the next copy; the last one, in `leave`, says so if it fails.
+
+    Args:
+        store: The bucket.
+        scratch: A local folder for a copy on its way.
+    """
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self._store = store
+        self._path = scratch / "copy.sqlite"
+        self._run: Run | None = None
+        self._usurper: Run | None = None
+        self._sending = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._taken = False
+        self._took_s = 0.0
+        self._due = 0.0
+
+    def join(self, ledger: Ledger, command: str) -> None:
+        """Bring the local ledger up to date, and make this the bucket's run.
+
+        Raises:
+            BusyError: Another run is at work on it.
+            OutputError: The bucket cannot be written, or holds files that no ledger knows.
+        """
+        there = read_run(self._store)
+        holder = None if there is None else there.holder
+        if holder is not None and (holder.host, holder.pid) != (os.uname().nodename, os.getpid()):
+            raise self._busy(holder)
+        lineage, generation = ledger.get_meta("lineage"), int(ledger.get_meta("generation") or 0)
+        if there is None or lineage != there.lineage or generation < there.generation:
+            lineage = self._adopt(ledger, there)
+            generation = int(ledger.get_meta("generation") or 0)
+        newest = max(generation, there.generation if there is not None else 0)
+        self._run = Run(
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            state="running",
+            began=datetime.now(UTC).isoformat(timespec="seconds"),
+            heartbeat=time.time(),
+            generation=(newest // RUN_STEP + 1) * RUN_STEP,
+            lineage=lineage or uuid.uuid4().hex,
+            command=command,
+        )
+        self._store.write(RUN, json.dumps(asdict(self._run)).encode())
+        self.keep(ledger, now=True)
+        self._thread = threading.Thread(target=self._serve, name="forebay-copy", daemon=True)
+        self._thread.start()
+
+    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Take a copy if one is due, to be sent soon; with `now` take and send it at once.
+
+        Raises:
+            BusyError: Another machine has taken over.
+            OutputError: With `now`: it could not be sent.
+        """
+        self.check()
+        if not now and (self._taken or time.monotonic() < self._due):
+            return
+        if not self._sending.acquire(blocking=now):
+            return
+        try:
+            self._take(ledger)
+            if now:
+                self._send("running")
+        finally:
+            self._sending.release()
+        if now:
+            self.check()
+        else:
+            self._wake.set()
+
+    def check(self) -> None:
+        """Raise BusyError if another machine has taken over."""
+        if self._usurper is not None:
+            raise self._busy(self._usurper.holder or Holder(self._usurper.host, self._usurper.pid))
+
+    def leave(self, ledger: Ledger) -> None:
+        """Send the last copy and say that the run has ended.
+
+        Raises:
+            OutputError: It could not be sent.
+        """
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._usurper is None:
+            self._take(ledger)
+            self._send("ended")
+        self._path.unlink(missing_ok=True)
+        self.check()
+
+    def _adopt(self, ledger: Ledger, there: Run | None) -> str | None:
+        """Put the bucket's ledger in the place of the local one; return its lineage."""
+        self._path.unlink(missing_ok=True)
+        if self._store.download(LEDGER, self._path):
+            ledger.load(self._path)
+            return ledger.get_meta("lineage")
+        # What the local ledger may know is of another life of this bucket: its files are gone.
+        ledger.restart()
+        ledger.clear_chores()
+        if there is not None:
+            return there.lineage
+        strangers = self._store.top() - {PRIVATE}
+        if strangers:
+            raise OutputError(
+                f"{self._store.url} holds files, such as {min(strangers)!r}, and no ledger\n"
+                "  They could be overwritten, so nothing was started. Choose an empty folder of "
+                "the bucket."
+            )
+        return None
+
+    def _take(self, ledger: Ledger) -> None:
+        began = time.monotonic()
+        assert self._run is not None, "join comes first"
+        self._run = replace(self._run, generation=self._run.generation + 1)
+        ledger.set_meta("lineage", self._run.lineage)
+        ledger.set_meta("generation", str(self._run.generation))
+        ledger.backup(self._path)
+        self._taken = True
+        self._took_s = time.monotonic() - began
+
+    def _send(self, state: str) -> None:
+        """Send the copy that was taken, if any, and the heartbeat; the caller holds the lock."""
+        assert self._run is not None, "join comes first"
+        began = time.monotonic()
+        there = read_run(self._store)
+        if there is not None and not there.is_same_as(self._run):
+            self._usurper = there
+            return
+        if self._taken:
+            self._store.upload([(str(self._path), LEDGER)])
+            self._taken = False
+            self._took_s += time.monotonic() - began
+            self._due = time.monotonic() + max(BEAT_S, REST * self._took_s)
+        record = replace(self._run, state=state, heartbeat=time.time())
+        self._store.write(RUN, json.dumps(asdict(record)).encode())
+
+    def _serve(self) -> None:
+        while True:
+            self._wake.wait(BEAT_S)
+            self._wake.clear()
+            if self._closing:
+                return
+            with self._sending, suppress(OutputError):
+                self._send("running")
+
+    def _busy(self, holder: Holder) -> BusyError:
+        return BusyError(
+            f"another run holds {self._store.url}: {holder}\n"
+            "  This run stopped, and what it committed in time is kept. Wait until that one ends, "
+            f"and make the same call again; if it died, wait {STALE_S:g} s."
+        )

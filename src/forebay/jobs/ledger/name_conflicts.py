@@ -1,0 +1,316 @@
+"""Who may have which output name, and what one batch of results changes in the ledger.
+
+The rule does not look at time: an input fails if any name it asked for was also asked for by
+another input of this run, whichever came first. So the names of one that lost stay contested, all
+of them, until failures are reopened. Otherwise the third of three clashing inputs would fail or
+not depending on who finished before whom.
+
+A gone input (no longer listed) does not take part: its name passes to the input that is listed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forebay.errors import LedgerError
+from forebay.failures import Failure
+from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable
+from forebay.jobs.ledger.records import Chore, Done, FailedInput, Unpublished
+from forebay.jobs.outputs.output_names import recorded_name
+
+# No listing gives an input this identity, so a gone input that lost a name is redone when it
+# comes back.
+_ROBBED = "an output was taken over"
+# The attributes of a failure that are kept as one JSON object.
+_PACKED = ("kind", "error", "message", "traceback")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of one batch of results.
+
+    Attributes:
+        chores: To be done now in the output folder, removals first, and made durable before the
+            next `record`.
+        failed: All inputs that count as failed by this batch: those handed in, then those of
+            this batch and earlier ones that claimed a name twice.
+        withdrawn: How many of `failed` had been done before this batch.
+    """
+
+    chores: list[Chore]
+    failed: list[FailedInput]
+    withdrawn: int
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """Who lost which name to whom: ordinal -> (name, ordinal of the other)."""
+
+    losers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
+    gone: dict[int, set[str]] = field(default_factory=dict)
+
+
+def settle(
+    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
+) -> tuple[Recorded, int, int]:
+    """Write a batch of results; also return by how much the done and the failed ones grew."""
+    before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
+    again = [ordinal for ordinal, state in before.items() if state == DONE]
+    removals = dict.fromkeys(release(db, again))
+    claimants: dict[str, list[int]] = {}
+    for one in done:
+        for file in one.outputs:
+            claimants.setdefault(file.name, []).append(one.ordinal)
+    held = _held(db, claimants)
+    verdict = _judge(done, claimants, held)
+
+    winners = [one for one in done if one.ordinal not in verdict.losers]
+    published = {file.name: one.ordinal for one in winners for file in one.outputs}
+    contested: dict[str, int] = {}
+    for one in done:
+        if one.ordinal in verdict.losers:
+            for file in one.outputs:
+                contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
+                # What is still staged goes from there; at its name there is nothing of it.
+                removals[file.staged or file.name] = None
+                if held.get(file.name, (0, 0))[0]:
+                    removals[file.name] = None
+    lost, names = _withdraw(db, verdict.withdrawn)
+    for ordinal, name in names:
+        contested[name] = min(ordinal, contested.get(name, ordinal))
+        removals[name] = None
+    lost += _lost(db, [one for one in done if one.ordinal in verdict.losers], verdict.losers)
+    _rob(db, verdict.gone)
+    _write(db, winners, [*failed, *lost], published, contested)
+
+    staged = {file.name for one in winners for file in one.outputs if file.staged}
+    # What a gone input left under such a name is replaced.
+    removals.update(dict.fromkeys(name for name in held if name in staged))
+    chores = [Chore(name) for name in removals if name not in published or name in staged]
+    chores += [
+        Chore(file.name, file.staged) for one in winners for file in one.outputs if file.staged
+    ]
+    add_chores(db, chores)
+    recorded = Recorded(chores, [*failed, *lost], len(verdict.withdrawn))
+    failed_before = sum(state == FAILED for state in before.values())
+    return (
+        recorded,
+        len(winners) - len(again) - len(verdict.withdrawn),
+        len(recorded.failed) - failed_before,
+    )
+
+
+def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
+    """Make inputs failed, some of whose files could not be given their names.
+
+    What they published becomes chores to remove. What stands in the way of the others stays.
+    """
+    reasons = {one.name: one.reason for one in unpublished}
+    held = _held(db, reasons)
+    owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
+    failed: list[FailedInput] = []
+    for part, marks in chunks(owners):
+        sql = (
+            "SELECT ordinal, attempts, seconds FROM inputs "  # noqa: S608
+            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
+        )
+        for ordinal, attempts, seconds in db.execute(sql, part):
+            failure = Failure("output", "OutputError", reasons[owners[ordinal]])
+            failure = replace(failure, attempts=attempts, seconds=seconds)
+            failed.append(FailedInput(ordinal, failure))
+    names = release(db, [one.ordinal for one in failed])
+    withdrawn = [*names, *reasons]
+    db.executemany(
+        "DELETE FROM chores WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in withdrawn)
+    )
+    chores = [Chore(name) for name in names if name not in reasons]
+    chores += [Chore(one.staged) for one in unpublished]
+    add_chores(db, chores)
+    _write(db, [], failed, {}, {})
+    return Recorded(chores, failed, len(failed))
+
+
+def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
+    """Give up the claims of inputs and return the names of their outputs."""
+    names: list[str] = []
+    for part, marks in chunks(ordinals):
+        rows = db.execute(f"SELECT outputs FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
+        with reading("outputs"):
+            names += [name for (text,) in rows if text for name, _ in files_of(text)]
+    db.executemany(
+        "DELETE FROM outputs WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in names)
+    )
+    return names
+
+
+def add_chores(db: sqlite3.Connection, chores: Iterable[Chore]) -> None:
+    """Remember chores until they are known to be done."""
+    db.executemany(
+        "INSERT INTO chores VALUES(CAST(? AS TEXT), CAST(? AS TEXT))",
+        ((storable(one.name), one.staged and storable(one.staged)) for one in chores),
+    )
+
+
+def _states(db: sqlite3.Connection, ordinals: list[int]) -> dict[int, int]:
+    states: dict[int, int] = {}
+    for part, marks in chunks(ordinals):
+        states.update(
+            db.execute(f"SELECT ordinal, state FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
+        )
+    if len(states) < len(ordinals):
+        wrong = [one for one in ordinals if one not in states or ordinals.count(one) > 1]
+        raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
+    return states
+
+
+def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int | None, int]]:
+    held: dict[str, tuple[int | None, int]] = {}
+    for part, _ in chunks(names):
+        marks = ",".join(["CAST(? AS TEXT)"] * len(part))
+        sql = f"SELECT name, ordinal, coalesce(rival, 0) FROM outputs WHERE name IN ({marks})"  # noqa: S608
+        for name, ordinal, rival in db.execute(sql, [storable(name) for name in part]):
+            held[name] = (ordinal, rival)
+    return held
+
+
+def _judge(
+    done: Sequence[Done],
+    claimants: dict[str, list[int]],
+    held: dict[str, tuple[int | None, int]],
+) -> _Verdict:
+    verdict = _Verdict()
+    if not held and len(claimants) == sum(len(one.outputs) for one in done):
+        return verdict  # the usual case: every name is new
+    for one in done:
+        for file in one.outputs:
+            others = [ordinal for ordinal in claimants[file.name] if ordinal != one.ordinal]
+            if file.name in held:
+                holder, rival = held[file.name]
+                if holder is None or holder > 0:
+                    others.append(rival if holder is None else holder)
+                if holder is not None and holder > 0:
+                    first = (file.name, min(claimants[file.name]))
+                    verdict.withdrawn.setdefault(holder, first)
+                elif holder is not None:
+                    verdict.gone.setdefault(holder, set()).add(file.name)
+            if others:
+                verdict.losers.setdefault(one.ordinal, (file.name, min(others)))
+    return verdict
+
+
+def _withdraw(
+    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]]
+) -> tuple[list[FailedInput], list[tuple[int, str]]]:
+    """Take back inputs that were done: their failures, and all the names they had."""
+    lost: list[FailedInput] = []
+    names: list[tuple[int, str]] = []
+    for part, marks in chunks(withdrawn):
+        rows = db.execute(
+            f"SELECT ordinal, attempts, seconds, outputs FROM inputs WHERE ordinal IN ({marks})",  # noqa: S608
+            part,
+        )
+        for ordinal, attempts, seconds, outputs in rows.fetchall():
+            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal]))
+            with reading("outputs"):
+                names += [(ordinal, name) for name, _ in files_of(outputs)]
+    return lost, names
+
+
+def _lost(
+    db: sqlite3.Connection, losing: list[Done], losers: dict[int, tuple[str, int]]
+) -> list[FailedInput]:
+    return [
+        _failure(db, one.ordinal, one.attempts, one.seconds, *losers[one.ordinal]) for one in losing
+    ]
+
+
+def _failure(
+    db: sqlite3.Connection, ordinal: int, attempts: int, seconds: float, name: str, other: int
+) -> FailedInput:
+    found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
+    source, row = found or ("another input", None)
+    message = (
+        f"output {name!r} is claimed by two inputs, this one and {source or row}\n"
+        "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
+        "example with the input's folder or row in them, and run again."
+    )
+    failure = Failure("output", "OutputError", message, attempts=attempts, seconds=seconds)
+    return FailedInput(ordinal, failure)
+
+
+def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
+    """Strike from gone inputs the outputs that listed ones took over."""
+    for ordinal, names in gone.items():
+        (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
+        with reading("outputs"):
+            left = [[name, size] for name, size in files_of(text) if name not in names]
+        db.execute(
+            "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
+            (json.dumps(left), _ROBBED, ordinal),
+        )
+
+
+def _write(
+    db: sqlite3.Connection,
+    winners: list[Done],
+    failed: list[FailedInput],
+    published: dict[str, int],
+    contested: dict[str, int],
+) -> None:
+    db.executemany(
+        "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
+        "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
+        (
+            (
+                one.attempts,
+                one.seconds,
+                json.dumps([[file.name, file.size] for file in one.outputs]),
+                storable(one.metadata),
+                one.ordinal,
+            )
+            for one in winners
+        ),
+    )
+    db.executemany(
+        "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
+        "metadata = NULL, error = ? WHERE ordinal = ?",
+        (
+            (failure.attempts, failure.seconds, _packed(failure), ordinal)
+            for ordinal, failure in failed
+        ),
+    )
+    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), ?, ?)"
+    db.executemany(claims, ((storable(name), one, None) for name, one in published.items()))
+    db.executemany(claims, ((storable(name), None, one) for name, one in contested.items()))
+    if contested:
+        db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
+
+
+def _packed(failure: Failure) -> str:
+    return json.dumps({name: getattr(failure, name) for name in _PACKED})
+
+
+def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
+    """Return the failure of an input from the columns that keep it.
+
+    Raises:
+        LedgerError: They are damaged.
+    """
+    with reading("a failure"):
+        found = json.loads(error).items()
+        kept: Any = {name: str(value) for name, value in found if name in _PACKED}
+        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
+
+
+def files_of(outputs: str) -> list[tuple[str, int]]:
+    """Return name and size of each file, from the column that keeps them; call it in `reading`.
+
+    Raises:
+        LedgerError: A name leads out of the output folder.
+    """
+    return [(recorded_name(name), int(size)) for name, size in json.loads(outputs)]

@@ -1,0 +1,227 @@
+"""A ledger read from outside, while its driver works: no lock is taken and nothing is written.
+
+The driver holds the file exclusively, so a reader opens it as if it could not change
+(`immutable`) and then makes sure that it did not, like a seqlock:
+
+    version ─> journal empty? ─> read a page ─> journal empty? ─> the same version?
+
+The driver's journal is not empty from before its first write to a page until after its last, and
+every commit changes the version in the file's header. A torn read shows in one of the two.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from forebay.errors import BusyError, LedgerError
+from forebay.failures import Failure
+from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words
+from forebay.jobs.ledger.holder import Holder
+from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
+from forebay.jobs.ledger.name_conflicts import unpacked
+from forebay.jobs.ledger.records import Counts
+from forebay.observe.progress import counted, duration
+
+_JOURNAL = NAME + "-journal"
+# Never takes a lock, never writes, never rolls back a journal.
+_LOOK = "mode=ro&immutable=1"
+_TRIES = 100
+_PAUSE_S = 0.02
+# Rows in memory at once: a run may have millions of failures, and each has kilobytes of text.
+_PAGE = 1000
+_FIRST = -(1 << 63)  # the lowest ordinal there can be
+
+_COLUMNS = "SELECT ordinal, source, row, state, metadata, attempts, seconds, error FROM inputs "
+_FAILURES = _COLUMNS + "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+_LISTED = _COLUMNS + "WHERE ordinal > max(?, 0) ORDER BY ordinal LIMIT ?"
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a ledger says at one moment.
+
+    Attributes:
+        counts: How many inputs are in which state.
+        meta: What the driver keeps with `set_meta`.
+        live: The driver at work now, or None.
+        unit: What is counted.
+    """
+
+    counts: Counts
+    meta: dict[str, str]
+    live: Holder | None
+    unit: str = "input"
+
+    def text(self, now: float) -> str:
+        """Return the state of the run for people: counts, who works on it, and the time left.
+
+        Args:
+            now: Seconds since 1970.
+        """
+        counts, total = self.counts, counted(self.counts.total, self.unit)
+        lines = [
+            f"{counts.done:,} of {total} done, {counts.failed:,} failed, {counts.todo:,} to do"
+        ]
+        run = json.loads(self.meta.get("run", "{}"))
+        if self.live is not None:
+            elapsed = max(now - run.get("began", now), 1e-9)
+            rate = max(counts.done + counts.failed - run.get("done", 0), 0) / elapsed
+            left = duration(counts.todo / rate) if rate else "unknown"
+            lines.append(f"running: {self.live}")
+            lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
+        elif counts.todo:
+            lines.append("not running; the same call continues it")
+        else:
+            lines.append("finished")
+        return "\n".join(lines)
+
+
+class Entry(NamedTuple):
+    """One input as the ledger has it.
+
+    Attributes:
+        row: As in `Input`.
+        state: TODO, DONE or FAILED of `forebay.jobs.ledger.database`.
+        metadata: A JSON list of objects, if it is done.
+        failure: Why it failed, if it did; its `source` is the input's path, or its row.
+    """
+
+    row: str | None
+    state: int
+    metadata: str | None
+    failure: Failure | None
+
+
+def read_snapshot(folder: Path) -> Snapshot:
+    """Read the counts in the ledger of `folder`, whether or not its driver is at work.
+
+    Args:
+        folder: The folder given to `Ledger.open`.
+
+    Raises:
+        BusyError: The driver wrote all the time; a moment later it may be free.
+        LedgerError: There is no ledger, or it is damaged, foreign or too new.
+    """
+
+    def read(db: sqlite3.Connection) -> dict[str, str]:
+        return dict(db.execute("SELECT key, value FROM meta"))
+
+    meta, live = _steadily(folder, read)
+    kept = {key: value for key, value in meta.items() if not key.startswith("_")}
+    return Snapshot(counts_in(meta), kept, live)
+
+
+def read_failures(folder: Path) -> Iterator[Failure]:
+    """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
+    for entry in _paged(folder, _FAILURES):
+        assert entry.failure is not None, "the query asks for failed inputs"
+        yield entry.failure
+
+
+def read_entries(folder: Path) -> Iterator[Entry]:
+    """Yield the listed inputs in order, as `read_snapshot` reads: a page at a time."""
+    return _paged(folder, _LISTED)
+
+
+def _paged(folder: Path, sql: str) -> Iterator[Entry]:
+    after = _FIRST
+    while True:
+
+        def read(db: sqlite3.Connection, after: int = after) -> list[Any]:
+            return db.execute(sql, (after, _PAGE)).fetchall()
+
+        rows, _ = _steadily(folder, read)
+        if not rows:
+            return
+        for _, source, row, state, metadata, attempts, seconds, error in rows:
+            name = source or row or ""
+            failure = unpacked(name, attempts, seconds, error) if state == FAILED else None
+            yield Entry(row, state, metadata, failure)
+        after = rows[-1][0]
+
+
+def _steadily(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None]:
+    """Return what `read` finds while nothing changes, and the driver at work."""
+    path = folder / NAME
+    if not path.is_file() or not path.stat().st_size:
+        raise LedgerError(
+            f"{folder} holds no ledger: it is not an output folder of forebay's\n"
+            "  Name the folder that was given as `output`."
+        )
+    for _ in range(_TRIES):
+        found = _look(folder, read)
+        if found is not None:
+            return found
+        time.sleep(_PAUSE_S)
+    raise BusyError(
+        f"the ledger in {folder} is busy: it changed at each of {_TRIES} looks\n"
+        "  Nothing is wrong with the run. Try again."
+    )
+
+
+def _look(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None] | None:
+    """Read the ledger once; None if somebody wrote meanwhile."""
+    path = folder / NAME
+    try:
+        before = _version(path)
+        live = find_holder(folder / LOCK_NAME)
+        quiet = _is_quiet(folder)
+        if live is not None and not quiet:
+            return None
+        try:
+            with in_words(path):
+                found = _read(path, _LOOK, read) if quiet else _read_copy(folder, read)
+        except LedgerError:
+            # Torn pages look like damage; it is only if nobody wrote meanwhile.
+            if _is_quiet(folder) == quiet and _version(path) == before:
+                raise
+            return None
+        return (found, live) if _is_quiet(folder) == quiet and _version(path) == before else None
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
+
+
+def _version(path: Path) -> tuple[bytes, int, int]:
+    """What differs after a commit: the header's user version; size and time see a rollback too."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    status = path.stat()
+    return header[60:], status.st_size, status.st_mtime_ns
+
+
+def _is_quiet(folder: Path) -> bool:
+    try:
+        return (folder / _JOURNAL).stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _read_copy(folder: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    """Read a ledger whose driver was killed within a commit, which only a copy can roll back."""
+    with tempfile.TemporaryDirectory() as copy:
+        for name in (NAME, _JOURNAL):
+            shutil.copyfile(folder / name, Path(copy, name))
+        return _read(Path(copy, NAME), "mode=rw", read)
+
+
+def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    db = connect(path, query)
+    try:
+        check(db, path)
+        return read(db)
+    finally:
+        db.close()

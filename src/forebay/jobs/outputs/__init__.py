@@ -1,0 +1,1 @@
+"""Outputs: staged, committed and published, in a folder or in a bucket."""

@@ -1,0 +1,219 @@
+"""Outputs in a bucket, or any other fsspec store: uploaded, then committed.
+
+    function ── out.file("a.flac") ──> a local scratch file           (worker)
+    the input ends well ─────────────> uploaded to its final name     (worker)
+    ledger.record ───────────────────> the commit point               (driver)
+    now and then ────────────────────> a copy of the ledger           (driver)
+
+An object is whole or not there, but one may be there that the ledger does not know: of an input
+whose worker died between the upload and the commit. The input is redone, and overwrites it.
+The ledger, its lock and the scratch files are in a local folder that belongs to the URL.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from forebay.engine.job import Refusal
+from forebay.errors import ForebayError, LedgerError, OutputError
+from forebay.jobs.ledger.database import NAME
+from forebay.jobs.ledger.holder import Holder
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.ledger_copy import LEDGER, LedgerCopy, read_run
+from forebay.jobs.ledger.records import Chore, OutputFile, Unpublished
+from forebay.jobs.ledger.snapshot import read_snapshot
+from forebay.jobs.outputs.output_folder import OutputFolder
+from forebay.jobs.outputs.output_names import PRIVATE, recorded_name
+from forebay.jobs.outputs.staged_output import Output, Staging
+from forebay.jobs.outputs.store import Store
+
+
+class Bucket:
+    """The driver's end of an output URL.
+
+    Attributes:
+        private: The local folder of the ledger, its lock, and whatever is on its way.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Make the local folder that belongs to the URL.
+
+        Raises:
+            OutputError: The URL's file system is not there, or the local folder cannot be made.
+        """
+        self._store = Store(url)
+        self._local = OutputFolder(_local_folder(self._store))
+        self.private = self._local.private
+        self._copy = LedgerCopy(self._store, self.private)
+
+    @contextmanager
+    def ledger(self, command: str = "") -> Iterator[Ledger]:
+        """Open the ledger, brought up to date from the bucket; send it back at the end.
+
+        Raises:
+            BusyError: Another run has it, here or on another machine.
+            OutputError: The bucket cannot be written.
+        """
+        with Ledger.open(self.private, command) as ledger:
+            self._copy.join(ledger, command)
+            try:
+                yield ledger
+            except BaseException:
+                with suppress(ForebayError):  # what is on its way out tells more
+                    self._copy.leave(ledger)
+                raise
+            self._copy.leave(ledger)
+
+    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
+        self._copy.keep(ledger, now=now)
+
+    def staging(self) -> Uploads:
+        """Return what the workers need to write here."""
+        return Uploads(self._store, self._local.staging())
+
+    def flush(self) -> None:
+        """Do nothing, for what is uploaded is durable; but stop if another machine took over."""
+        self._copy.check()
+
+    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+        """Remove objects as the ledger says. Safe to do twice.
+
+        Returns:
+            Nothing: workers upload outputs to their names.
+
+        Raises:
+            LedgerError: A name leads out of the folder; nothing was touched.
+        """
+        self._store.remove([recorded_name(one.name) for one in chores if one.staged is None])
+        return []
+
+    def size(self, name: str) -> int | None:
+        """Return an object's bytes; None if there is none."""
+        return self._store.size(name)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every object, forebay's own left out, sorted."""
+        return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
+
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Have a table written to a local path, and upload it.
+
+        Raises:
+            FileExistsError: An object has its name, and it is not to replace that.
+        """
+        if not replaces and self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.locate(name))
+        with tempfile.TemporaryDirectory(dir=self.private) as scratch:
+            path = Path(scratch, name)
+            write(path)
+            self._store.upload([(str(path), name)])
+
+    def locate(self, name: str) -> str:
+        """Return the URL of an object."""
+        return self._store.locate(name)
+
+    def clean(self) -> None:
+        """Remove every scratch file."""
+        self._local.clean()
+
+
+class Uploads:
+    """A worker's end of an output URL. Travels by pickle."""
+
+    def __init__(self, store: Store, staging: Staging) -> None:
+        """Stage files with `staging`, upload them to `store`."""
+        self._store = store
+        self._staging = staging
+
+    def open(self, worker: int) -> None:
+        """Make this worker's own folder, and find the store."""
+        self._staging.open(worker)
+        self._store.open()
+
+    def begin(self) -> Output:
+        """Return the `out` of one input, with a folder of its own."""
+        return _Scratch(tempfile.mkdtemp(dir=self._staging.folder))
+
+    def commit(self, output: Output) -> tuple[OutputFile, ...]:
+        """Upload what one input made to where it belongs.
+
+        Raises:
+            OutputError: The store takes other files, but not these.
+            Refusal: "environment": the store takes no files.
+        """
+        root = output.folder
+        files = output.collect(root)
+        paths = [(os.path.join(root, file.staged), file.name) for file in files]
+        try:
+            if paths:
+                self._store.upload(paths)
+        except OutputError:
+            probe = f"{PRIVATE}/probe-{os.path.basename(root)}"
+            try:
+                self._store.write(probe, b"forebay")
+                self._store.remove([probe])
+            except OutputError as error:
+                raise Refusal("environment") from error
+            self._store.upload(paths)  # if it fails again, it is the files, or their names
+        output.discard()
+        return tuple(OutputFile(file.name, file.size) for file in files)
+
+    def is_full(self) -> bool:
+        """Tell whether the local disk has run out of bytes or of files."""
+        return self._staging.is_full()
+
+
+class _Scratch(Output):
+    """An `out` whose files lie in a folder that goes with them."""
+
+    def discard(self) -> None:
+        super().discard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
+    """Find the newest ledger of a URL: the local one, or else a copy of that in the bucket.
+
+    Yields:
+        The folder that holds the ledger, and the driver at work as the bucket knows it.
+
+    Raises:
+        LedgerError: There is none.
+    """
+    store = Store(url)
+    there = read_run(store)
+    private = _local_folder(store) / PRIVATE
+    if there is not None and _is_written(private / NAME):
+        meta = read_snapshot(private).meta
+        generation = int(meta.get("generation", 0))
+        if meta.get("lineage") == there.lineage and generation >= there.generation:
+            yield private, None
+            return
+    with tempfile.TemporaryDirectory() as scratch:
+        if not store.download(LEDGER, Path(scratch, NAME)):
+            raise LedgerError(
+                f"{store.url} holds no ledger: it is not an output of forebay's\n"
+                "  Give the URL that was given as `output`."
+            )
+        yield Path(scratch), None if there is None else there.holder
+
+
+def _is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _local_folder(store: Store) -> Path:
+    """Return the local folder that belongs to a URL."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    digest = hashlib.sha256(store.canonical_url.encode("utf-8", "surrogatepass")).hexdigest()
+    return states / "forebay" / digest[:16]

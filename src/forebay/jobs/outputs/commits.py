@@ -1,0 +1,192 @@
+"""Commits: results on their way from the engine into the ledger and the output folder.
+
+    collect ──> flush ──> record ──> publish
+      loop      thread     loop       loop
+
+A commit begins half a second after the last one, or sooner when many results wait, so a kill of
+this process costs at most that much finished work, and a result costs little however small it is.
+The flush is a wait for the disk and nothing else, so a thread does it while the loop goes on
+feeding the workers. (Not so the renames: a thread of many short system calls waits for the
+interpreter lock at each of them, and took three times as long.) One commit is under way at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from forebay.engine.events import Command, DeliverResult, ReportFailure, ReportRetry
+from forebay.errors import OutputError
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.records import Done, FailedInput
+from forebay.jobs.outputs.output_places import OutputPlace
+
+# Seconds, and results, after which a commit is due.
+COMMIT_S = 0.5
+COMMIT_RESULTS = 1024
+# While a commit is under way, how often the loop looks whether its thread is through.
+LOOK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit did.
+
+    Attributes:
+        delivered: The inputs whose results it took in.
+        done: How many more inputs are done, less those that were withdrawn.
+        failed: How many more have failed.
+        refused: Inputs that came through and failed all the same, for the names they chose.
+    """
+
+    delivered: list[int]
+    done: int
+    failed: int
+    refused: list[FailedInput]
+
+
+class Commits:
+    """Collects results and commits them, stage by stage, as `go_on` is called."""
+
+    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
+        """Commit into this ledger and this folder."""
+        self._ledger = ledger
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "forebay-commits")
+        self._done: list[Done] = []
+        self._failed: dict[int, FailedInput] = {}
+        self._retrying: dict[int, FailedInput] = {}
+        self._flushing: Future[None] | None = None  # for the commit under way
+        self._batch = 0  # how many of `_done` are in the commit under way
+        self._is_publishing = False  # the next record would forget what is not published yet
+        self._last = time.monotonic()
+
+    def add(self, outcome: Command) -> None:
+        """Take in what the engine delivered."""
+        match outcome:
+            case DeliverResult():
+                files, metadata = outcome.result
+                done = Done(outcome.task, outcome.attempt, outcome.seconds, files, metadata)
+                self._done.append(done)
+                if self._retrying:
+                    self._retrying.pop(outcome.task, None)
+            case ReportFailure() if outcome.failure.kind != "environment":
+                self._retrying.pop(outcome.task, None)
+                self._failed[outcome.task] = _failed(outcome, outcome.seconds)
+            case ReportRetry():
+                self._retrying[outcome.task] = _failed(outcome, 0.0)
+            case _:
+                pass
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is not committed yet."""
+        return bool(self._done or self._failed)
+
+    def due_in(self) -> float | None:
+        """Return the seconds until `go_on` has something to do; None if nothing waits."""
+        if self._flushing is not None:
+            return LOOK_S
+        if not (self._done or self._failed):
+            return None
+        return max(self._last + COMMIT_S - time.monotonic(), 0.0)
+
+    def go_on(self, at_once: bool = False) -> Commit | None:
+        """Begin a commit if one is due, or end the one under way if it can be; return it then.
+
+        Args:
+            at_once: Commit everything now, and wait for it.
+
+        Raises:
+            OutputError: The disk is full or broken; nothing recorded is lost.
+            LedgerError: The ledger cannot be written.
+        """
+        count = len(self._done) + len(self._failed)
+        if not count:
+            return None
+        if self._flushing is None:
+            if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
+                return None
+            self._flushing = self._thread.submit(self._folder.flush)
+            self._batch = len(self._done)
+        if not (at_once or self._flushing.done()):
+            return None
+        flushing, self._flushing = self._flushing, None
+        try:
+            flushing.result()
+            if at_once and self._batch < len(self._done):
+                return self.go_on(at_once)  # more came in since that flush began
+            return self._commit()
+        except OSError as error:
+            raise _unable(error) from error
+
+    def close(self) -> int:
+        """Commit what is left, failures that were still to be tried again too; return how many.
+
+        Nothing is committed after a commit that could not be published: the next run does that.
+        """
+        try:
+            self._failed |= self._retrying
+            commit = None if self._is_publishing else self.go_on(at_once=True)
+        finally:
+            self._thread.shutdown()
+        return 0 if commit is None else len(commit.delivered) + commit.failed
+
+    def _commit(self) -> Commit:
+        """Record and publish what was collected when the flush began."""
+        delivered, failed = self._done[: self._batch], [*self._failed.values()]
+        recorded = self._ledger.record(delivered, failed)
+        late, chores = recorded.failed[len(failed) :], recorded.chores
+        self._is_publishing = True
+        while unpublished := self._folder.perform(chores):
+            taken_back = self._ledger.take_back(unpublished)
+            late, chores = [*late, *taken_back.failed], taken_back.chores
+        self._is_publishing = False
+        self._done, self._failed = self._done[self._batch :], {}
+        self._folder.keep(self._ledger)
+        self._last = time.monotonic()
+        ordinals = [done.ordinal for done in delivered]
+        return Commit(ordinals, len(delivered) - len(late), len(failed) + len(late), late)
+
+
+def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
+    """Do what the ledger has pending: renames and removals that a run left to be done.
+
+    A file that cannot be given its name costs its input, which is recorded as failed.
+
+    Returns:
+        The names of those files.
+
+    Raises:
+        OutputError: The disk is full or broken; nothing is lost.
+    """
+    names: list[str] = []
+    try:
+        while chores := ledger.chores():
+            # Were it done only after, an older copy would know of outputs that are gone.
+            folder.keep(ledger, now=True)
+            unpublished = folder.perform(chores)
+            folder.flush()
+            if unpublished:
+                ledger.take_back(unpublished)
+                names += [one.name for one in unpublished]
+            else:
+                ledger.clear_chores()
+    except OSError as error:
+        raise _unable(error) from error
+    folder.clean()
+    return names
+
+
+def _unable(error: OSError) -> OutputError:
+    return OutputError(
+        f"the outputs cannot be brought to their place: {error}\n"
+        "  Nothing is lost: the ledger knows which files are still to be renamed or removed.\n"
+        "  See to the disk's space and health, then make the same call again."
+    )
+
+
+def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
+    failure = replace(outcome.failure, attempts=outcome.attempt, seconds=seconds, exception=None)
+    return FailedInput(outcome.task, failure)

@@ -1,0 +1,1 @@
+"""The metadata table: rows from what functions return, columns, files."""

@@ -1,0 +1,159 @@
+r"""The metadata table: what each input gave, in input order, the same bytes always.
+
+    pass 1   read every row, find the columns and their kinds
+    pass 2   read every row again (a short table's are kept from pass 1), write it
+
+The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
+Nothing in the file depends on when, how often or by how many workers the inputs were done. The
+rows pass by in groups of 65,536, so memory does not grow with the table.
+
+JSONL keeps each value as the function returned it; CSV and parquet have one kind a column, as
+`column_kinds.py` finds it. NaN and the infinities are kept as floats, but JSON has no such number,
+so they are null in JSONL and in all text that holds JSON. Text that is not Unicode, such as the
+bytes of a foreign file name, is written with backslash escapes (`\udcff`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+from forebay.errors import OptionError, OutputError
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, fit, settled, widen_row
+from forebay.jobs.table.table_reader import GROUP_ROWS, batches, encoded, read_table, schema_of
+
+__all__ = ["read_table", "write_metadata"]
+
+Records = Callable[[], Iterator[tuple[str | int, str | None, str]]]
+
+
+def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Records) -> int:
+    """Write the table in one step, replacing an earlier one, and return how many rows it has.
+
+    Args:
+        path: The file; half a table is never seen under this name.
+        fmt: "parquet", "csv" or "jsonl".
+        columns: The manifest's columns.
+        records: Called once or twice, for the same sequence of (source, the manifest's row as a
+            JSON object or None, metadata as a JSON list of objects). A key of the metadata that
+            is also a column takes its place in that row.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if fmt not in _WRITERS:
+        raise OptionError(f"metadata={fmt!r} is no table format: choose from {sorted(_WRITERS)}")
+    front = [name for name in columns if name not in ("source", "destination")]
+    kinds = dict.fromkeys([*front, "source", "destination"], NULL)
+    rows = _rows(records(), columns)
+    head = list(islice(rows, GROUP_ROWS))
+    count = 0
+    for row in chain(head, rows):
+        widen_row(kinds, row)
+        count += 1
+    again = iter(head) if count == len(head) else _rows(records(), columns)
+    final = {name: settled(kind) for name, kind in kinds.items()}
+    try:
+        with _replacing(path) as file:
+            _WRITERS[fmt](file, final, again)
+    except OSError as error:
+        raise OutputError(
+            f"the metadata table {path} cannot be written: {error.strerror or error}\n"
+            "  The inputs are done and in the ledger; an earlier table is as it was.\n"
+            "  Make room, or give the folder's rights back, and run again to write it."
+        ) from error
+    return count
+
+
+def _rows(
+    records: Iterable[tuple[str | int, str | None, str]], columns: tuple[str, ...]
+) -> Iterator[Row]:
+    with reading("metadata"):
+        for source, text, metadata in records:
+            listed = {} if text is None else json.loads(text)
+            row = {name: listed.get(name) for name in columns}
+            # What the manifest calls so is this stage's source, if anything.
+            row["destination"] = None
+            if source != "":  # the manifest has a path column
+                row["source"] = source
+            for given in json.loads(metadata):
+                yield {**row, **given}
+
+
+def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    import pyarrow.parquet
+
+    # Without the stored Arrow schema there is nothing in the file but the table itself.
+    writer = pyarrow.parquet.ParquetWriter(
+        file,
+        schema_of(kinds),
+        version="2.6",
+        compression="zstd",
+        store_schema=False,
+    )
+    with writer:
+        for batch in batches(kinds, rows):
+            writer.write_batch(batch, row_group_size=GROUP_ROWS)
+
+
+def _write_csv(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    # With "\r\n" as its line end the module quotes either of the two wherever it stands in a cell;
+    # with "\n" some Pythons leave a lone "\r" bare.
+    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer.writerow(kinds)
+    for row in rows:
+        writer.writerow([_cell(row.get(name), kind) for name, kind in kinds.items()])
+
+
+def _write_jsonl(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    for row in rows:
+        line = as_json({name: row.get(name) for name in kinds})
+        file.write(encoded(line + "\n"))
+
+
+_WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}
+
+
+class _Lines:
+    """What a csv.writer writes to: each row comes as one text with its line end of two."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(encoded(row[:-2] + "\n"))
+
+
+def _cell(value: Any, kind: Kind) -> Any:
+    if isinstance(value, list | dict):
+        return as_json(value)
+    value = fit(value, kind)
+    return ("false", "true")[value] if isinstance(value, bool) else value
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file to write that takes its place at `path` in one durable step, or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

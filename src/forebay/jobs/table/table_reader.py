@@ -1,0 +1,197 @@
+"""The metadata table in Arrow's terms: finding it, and reading it back from each of its formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.errors import InputError
+from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
+from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
+
+if TYPE_CHECKING:
+    import pyarrow
+
+GROUP_ROWS = 65_536
+
+
+def find_table(table: str | os.PathLike[str]) -> Path:
+    """Return the path of a metadata table, given itself or the folder that it lies in.
+
+    Raises:
+        InputError: There is none.
+    """
+    path = Path(table).expanduser()
+    if path.is_dir():
+        names = [f"metadata{suffix}" for suffix in SUFFIXES]
+        tables = [name for name in names if (path / name).is_file()]
+        if len(tables) != 1:
+            raise InputError(
+                f"the folder {str(path)!r} holds {' and '.join(tables) or 'no metadata table'}\n"
+                f"  An output folder of preprocess holds one of {', '.join(names)}. Name the table "
+                "itself."
+            )
+        path /= tables[0]
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        what = "is no table" if path.exists() else "does not exist"
+        raise InputError(
+            f"{str(path)!r} {what}\n"
+            f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
+            "wrote one to."
+        )
+    return path
+
+
+def read_table(path: Path) -> pyarrow.Table:
+    """Return a metadata table as pyarrow has it.
+
+    A parquet file says its types. A JSONL file gives the table that the parquet file would have
+    given. A CSV file holds strings alone: a column is bool, int64 or double if all its cells are
+    written like that, and an empty cell is null. Blank lines of CSV and JSONL are skipped.
+
+    Raises:
+        InputError: There is no such file, or it is torn.
+    """
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
+    reader = readers.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        what = "is no metadata table" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}: looked for a file ending in {sorted(readers)}")
+    try:
+        return reader(path)
+    except Exception as error:  # pyarrow's errors have no common root
+        if path.suffix.lower() != ".parquet":
+            # Reading it as a manifest says in which line it is torn.
+            for _ in open_manifest(str(path), lambda: path.open("rb"), None):
+                pass
+        raise InputError(
+            f"{path} cannot be read: {error}\n  If it is torn or of another format, write it again."
+        ) from error
+
+
+def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
+    """Return the Arrow schema of settled kinds."""
+    import pyarrow
+
+    return pyarrow.schema([(_clean(name), _arrow_type(kind)) for name, kind in kinds.items()])
+
+
+def _arrow_type(kind: Kind) -> pyarrow.DataType:
+    import pyarrow
+
+    if kind.item is not None:
+        return pyarrow.list_(_arrow_type(kind.item))
+    if kind.name == "struct":
+        fields = [(_clean(name), _arrow_type(one)) for name, one in kind.fields.items()]
+        return pyarrow.struct(fields)
+    scalars = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}
+    return scalars.get(kind.name, pyarrow.string())
+
+
+def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows in batches of `GROUP_ROWS`, with the types of their settled kinds."""
+    import pyarrow
+
+    schema = schema_of(kinds)
+    while group := list(islice(rows, GROUP_ROWS)):
+        arrays = []
+        for (name, kind), column in zip(kinds.items(), schema, strict=True):
+            values = [row.get(name) for row in group]
+            if kind.name not in AS_THEY_ARE:
+                values = [fit(value, kind) for value in values]
+            if not _has_unicode_names(kind):  # or no value would be found under the clean name
+                values = _clean(values)
+            try:
+                arrays.append(pyarrow.array(values, column.type))
+            except UnicodeEncodeError:
+                arrays.append(pyarrow.array(_clean(values), column.type))
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def encoded(text: str) -> bytes:
+    """Return text as UTF-8, with backslash escapes for what is not Unicode."""
+    return text.encode(errors="backslashreplace")
+
+
+def _clean(value: Any) -> Any:
+    """Return a value whose text is Unicode, with escapes where it was not."""
+    if isinstance(value, str):
+        return encoded(value).decode()
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    if isinstance(value, dict):
+        return {_clean(name): _clean(one) for name, one in value.items()}
+    return value
+
+
+def _has_unicode_names(kind: Kind) -> bool:
+    """Tell whether the fields of a kind, at any depth, have names that are Unicode."""
+    inner = [*kind.fields.values()] if kind.item is None else [kind.item]
+    return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
+
+
+def _read_parquet(path: Path) -> pyarrow.Table:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return file.read()
+
+
+def _read_jsonl(path: Path) -> pyarrow.Table:
+    import pyarrow
+
+    def rows() -> Iterator[Row]:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            yield from (json.loads(line) for line in file if line.strip())
+
+    kinds: dict[str, Kind] = {}
+    for row in rows():
+        widen_row(kinds, row)
+    final = {name: settled(kind) for name, kind in kinds.items()}
+    return pyarrow.Table.from_batches(batches(final, rows()), schema_of(final))
+
+
+def _read_csv(path: Path) -> pyarrow.Table:
+    import pyarrow
+
+    # Arrow's own reader wants each row within a block, and keeps threads and a pipe for ever.
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = filter(None, csv.reader(file))
+            names = next(rows)
+            chunks: list[list[pyarrow.Array]] = [[] for _ in names]
+            while group := list(islice(rows, GROUP_ROWS)):
+                for chunk, column in zip(chunks, zip(*group, strict=True), strict=True):
+                    chunk.append(pyarrow.array([cell or None for cell in column], pyarrow.string()))
+    finally:
+        csv.field_size_limit(limit)
+    columns = [_typed(pyarrow.chunked_array(chunk, pyarrow.string())) for chunk in chunks]
+    return pyarrow.table(columns, names=names)
+
+
+def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    import pyarrow
+    import pyarrow.compute
+
+    shapes = (
+        ("^(true|false)$", pyarrow.bool_()),
+        ("^(0|-?[1-9][0-9]*)$", pyarrow.int64()),
+        ("^(-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf)$", pyarrow.float64()),
+    )
+    for pattern, kind in shapes:
+        # All of no cells are of any shape: a column without a value stays text.
+        if (
+            cells.null_count < len(cells)
+            and pyarrow.compute.all(pyarrow.compute.match_substring_regex(cells, pattern)).as_py()
+        ):
+            with suppress(pyarrow.ArrowInvalid):  # an integer beyond 64 bits stays text
+                return cells.cast(kind)
+    return cells

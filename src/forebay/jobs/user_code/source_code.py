@@ -1,0 +1,213 @@
+"""Where code lives, whose it is, and what its source says.
+
+Source is read through linecache, as for a traceback; code without source is described by the hash
+of its bytecode.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+import linecache
+import operator
+import os
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+from forebay.jobs.user_code.values import sha256_of
+
+_STDLIB = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")), "<frozen ")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+Holder: TypeAlias = FunctionType | ModuleType  # whose globals a name is looked up in
+
+
+def module_name(value: Any) -> str:
+    """Return the name of the module that `value` is or lives in, as an import would find it."""
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    spec = getattr(sys.modules.get(name), "__spec__", None) if name == "__main__" else None
+    return str((name if spec is None else spec.name) or "")
+
+
+def file_of(value: Any) -> str:
+    """Return the file of a module, class or function; it need not exist, as in a notebook."""
+    if isinstance(value, FunctionType):
+        return value.__code__.co_filename
+    module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__ or "")
+    return getattr(module, "__file__", None) or ""
+
+
+def is_library(file: str) -> bool:
+    """Tell whether a file belongs to Python or to an installed package."""
+    return file.startswith(_STDLIB) or not _INSTALLED.isdisjoint(PurePath(file).parts)
+
+
+def is_own(value: Any) -> bool:
+    """Tell whether a module, class or function is the user's: not Python's, installed or ours."""
+    name, file = module_name(value), file_of(value)
+    own = not is_library(file) if file else name == "__main__"
+    return own and name.partition(".")[0] != "forebay"
+
+
+def place_of(value: Any) -> str:
+    """Return a file as its package sees it, such as "package/module.py" or "split.py".
+
+    It is the same whether the file was run as a script, imported, or loaded by its path.
+    """
+    file = file_of(value)
+    if not os.path.isfile(file):
+        return module_name(value) or "builtins"
+    above, name = os.path.split(os.path.abspath(file))
+    while os.path.isfile(os.path.join(above, "__init__.py")):
+        above, package = os.path.split(above)
+        name = f"{package}/{name}"
+    return name
+
+
+def label_of(value: Any) -> str:
+    """Name a class or function by its place and its own name, such as "split.py:windows".
+
+    A wrapper keeps the name it was defined with: functools.wraps gives it that of the wrapped one.
+    """
+    is_function = isinstance(value, FunctionType)
+    return f"{place_of(value)}:{value.__code__.co_qualname if is_function else value.__qualname__}"
+
+
+def reference_of(work: Any) -> str | None:
+    """Return where to find `work` again; None for what has no place of its own."""
+    module = sys.modules.get(getattr(work, "__module__", None) or "")
+    path = getattr(work, "__qualname__", "<")
+    if module is None or "<" in path or operator.attrgetter(path)(module) != work:
+        return None
+    name, file = module_name(module), file_of(module)
+    if is_library(file) or not file or "." in name:
+        top = name.partition(".")[0]
+        finders = (finder.find_spec(top, None) for finder in sys.meta_path)
+        if name != "__main__" and any(spec is not None for spec in finders):
+            return f"{name}:{path}"
+    # A module outside any package is found by its file wherever the next command starts.
+    return f"{os.path.abspath(file)}:{path}" if os.path.isfile(file) else None
+
+
+def source_of(function: FunctionType) -> str:
+    """Return a function's source, or the hash of its bytecode where there is none."""
+    code = function.__code__
+    try:
+        lines = _lines_of(function)
+        if code.co_name == "<lambda>":
+            return _lambda_source("".join(lines), code)
+        return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :])) or _hash_of(code)
+    except Exception:  # noqa: BLE001 - no file, a file that changed meanwhile, no Python in it
+        return _hash_of(code)
+
+
+def _lambda_source(text: str, code: CodeType) -> str:
+    """Cut a lambda out of its line, which may hold the whole call of preprocess."""
+    spans: list[Any] = [at for at in code.co_positions() if at[0] and at[3]]
+    start, end = min(at[::2] for at in spans), max(at[1::2] for at in spans)
+    found = [
+        node
+        for node in ast.walk(_parsed(text)[0])
+        if isinstance(node, ast.Lambda)
+        and node.lineno == code.co_firstlineno
+        and (node.body.lineno, node.body.col_offset) <= start
+        and (node.body.end_lineno, node.body.end_col_offset) >= end
+    ]
+    # The innermost one that holds all of its instructions.
+    return ast.get_source_segment(text, max(found, key=lambda node: node.col_offset)) or ""
+
+
+def class_source(kind: type) -> tuple[str, CodeType | None]:
+    """Return a class's source, as text and compiled; "" and None without source, as in a shell."""
+    try:
+        text = textwrap.dedent(inspect.getsource(kind))
+        return text, compile(text, "", "exec")
+    except Exception:  # noqa: BLE001 - as above
+        return "", None
+
+
+def namespace_of(holder: Holder) -> dict[str, Any]:
+    """Return the globals of a function or module."""
+    return holder.__globals__ if isinstance(holder, FunctionType) else vars(holder)
+
+
+def definition_of(holder: Holder, name: str) -> tuple[str, CodeType]:
+    """Return the statements that assign to a global, as text and compiled."""
+    text = "".join(_lines_of(holder))
+    found: list[ast.stmt] = []
+    nodes: list[ast.AST] = list(_parsed(text)[0].body)
+    for node in nodes:  # statements within `if` and `try` are added on the way
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        inner = ast.iter_child_nodes(node)
+        nodes += (one for one in inner if isinstance(one, ast.stmt | ast.ExceptHandler))
+        targets = getattr(node, "targets", None) or [getattr(node, "target", ast.Pass())]
+        parts = (part for target in targets for part in ast.walk(target))
+        if isinstance(node, ast.stmt) and name in (getattr(part, "id", None) for part in parts):
+            found.append(node)
+    shown = "\n".join(ast.get_source_segment(text, node) or "" for node in found)
+    return shown, compile(ast.Module(found, []), "", "exec")
+
+
+def is_declared_global(holder: Holder, name: str) -> bool:
+    """Tell whether a function beside `holder` declares a name `global`, to assign to it."""
+    return name in _parsed("".join(_lines_of(holder)))[1]
+
+
+def _lines_of(holder: Holder) -> list[str]:
+    file = file_of(holder)
+    linecache.checkcache(file)
+    return linecache.getlines(file, namespace_of(holder))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> tuple[ast.Module, frozenset[str]]:
+    """Return a file's tree, and the names that its functions declare `global`."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # a notebook's %magic
+        tree = ast.parse("")
+    declared = (node.names for node in ast.walk(tree) if isinstance(node, ast.Global))
+    return tree, frozenset(name for names in declared for name in names)
+
+
+def dotted_names(code: CodeType) -> list[list[str]]:
+    """Return the dotted names that start at a global, such as ["numpy", "mean"]."""
+    chains: list[list[str]] = []
+    is_open = False
+    for instruction in _instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chains.append([instruction.argval])
+            is_open = True
+        elif is_open and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chains[-1].append(instruction.argval)
+        else:
+            is_open = False
+    return chains
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of code and of the functions defined in it."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
+
+
+def _hash_of(code: CodeType) -> str:
+    """Describe code without source; neither its file, nor its lines, nor addresses count."""
+    shown = f"{code.co_argcount}"
+    for instruction in _instructions(code):
+        value = instruction.argval
+        if isinstance(value, CodeType):
+            value = value.co_name
+        elif isinstance(value, frozenset):
+            value = sorted(map(repr, value))
+        shown += f"\n{instruction.opname} {value!r}"
+    return f"bytecode {sha256_of(shown.encode())}"
