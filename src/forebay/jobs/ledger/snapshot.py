@@ -155,7 +155,11 @@ def _steadily(
 ) -> tuple[_Found, Holder | None]:
     """Return what `read` finds while nothing changes, and the driver at work."""
     path = folder / NAME
-    if not path.is_file() or not path.stat().st_size:
+    try:
+        is_there = path.is_file() and path.stat().st_size > 0
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not is_there:
         raise LedgerError(
             f"{folder} holds no ledger: it is not an output folder of forebay's\n"
             "  Name the folder that was given as `output`."
@@ -192,7 +196,7 @@ def _look(
             return None
         return (found, live) if _is_quiet(folder) == quiet and _version(path) == before else None
     except OSError as error:
-        raise LedgerError(f"the ledger {path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
 
 
 def _version(path: Path) -> tuple[bytes, int, int]:
@@ -225,3 +229,10 @@ def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) 
         return read(db)
     finally:
         db.close()
+
+
+def _unreadable(path: Path, error: OSError) -> LedgerError:
+    return LedgerError(
+        f"the ledger {path} cannot be read: {error.strerror}\n"
+        "  Nothing was changed. See to its permissions or the disk."
+    )

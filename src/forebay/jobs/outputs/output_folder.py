@@ -247,16 +247,30 @@ class OutputFolder:
         return None
 
     def size(self, name: str) -> int | None:
-        """Return a published file's bytes; None if there is none."""
+        """Return a published file's bytes; None if there is none.
+
+        Raises:
+            OutputError: It cannot be seen whether there is one.
+        """
         try:
             return os.lstat(os.path.join(self.path, name)).st_size
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _unreadable(error) from error
 
     def files(self) -> list[tuple[str, int]]:
-        """Return the name and bytes of every file, forebay's own left out, sorted."""
+        """Return the name and bytes of every file, forebay's own left out, sorted.
+
+        Raises:
+            OutputError: A folder cannot be read. Its files would count as missing.
+        """
+
+        def refuse(error: OSError) -> None:
+            raise _unreadable(error) from error
+
         names = []
-        for folder, folders, files in os.walk(self.path):
+        for folder, folders, files in os.walk(self.path, onerror=refuse):
             if Path(folder) == self.path and PRIVATE in folders:
                 folders.remove(PRIVATE)
             names += [os.path.relpath(os.path.join(folder, file), self.path) for file in files]
@@ -280,3 +294,10 @@ class OutputFolder:
     def clean(self) -> None:
         """Remove everything staged."""
         shutil.rmtree(self.path / STAGING, ignore_errors=True)
+
+
+def _unreadable(error: OSError) -> OutputError:
+    return OutputError(
+        f"{error.filename!r} cannot be read: {error.strerror}\n"
+        "  Nothing was changed. See to its permissions or the disk, and make the same call again."
+    )
