@@ -11,7 +11,7 @@ DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
 DOCS := .venv/docs.stamp
 
-.PHONY: help demo demo-ray quick test test-ray check docs bench bench-ray clean
+.PHONY: help demo demo-ray quick test test-all check docs bench bench-ray clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -63,7 +63,8 @@ quick: $(DEV) ## Run the first case of each test that is not slow: about a minut
 test: $(DEV) ## Run all tests but the long ones on Ray clusters.
 	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
 
-test-ray: $(DEV) ## Run all tests on Ray clusters, which take some ten minutes more.
+test-all: $(DEV) ## Run all tests: the long ones on Ray clusters, and those of torch's own class.
+	$(BIN)/python -m pytest -q -m "thorough or not thorough" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 
 check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the documents: links and code.

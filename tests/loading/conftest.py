@@ -16,9 +16,12 @@ def _what_torch_keeps():
     ForkingPickler.loads(ForkingPickler.dumps(torch.ones(1)))
 
 
-@pytest.fixture(params=["torch", "forebay"])
+@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.thorough), "forebay"])
 def loader_class(request):
-    """The class under test; what holds for torch's has to hold for forebay's."""
+    """The class under test; what holds for torch's has to hold for forebay's.
+
+    The pinned torch was tried when it was pinned; `make test-all` and `.ci/matrix` try its class.
+    """
     if request.param == "torch":
         return torch.utils.data.DataLoader
     from forebay import DataLoader

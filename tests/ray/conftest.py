@@ -50,7 +50,7 @@ QUICK = ("test_ray_nodes.py", "test_ray_pool.py", "test_ray_internals.py")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what takes long to `make test-ray`."""
+    """Leave what takes long to `make test-all`."""
     for item in items:
         is_ours = item.path.parent == Path(__file__).parent and item.path.name not in QUICK
         if is_ours and CORE.isdisjoint((item.name, getattr(item, "originalname", ""))):
