@@ -1,9 +1,9 @@
-"""Split the recordings on a Ray cluster of two nodes, and see that nothing is different.
+"""Split the recordings on a Ray cluster of two nodes, and check that the results are identical.
 
 python examples/demo_ray.py build/demo-ray/
 
 The cluster is this machine's alone: a head without CPUs, as a head should be, and two nodes with
-one CPU each. On a real one, only what starts and stops it would go: see docs/how-to/cluster.md.
+one CPU each. On a real cluster, leave out `start` and `shutdown`: see docs/how-to/cluster.md.
 """
 
 import logging
@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # a demo reports nothing to anybody
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # do not send usage statistics
 
 from ray.cluster_utils import Cluster
 from show_table import show
@@ -21,7 +21,7 @@ import forebay
 import ray
 
 RECORDINGS = "examples/recordings.csv"
-STORE = 100_000_000  # bytes of each node's object store; what is small here needs little
+STORE = 100_000_000  # bytes of each node's object store; the demo needs little
 
 
 def run(folder):
@@ -60,14 +60,14 @@ def start():
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=1, object_store_memory=STORE)
-    # To name the address keeps the demo off any other cluster of this machine.
+    # With an explicit address the demo never uses another cluster of this machine.
     ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     cluster.wait_for_nodes()
     return cluster
 
 
 def same(one, other):
-    """Whether both files are there and hold the same bytes."""
+    """Return whether both files exist and have the same content."""
     return one.exists() and other.exists() and one.read_bytes() == other.read_bytes()
 
 

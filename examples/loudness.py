@@ -1,15 +1,15 @@
-"""How loud the pieces of recordings are: any function of a batch is a model.
+"""Compute how loud the pieces of recordings are: any function of a batch can be a model.
 
     forebay preprocess examples/split_audio.py:split_audio examples/recordings.csv pieces/
     forebay predict examples/loudness.py:loudness pieces/ out/ --load examples/loudness.py:beginning
 
-What `predict` writes has the columns of the pieces' table, and `prediction` beside them.
+The output of `predict` has the columns of the pieces' table and `prediction`.
 """
 
 import soundfile
 import torch
 
-SAMPLES = 8_000  # half a second, which no piece is shorter than
+SAMPLES = 8_000  # half a second; no piece is shorter
 
 
 def beginning(row):
@@ -19,5 +19,5 @@ def beginning(row):
 
 
 def loudness(sounds):
-    """Return the loudness of each sound of a batch in decibels, 0 being the loudest there is."""
+    """Return the loudness of each sound of a batch in decibels; 0 is the maximum."""
     return 10 * sounds.square().mean(dim=1).clamp(min=1e-10).log10()

@@ -1,9 +1,9 @@
-"""Samples with names: a NamedTuple, with another one and texts in it, comes back as a batch.
+"""Samples with named fields: a nested NamedTuple with strings in it becomes a batch.
 
     python examples/named_tuples.py
 
 A batch is the same NamedTuple as a sample, with what `torch.utils.data.default_collate` makes of
-each field: tensors are stacked, numbers become a tensor, and texts are kept one beside the other.
+each field: tensors are stacked, numbers become a tensor, and strings become a list.
 """
 
 from typing import NamedTuple

@@ -2,9 +2,9 @@
 
     python examples/padded_words.py
 
-`default_collate` stacks what has the same shape. For all else there is `collate_fn`: it gets the
-list of a batch's samples, in a worker, and what it returns is the batch. `forebay.collate.pad` is
-one that fills up.
+`default_collate` stacks what has the same shape. For other samples use `collate_fn`: it gets the
+list of a batch's samples, in a worker, and what it returns is the batch. `forebay.collate.pad`
+returns a `collate_fn` that pads.
 """
 
 import torch
@@ -29,12 +29,12 @@ class Words(Dataset):
 
 
 # 0 is no letter's number: letters start at 1. The lengths let the model tell letters from padding:
-# pack_padded_sequence takes them, and there is a mask, as `batch.mask`.
+# pack_padded_sequence takes them, and `batch.mask` is a mask.
 padded = forebay.collate.pad(0, lengths=True)
 
 
 def spelled(batch):
-    """Return the words of a batch as texts."""
+    """Return the words of a batch as strings."""
     rows = zip(batch.values.tolist(), batch.lengths.tolist(), strict=True)
     return ["".join(chr(number - 1 + ord("a")) for number in row[:length]) for row, length in rows]
 

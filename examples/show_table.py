@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 
 def show(output, rows=8):
-    """Print the folder, the table's place, and its first rows."""
+    """Print the folder, the path of the table, and its first rows."""
     path = Path(output, "metadata.parquet")
     table = parquet.read_table(path)
     pieces = sorted({Path(output, name).suffix for name in table["destination"].to_pylist()})

@@ -1,4 +1,4 @@
-"""Copy files slowly: a stand-in for work that takes a while, to be killed half-way."""
+"""Copy files slowly: a job that takes long enough to be killed half-way."""
 
 import time
 

@@ -14,10 +14,9 @@ OVERLAP_S = 0.5
 
 
 def split_audio(source, out, window_s=WINDOW_S, overlap_s=OVERLAP_S):
-    """Write one recording's pieces, and say where each lies in it.
+    """Write the pieces of one recording, and yield the position of each.
 
-    The last piece is as long as what is left. It always holds something new: what an overlap
-    alone would fill is in the piece before.
+    The last piece may be shorter. A last piece that would only repeat the overlap is not written.
     """
     # A manifest's row comes as a dict, anything else as a path.
     row = source if isinstance(source, dict) else {"path": source, "label": None}

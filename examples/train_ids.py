@@ -3,7 +3,7 @@
     python examples/train_ids.py
 
 `partition` says which IDs are for training and which for validation, `labels` says what each is,
-and `data/ID.pt` holds its tensor. Both loaders live side by side for as long as training takes.
+and `data/ID.pt` holds its tensor. Both loaders exist during the whole training.
 """
 
 import argparse
@@ -32,7 +32,7 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         identity = self.ids[index]
-        # weights_only: a tensor is all that is read, so a file from a stranger can run no code.
+        # weights_only: a tensor is all that is read, so an untrusted file cannot run code.
         tensor = torch.load(self.folder / f"{identity}.pt", weights_only=True)
         return tensor, self.labels[identity]
 
@@ -71,7 +71,7 @@ def train(model, loader, optimizer):
 
 @torch.inference_mode()
 def validate(model, loader):
-    """Return how many in a hundred samples the model gets right, and of how many."""
+    """Return the accuracy in percent, and the number of samples."""
     model.eval()
     right = seen = 0
     for tensors, labels in loader:

@@ -1,9 +1,9 @@
-"""Train on a folder of JPEGs, a folder a class, with augmented batches ready far ahead.
+"""Train on JPEGs in one folder per class, with augmented batches prefetched into a large buffer.
 
     python examples/train_images.py                             # on a few images that it makes
     python examples/train_images.py --images path/to/train --batch-size 256 --buffer 30GB
 
-Each image is cut, recoloured and flipped afresh in each epoch, on the processor.
+Each image is randomly cropped, recoloured and flipped in each epoch, on the CPU.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import forebay
 CROP = 224
 SHORT_SIDE = (256, 480)
 COLOUR_CHANGE = 0.4
-# Of the images of ImageNet: what models that were trained on it expect.
+# The statistics of ImageNet, which models trained on it expect.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).reshape(3, 1, 1)
 
@@ -48,8 +48,8 @@ class ImageFolder(Dataset):
             return to_tensor(flipped(recoloured(random_crop(image)))), label
 
 
-# The changes draw from `random` and take no care of seeds. The loader seeds it for each sample, so
-# an image looks different in each epoch, and the same in each run with the same `seed=`.
+# These functions draw from `random` and need not handle seeds. The loader seeds it for each sample,
+# so an image looks different in each epoch, and the same in each run with the same `seed=`.
 
 
 def random_crop(image):
@@ -78,7 +78,7 @@ def recoloured(image):
 
 
 def flipped(image):
-    """Return the image, or as often its mirror image."""
+    """Return the image or, with probability 1/2, its mirror image."""
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
@@ -116,8 +116,8 @@ def make_model(classes):
 
 
 def train(folder, epochs, batch_size, num_workers, buffer, seed):
-    """Train for some epochs, tell how it goes, and return the mean loss of each."""
-    torch.manual_seed(seed)  # the model's first weights; the loader's seed is its own
+    """Train for some epochs, print the progress, and return the mean loss of each."""
+    torch.manual_seed(seed)  # the model's first weights; the loader has its own seed
     dataset = ImageFolder(folder)
     model = make_model(len(dataset.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

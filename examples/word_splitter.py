@@ -1,4 +1,4 @@
-"""A Dataset whose items do the work: it cuts the word in a file into overlapping parts.
+"""A Dataset that does the work in `__getitem__`: it splits the word in a file into parts.
 
 dataset = WordSplitter(files("examples/words/dataset.csv"))
 dataset[0]      # ['sim', 'imp', 'mpl', 'ple']

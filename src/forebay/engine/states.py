@@ -60,8 +60,8 @@ MEANING: dict[State, str] = {
     State.RUNNING: "a worker has it, begun or next in line; holds a slot",
     State.READY: "its result waits for the consumer; holds a slot",
     State.LEASED: "the consumer uses its result; holds a slot",
-    State.RELEASED: "over; its slot is free",
-    State.FAILED: "over, without a result; holds no slot",
+    State.RELEASED: "finished; its slot is free",
+    State.FAILED: "finished without a result; holds no slot",
 }
 
 
