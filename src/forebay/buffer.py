@@ -59,7 +59,7 @@ class Buffer:
     def __post_init__(self) -> None:
         """Check the marks."""
         if self.max_bytes is None and self.max_batches is None:
-            raise OptionError("Buffer() needs max_bytes or max_batches: how much is it to hold?")
+            raise OptionError("Buffer() needs max_bytes or max_batches: neither was given")
         if self.max_bytes is not None:
             object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         for name in ("max_batches", "refill_below"):
@@ -71,12 +71,12 @@ class Buffer:
         ):
             raise OptionError(
                 f"refill_below={self.refill_below} is above max_batches={self.max_batches}\n"
-                "  The low mark has to be below the high mark, such as 800 below 1000."
+                "  Refilling must start below the full size, such as at 800 of 1000."
             )
         if self.directory is not None and not os.path.isdir(self.directory):
             raise OptionError(
                 f"directory={os.fspath(self.directory)!r} is not a folder\n"
-                "  Nothing was started. Make it first, on a disk with room for the buffer."
+                "  Nothing was started. Create it first, on a disk with space for the buffer."
             )
         if self.directory is None and self.nbytes is not None:
             _warn_of_little_memory(self.nbytes)
@@ -101,14 +101,14 @@ class Buffer:
         """Return what the `buffer` argument means.
 
         Raises:
-            OptionError: It is no size, or so small that it is a slip.
+            OptionError: It is not a size, or too small to be intended.
         """
         if buffer is None or isinstance(buffer, Buffer):
             return buffer
         nbytes = parse_bytes(buffer)
         if nbytes < LEAST_BYTES:
             raise OptionError(
-                f"buffer={buffer!r} is {nbytes:,} bytes, which hold no batch\n"
+                f"buffer={buffer!r} is {nbytes:,} bytes, too few for a batch\n"
                 f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "
                 f"forebay.Buffer(max_batches={nbytes})."
             )
@@ -123,11 +123,11 @@ def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: in
     except OSError as error:
         free = str(error)
     warnings.warn(
-        f"the buffer's disk has no room: directory={folder!r}, {reason}\n"
+        f"the buffer's disk is full: directory={folder!r}, {reason}\n"
         f"  A batch of {nbytes:,} bytes did not fit; {free} now.\n"
-        "  It was kept in memory instead, and so is every further one that does not fit; no batch "
-        "is lost, and this is said once.\n"
-        "  Make room, name a larger disk as directory=, or lower max_bytes=.",
+        "  It was kept in memory instead, as will be every later batch that does not fit; no batch "
+        "is lost, and this warning is not repeated.\n"
+        "  Free some space, name a larger disk as directory=, or lower max_bytes=.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -139,7 +139,7 @@ def _warn_of_little_memory(nbytes: int) -> None:
         warnings.warn(
             f"a buffer of {nbytes / 1e9:,.0f} GB is larger than the memory that this process may "
             f"use, {memory / 1e9:,.0f} GB\n"
-            "  It is made as asked; the system will end a process when memory runs out. Use "
+            "  It is created anyway; the system kills a process when memory runs out. Use "
             'buffer="50%" for half of the memory, or Buffer(..., directory=) for a disk.',
             RuntimeWarning,
             stacklevel=_depth_in_forebay(),
@@ -171,7 +171,7 @@ def parse_bytes(size: int | str) -> int:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if value < 1:
         raise OptionError(
-            f"buffer={size!r} is no size; it takes bytes as a number, or a string such as "
+            f"buffer={size!r} is not a size; it must be a number of bytes, or a string such as "
             "'800MB', '30GB', '30GiB' or '50%'"
         )
     return int(value)
@@ -181,7 +181,7 @@ def _memory_for(size: str) -> int:
     memory = usable_memory()
     if memory is None:
         raise OptionError(
-            f"buffer={size!r}: the system does not say how much memory there is\n"
+            f"buffer={size!r}: the system does not report how much memory it has\n"
             "  Give a size, such as '30GB'."
         )
     return memory

@@ -142,16 +142,16 @@ def open_cache(
     if index is None:
         raise InputError(
             f"{str(folder)!r} holds no finished cache\n"
-            "  forebay.cache(dataset, directory) makes one, or finishes one that was begun. If "
-            "this is a copy, copy the folder .forebay too."
+            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
+            "this is a copy, copy its .forebay folder too."
         )
     lost = index.missing(folder)
     if lost:
         raise InputError(
             f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
             f"{len(index.sizes)} shards are missing\n"
-            "  Call forebay.cache again, with the same dataset and directory: it makes what is "
-            "missing anew. If this is a copy, copy all of it."
+            "  Call forebay.cache again, with the same dataset and directory: it writes the "
+            "missing shards again. If this is a copy, copy the whole folder."
         )
     return CachedDataset(folder, index.plan, transform)
 
@@ -160,8 +160,8 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
     text = local_path(directory)
     if "://" in text:
         raise OptionError(
-            f"directory={os.fspath(directory)!r} is a URL, and a cache is read through memory "
-            "maps\n  Name a local folder, or one that all nodes mount."
+            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
+            "\n  Name a local folder, or one that all nodes mount."
         )
     return Path(os.path.abspath(text))
 
@@ -264,7 +264,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
         raise FailuresError(
-            f"the first samples that were looked at all failed\n{describe_failed(failed)}\n"
+            f"the first samples that were tried all failed\n{describe_failed(failed)}\n"
             "  Nothing was started. Fix the dataset, and make the same call again."
         ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
@@ -306,7 +306,7 @@ def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
             f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
-            "are done and stay. Fix the samples, or leave them out of the dataset, and make the "
+            "are done and kept. Fix the samples, or leave them out of the dataset, and make the "
             "same call again; if you change the dataset's code, version='2' keeps what is done.",
             report.failures[0].traceback,
         ]

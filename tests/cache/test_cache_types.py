@@ -150,7 +150,7 @@ REFUSED = {
     "a meta tensor": (lambda: torch.ones(1, device="meta"), "on the device meta"),
     "a parameter": (lambda: torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
     "a tuple as key": (lambda: {(1, 2): 3}, "the key (1, 2), of type tuple"),
-    "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which holds nothing to keep"),
+    "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which contains nothing to store"),
     "an own dict": (lambda: type("Mine", (dict,), {})(a=1), "of type Mine"),
 }
 

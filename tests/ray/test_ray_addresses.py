@@ -107,6 +107,7 @@ def test_one_is_started_where_the_last_one_is_gone(rays_folder, nobody, tmp_path
     code, out, err = finish(start_driver(None, ALONE, tmp_path))
     assert (code, out) == (0, "4\n"), err
     assert (
-        f"forebay: no Ray cluster answers at {nobody!r}, where the last one on this machine was, "
+        f"forebay: no Ray cluster answers at {nobody!r}, the address of the last one on this "
+        "machine, "
         "so one was started on this machine: " in err
     )

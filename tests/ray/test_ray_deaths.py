@@ -201,7 +201,7 @@ def test_it_says_what_it_waits_for_and_goes_on(tmp_path, capsys, monkeypatch):
             said += capsys.readouterr().err
             return words in said
 
-        until(lambda: says("No node has that much: start one that does, or ask for less."))
+        until(lambda: says("No node has that much: start a larger one, or ask for less."))
         assert "1 worker waits for room on the cluster; each needs 1 CPU, 1 disk" in said
         assert "1 of 1 CPU free, 0 of 0 disk free" in said
         taken = take_room(add_node(cluster, resources={"disk": 1}))

@@ -76,7 +76,7 @@ def structure_of(sample: Any) -> Node:
     """
     node = _structure(sample, (), set())
     if not names_of(node):
-        raise MisfitError(f"the sample is {sample!r}, which holds nothing to keep")
+        raise MisfitError(f"the sample is {sample!r}, which contains nothing to store")
     return node
 
 
@@ -126,7 +126,7 @@ def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
     if odd:
         raise MisfitError(
             f"{shown(path)} has the key {odd[0]!r}, of type {type(odd[0]).__qualname__}; a cache "
-            "can give back keys that are texts or numbers"
+            "can give back keys that are strings or numbers"
         )
 
 

@@ -31,10 +31,10 @@ class Move(Enum):
     RETRIED = "failed, attempts left"
     FINISHED = "answered"
     FAILED = "failed, no attempts left"
-    ABANDONED = "its worker cannot get past an earlier failure"
-    DELIVERED = "handed to the consumer"
+    ABANDONED = "blocked by an earlier failure of its worker"
+    DELIVERED = "passed to the consumer"
     RELEASED = "released by the consumer"
-    FORGOTTEN = "not wanted any more"
+    FORGOTTEN = "no longer needed"
 
     __hash__ = object.__hash__
 
@@ -60,8 +60,8 @@ MEANING: dict[State, str] = {
     State.RUNNING: "a worker has it, begun or next in line; holds a slot",
     State.READY: "its result waits for the consumer; holds a slot",
     State.LEASED: "the consumer uses its result; holds a slot",
-    State.RELEASED: "over; its slot is free",
-    State.FAILED: "over, without a result; holds no slot",
+    State.RELEASED: "finished; its slot is free",
+    State.FAILED: "finished without a result; holds no slot",
 }
 
 

@@ -63,7 +63,7 @@ class ProcessPool(Pool):
         needed = 2 * num_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
             raise OptionError(
-                f"num_workers={num_workers} needs about {needed} open files, {soft} are allowed\n"
+                f"num_workers={num_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
         self.pids: dict[int, int] = {}
@@ -281,9 +281,9 @@ def describe_exit(code: int, peak_bytes: int) -> str:
     except ValueError:
         name, words = f"signal {-code}", "unknown"
     usual = {
-        "SIGKILL": "usually the machine ran out of memory, or somebody killed it",
+        "SIGKILL": "usually the machine ran out of memory, or someone killed it",
         "SIGSEGV": "native code crashed",
         "SIGBUS": "native code crashed, or a mapped file shrank",
-        "SIGABRT": "native code gave up",
-    }.get(name, "something sent it that signal")
+        "SIGABRT": "native code aborted",
+    }.get(name, "another process sent it that signal")
     return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

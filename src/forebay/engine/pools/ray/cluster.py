@@ -20,7 +20,7 @@ _AUTO = "auto"
 _LOCAL = "local"
 # How an address that nobody gave is known.
 _BY_ENVIRONMENT = ", which RAY_ADDRESS names"
-_BY_RAY = ", where the last one on this machine was"
+_BY_RAY = ", the address of the last one on this machine"
 _START_ONE = (
     "  Nothing was started. On the cluster's first node: ray start --head --port=6379; then give "
     "that address, or 'auto' on one of its nodes."

@@ -67,7 +67,7 @@ def listen(
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
         why = (
-            f"Ray killed it for want of memory: {cluster.first_line(error)}; with "
+            f"Ray killed it because memory ran out: {cluster.first_line(error)}; with "
             "forebay.Ray(num_cpus=2), say, fewer share a node"
         )
         blameless = False

@@ -81,7 +81,7 @@ class ClusterMonitor:
             try:
                 nodes = cluster.nodes()
                 if cluster.session() != self._session:
-                    raise ConnectionError("Ray was shut down, and connected to anew")
+                    raise ConnectionError("Ray was shut down, and connected again")
                 refused = self._check_new(nodes)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
                 if not self._over.is_set():

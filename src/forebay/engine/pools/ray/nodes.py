@@ -76,9 +76,9 @@ def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -
     """Say what workers wait for that have no place."""
     wish = _amounts(need)
     if not any(room(node.total, need) for node in nodes):
-        hint = "No node has that much: start one that does, or ask for less."
+        hint = "No node has that much: start a larger one, or ask for less."
     else:
-        hint = "All of it is in use: it goes on when somebody lets go, or a node joins."
+        hint = "All of it is in use: the run continues when resources are freed or a node joins."
     lines = [f"  {node.name}: {_free(node, need)}" for node in nodes] or ["  there are no nodes"]
     plural = "s wait" if wanted != 1 else " waits"
     return "\n".join(

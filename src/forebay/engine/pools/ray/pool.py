@@ -253,7 +253,7 @@ class RayPool(Pool):
                     **environment_of(self._where),
                 ).remote(self._hosting, os.getcwd(), list(sys.path))
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
-            message = f"no host could be made for it: {cluster.first_line(error)}"
+            message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
             self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
             return
