@@ -65,7 +65,7 @@ class Buffer:
         for name in ("max_batches", "refill_below"):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and value > 0):
-                raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, … or None")
+                raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, … or None")
         if None not in (self.max_batches, self.refill_below) and (
             self.refill_below > self.max_batches  # type: ignore[operator]
         ):

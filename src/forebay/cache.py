@@ -109,7 +109,7 @@ def cache(
     )
     folder, samples = _folder_of(directory), _length_of(dataset)
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise OptionError(f"shard_bytes={shard_bytes!r} is not possible; it takes 1, 2, 3, …")
+        raise OptionError(f"shard_bytes={shard_bytes!r} is not valid; it must be 1, 2, 3, …")
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}

@@ -63,7 +63,7 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
             raise OptionError(f"source {name!r} is empty\n  Leave it out of mix().")
         datasets[name] = dataset
     if samples is not None and (type(samples) is not int or samples < 1):
-        raise OptionError(f"samples={samples!r} is not possible; it takes 1, 2, 3, … or None")
+        raise OptionError(f"samples={samples!r} is not valid; it must be 1, 2, 3, … or None")
     return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
 
 

@@ -68,7 +68,7 @@ def ranks_of(
         return found
     if type(world_size) is not int or world_size < 1:
         raise OptionError(
-            f"world_size={world_size!r} is not possible; it takes 1, 2, 3, …, 'auto' or None"
+            f"world_size={world_size!r} is not valid; it must be 1, 2, 3, …, 'auto' or None"
         )
     if rank is None:
         if world_size not in (1, found.world_size):
@@ -81,7 +81,7 @@ def ranks_of(
         rank = found.rank if world_size == found.world_size else 0
     if type(rank) is not int or not 0 <= rank < world_size:
         raise OptionError(
-            f"rank={rank!r} is not possible with world_size={world_size}; it takes 0 to "
+            f"rank={rank!r} is not valid with world_size={world_size}; it must be 0 to "
             f"{world_size - 1}"
         )
     return Ranks(world_size, rank)

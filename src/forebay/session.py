@@ -98,7 +98,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            error.add_note("forebay: interrupted; what was done is kept, the same call continues")
+            error.add_note("forebay: interrupted; completed work is kept, the same call continues")
         self._closing.__exit__(kind, error, traceback)
 
     def hire(

@@ -102,7 +102,7 @@ def test_the_message_of_a_dead_worker_is_found_by_torchs_words(way, death, tmp_p
         assert len(died) == 2  # it was tried once more
         assert re.match(TORCHS_WORDS, text)[1] in died
         assert "epoch 0, batch 2: samples [2]." in further[0]
-        assert "The batch was tried 2 times; the loader goes on with the next one." in text
+        assert "The batch was tried 2 times; the loader continues with the next one." in text
         assert "num_workers=0" in text
         assert [int(batch) for batch in iterator] == [3, 4]
 
@@ -143,7 +143,7 @@ def numbers(batches):
 @pytest.mark.parametrize("way", ITERATED)
 @pytest.mark.parametrize("dataset", [range(4), Stream(4)], ids=["map-style", "iterable"])
 def test_get_iterator_gives_a_whole_epoch_at_any_time(dataset, way):
-    """Before, within and between epochs, as torch's does; and the loader goes on after it."""
+    """Before, within and between epochs, as torch's does; and the loader continues after it."""
     with DataLoader(dataset, **ITERATED[way]) as loader:
         assert numbers(loader._get_iterator()) == [0, 1, 2, 3]
         assert numbers(loader) == [0, 1, 2, 3]

@@ -293,7 +293,7 @@ EDITS = {
     ],
 )
 def test_a_damaged_state_is_refused_when_it_is_loaded(path, value):
-    """With an OptionError; the loader goes on where it was."""
+    """With an OptionError; the loader continues where it was."""
     loader = mixed()
     iterator = iter(loader)
     next(iterator)

@@ -95,7 +95,7 @@ def test_an_option_of_another_command_is_refused_by_retry(tmp_path):
     predict("half", f"{MODELS}:some_bad", tmp_path)
     names = (f"{MODELS}:half", f"{MODELS}:some_bad")
     refused = run("retry", tmp_path, *names, "--retries", 2)
-    assert "--retries is not for a run of predict" in str(refused.exception)
+    assert "--retries does not apply to predict" in str(refused.exception)
 
 
 def test_a_folder_in_place_of_the_model_is_named(tmp_path):

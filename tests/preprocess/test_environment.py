@@ -213,7 +213,7 @@ def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_pat
         process.send_signal(number)
     code, _, err = finish(process)
     assert code == 130
-    words = "forebay: interrupted; what was done is kept, the same command continues"
+    words = "forebay: interrupted; completed work is kept, the same command continues"
     assert err.strip() == words
     await_no_processes()
     kept = published(tmp_path / "out")

@@ -247,7 +247,7 @@ def test_a_change_of_the_working_directory_ends_with_its_input(
 )
 def test_a_number_that_is_no_such_number_starts_nothing(inputs, output, setting, value):
     """Infinities and NaN included; the message says what there may be."""
-    with pytest.raises(OptionError, match=rf"^{setting}=.* is not possible; it takes a "):
+    with pytest.raises(OptionError, match=rf"^{setting}=.* is not valid; it must be a "):
         run(copy, inputs, output, num_workers=1, **{setting: value})
     assert not output.exists()
 

@@ -147,9 +147,9 @@ def test_an_input_that_fails_at_its_very_end_has_uploaded_nothing(memory, inputs
 
 
 def test_others_files_are_not_overwritten(memory, inputs):
-    """A folder of a bucket that holds files, and no ledger, is refused."""
+    """A folder of a bucket that holds files, but no ledger, is refused."""
     memory.pipe_file("/bucket/out/thesis.tex", b"years of work")
-    with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', and no ledger"):
+    with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', but no ledger"):
         run(copy, inputs)
     assert objects(memory) == {"thesis.tex": b"years of work"}
 

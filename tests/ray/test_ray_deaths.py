@@ -290,7 +290,7 @@ forebay.preprocess(work, here / "in", here / "out", backend="ray")
 
 
 def test_a_cluster_that_dies_ends_the_run(tmp_path):
-    """All its processes are killed; what was done is kept, and a local run does the rest."""
+    """All its processes are killed; completed work is kept, and a local run does the rest."""
     inputs = make_inputs(tmp_path / "in", 300)
     with cluster_of(1) as cluster:
         # How long Ray looks for its head before it ends the process; a minute if it is not told.

@@ -242,7 +242,7 @@ def test_a_folder_that_does_not_bring_back_what_a_node_writes_is_refused(tmp_pat
     """Such as one that each node overlays with its own."""
     error = verdict(seen(), str(tmp_path))
     assert isinstance(error, OutputError)
-    assert "does not arrive here" in str(error)
+    assert "does not appear on this machine" in str(error)
 
 
 WITHOUT_ANSWER = {

@@ -107,11 +107,11 @@ def test_it_says_when_there_are_no_nodes():
 # ---- options ------------------------------------------------------------------------------------
 
 WRONG = {
-    "CPUs": ({"num_cpus": -1}, r"^Ray\(num_cpus=\)=-1 is not possible; it takes 0 or more"),
+    "CPUs": ({"num_cpus": -1}, r"^Ray\(num_cpus=\)=-1 is not valid; it must be 0 or more"),
     "CPUs, yes": ({"num_cpus": True}, r"^Ray\(num_cpus=\)=True"),
     "GPUs": ({"num_gpus": "2"}, r"^Ray\(num_gpus=\)='2'"),
     "resources": ({"resources": {"disk": -2}}, r"^Ray\(resources='disk'\)=-2"),
-    "nothing": ({"num_cpus": 0}, "it takes more, or GPUs or resources"),
+    "nothing": ({"num_cpus": 0}, "it must be above 0, unless GPUs or resources are given"),
     "no workers": ({"max_workers": 0}, r"^Ray\(max_workers=\)=0 .* 1, 2, 3, … or None"),
     "half a worker": ({"max_workers": 1.5}, r"^Ray\(max_workers=\)=1\.5"),
 }

@@ -194,8 +194,8 @@ def _unstartable(command: GiveUp) -> str:
     failure = command.failure
     return (
         f"workers cannot be kept alive: {failure.error}: {failure.message}\n"
-        "  Several died one after another without finishing a task, so forebay gave up; what was "
-        "done is kept.\n"
+        "  Several died in a row without finishing a task, so forebay gave up; completed work is "
+        "kept.\n"
         "  Try the function in this process first: num_workers=0.\n" + failure.traceback
     )
 

@@ -44,7 +44,7 @@ from forebay.randomness import generators_lent
 RELEASED_TOGETHER = 16
 CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"
-    "  Nothing more comes from it. Begin a new epoch: iter(loader)."
+    "  It returns no more batches. Begin a new epoch: iter(loader)."
 )
 
 
@@ -192,8 +192,8 @@ class Feed:
             raise WorkerDiedError(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
                 "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
-                f"  forebay gave them {self._start_s:g} s more to start, and goes on waiting if it "
-                "is asked again. Raise `timeout`, or try worker_init_fn in this process."
+                f"  forebay gave them {self._start_s:g} s more to start, and waits again if it is "
+                "asked again. Raise `timeout`, or try worker_init_fn in this process."
             )
 
     def _release(self) -> None:
@@ -282,7 +282,7 @@ class Feed:
         """
         if self._closed or not self._driver.was_at_rest():
             self._error = self._error or RuntimeError(
-                "this iterator was interrupted in the middle of its work, and cannot go on\n"
+                "this iterator was interrupted during its work and cannot continue\n"
                 "  Its workers were ended. Begin a new epoch: iter(loader)."
             )
             self.close()
@@ -305,9 +305,9 @@ class Feed:
     def _check(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError(
-                "this iterator belongs to another process, of which this one is a fork\n"
-                f"  Its workers answer to process {self._owner}; this is {os.getpid()}. Nothing "
-                "was taken. Begin an epoch of this process's own: iter(loader)."
+                "this iterator belongs to the process that this one was forked from\n"
+                f"  Its workers belong to process {self._owner}; this is {os.getpid()}. Nothing "
+                "was taken. Begin a new epoch in this process: iter(loader)."
             )
         if self._driver.error is not None and not self.ready:
             raise self._driver.error

@@ -148,4 +148,4 @@ def _check_dataset(dataset: Any) -> None:
 
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
-        raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, …")
+        raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, …")

@@ -302,7 +302,7 @@ def test_of_thirty_that_start_at_once_one_runs(tmp_path, mode):
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    """A lock that cannot be made is an error of the ledger's, not a bare OSError."""
+    """A lock that cannot be created is an error of the ledger's, not a bare OSError."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="cannot be written"):
         FolderLock(tmp_path / "file" / "lock")

@@ -103,8 +103,8 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(
-                f"the folder {folder} cannot be made: {error.strerror}\n"
-                "  Nothing was started. Choose an output folder that you may write to."
+                f"the folder {folder} cannot be created: {error.strerror}\n"
+                "  Nothing was started. Choose an output folder that you can write to."
             ) from error
         lock = FolderLock(folder / LOCK_NAME, command)
         try:

@@ -221,7 +221,7 @@ class LedgerCopy:
         strangers = self._store.top() - {PRIVATE}
         if strangers:
             raise OutputError(
-                f"{self._store.url} holds files, such as {min(strangers)!r}, and no ledger\n"
+                f"{self._store.url} holds files, such as {min(strangers)!r}, but no ledger\n"
                 "  They could be overwritten, so nothing was started. Choose an empty folder of "
                 "the bucket."
             )
@@ -265,6 +265,6 @@ class LedgerCopy:
     def _busy(self, holder: Holder) -> BusyError:
         return BusyError(
             f"another run holds {self._store.url}: {holder}\n"
-            "  This run stopped, and what it committed in time is kept. Wait until that one ends, "
+            "  This run stopped, and what it committed before is kept. Wait until that one ends, "
             f"and make the same call again; if it died, wait {STALE_S:g} s."
         )

@@ -24,7 +24,7 @@ from forebay.jobs.outputs.output_names import recorded_name
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
-_ROBBED = "an output was taken over"
+_ROBBED = "an output was overwritten"
 # The attributes of a failure that are kept as one JSON object.
 _PACKED = ("kind", "error", "message", "traceback")
 

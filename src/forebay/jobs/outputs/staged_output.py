@@ -47,7 +47,7 @@ class Output:
         other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
             raise OutputError(
-                f"out.file({final!r}) clashes with {other!r}, which this input asked for before\n"
+                f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
                 "  A name is that of a file or of a folder, never of both. Name one "
                 "of the two differently."
             )
@@ -82,10 +82,10 @@ class Output:
                 status = os.lstat(staged)
             except FileNotFoundError:
                 raise OutputError(
-                    f"out.file({name!r}) was asked for, but the function never wrote it"
+                    f"out.file({name!r}) was requested, but the function never wrote it"
                 ) from None
             if (status.st_mode & 0o170000) != 0o100000:
-                raise OutputError(f"out.file({name!r}): the function left no regular file there")
+                raise OutputError(f"out.file({name!r}): the function did not leave a regular file there")
             files.append(OutputFile(name, status.st_size, staged[start:]))
         return tuple(files)
 

@@ -188,7 +188,7 @@ def _verdict(
         if not agrees:
             return OutputError(
                 f"what node {node.name} writes to the output folder {check.folder!r} does not "
-                "arrive here\n  Mount the same folder everywhere, or use a bucket."
+                "appear on this machine\n  Mount the same folder everywhere, or use a bucket."
             )
     ours = versions()
     differing = [

@@ -162,7 +162,7 @@ class RayPool(Pool):
         while not events:
             if self._gone is not None:
                 raise WorkerDiedError(
-                    f"{self._gone}\n  The run was stopped; what was done is kept, and no input is "
+                    f"{self._gone}\n  The run was stopped; completed work is kept, and no input is "
                     "blamed.\n  Make the same call again, on a cluster or on this machine."
                 )
             now = time.monotonic()
