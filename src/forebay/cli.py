@@ -83,7 +83,8 @@ def preprocess_command(
     """
     if len(paths) > 2:
         raise click.UsageError(
-            f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a glob, "
+            f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
+            "glob, "
             f"the shell replaced it with its matches: quote it, as in '*.wav'. Got {paths[0]} … "
             f"{paths[-1]}"
         )

@@ -52,7 +52,10 @@ version = click.option(
 )
 quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 load = click.option(
-    "--load", metavar="FILE.py:FUNCTION", type=REFERENCE, help="Function that makes a sample from a table's row."
+    "--load",
+    metavar="FILE.py:FUNCTION",
+    type=REFERENCE,
+    help="Function that makes a sample from a table's row.",
 )
 batch_size = click.option(
     "--batch-size", type=click.IntRange(1), help="Samples in a batch.  Default: 64."

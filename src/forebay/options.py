@@ -48,7 +48,12 @@ class Ray:
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
         for name, value in (self.resources or {}).items():
             _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
-        _check(bool(self.need()), "Ray(num_cpus=)", self.num_cpus, "above 0, unless GPUs or resources are given")
+        _check(
+            bool(self.need()),
+            "Ray(num_cpus=)",
+            self.num_cpus,
+            "above 0, unless GPUs or resources are given",
+        )
         _check(
             self.max_workers is None or (_is_count(self.max_workers) and self.max_workers > 0),
             "Ray(max_workers=)",

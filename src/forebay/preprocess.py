@@ -149,9 +149,9 @@ def retry(
     """
     verb = verb_of(look_at(output).meta)
     if verb != "preprocess":
-        way = "with retry_failed=True" if verb == "predict" else "which tries failed samples again"
+        way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
         raise OptionError(
-            f"{os.fspath(output)!r} holds a run of {verb}, and retry is for those of preprocess\n"
+            f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
     options = PreprocessOptions(
@@ -167,7 +167,7 @@ def retry(
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
-            raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
+            raise LedgerError(f"{os.fspath(output)!r} holds no run with failures to retry")
         with reading("the call"):
             call = json.loads(recorded)
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
@@ -194,8 +194,9 @@ def listing_for(work: Any, inputs: Any) -> Listing:
     if is_dataset(work):
         if isinstance(work, type):
             raise OptionError(
-                f"{work.__name__} is a class of Datasets, not a Dataset\n"
-                f"  Nothing was started. Make one, as in dataset = {work.__name__}(...), and pass "
+                f"{work.__name__} is a Dataset class, not a Dataset instance\n"
+                f"  Nothing was started. Create one, as in dataset = {work.__name__}(...), and "
+                "pass "
                 "that."
             )
         if inputs is not None:
@@ -211,7 +212,7 @@ def listing_for(work: Any, inputs: Any) -> Listing:
         )
     if inputs is None:
         raise OptionError(
-            "inputs are missing: a function needs to know what to work on\n  Nothing was started. "
+            "inputs are missing: a function needs inputs to process\n  Nothing was started. "
             "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
         )
     _check_callable(work)
@@ -237,5 +238,5 @@ def _check_callable(work: Callable[..., Any]) -> None:
         name = getattr(work, "__name__", type(work).__name__)
         raise OptionError(
             f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
-            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
+            "  Nothing was started. Give it two parameters: the input and the output."
         ) from error

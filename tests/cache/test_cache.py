@@ -211,7 +211,9 @@ def test_a_shard_of_somebody_else_is_an_error(pictures):
     """A cache is appended to by nobody."""
     _, folder = pictures
     (folder / "shard-00040.arrow").write_bytes((folder / "shard-00000.arrow").read_bytes())
-    with pytest.raises(forebay.InputError, match=r"shard-00040\.arrow' does not belong to this cache"):
+    with pytest.raises(
+        forebay.InputError, match=r"shard-00040\.arrow' does not belong to this cache"
+    ):
         forebay.open_cache(folder)
 
 

@@ -141,7 +141,10 @@ def test_one_tensor_used_again_and_again_is_copied_in_time(tmp_path):
 
 
 REFUSED = {
-    "a large int": (lambda: {"a": 1 << 63}, "'a' is 9223372036854775808, which does not fit in 64 bits"),
+    "a large int": (
+        lambda: {"a": 1 << 63},
+        "'a' is 9223372036854775808, which does not fit in 64 bits",
+    ),
     "an object": (lambda: [object()], "'0' is of type builtins.object"),
     "a set": (lambda: {1}, "'sample' is of type builtins.set"),
     "an object array": (lambda: np.array([None]), "dtype object"),

@@ -102,7 +102,7 @@ def test_another_order_is_refused(options):
     loader = DataLoader(numbers(), batch_size=4, shuffle=True, **options)
     taken(loader, 2)
     other = DataLoader(numbers(), batch_size=4, **options)
-    with pytest.raises(OptionError, match=r"shuffle=True, the loader of shuffle=False"):
+    with pytest.raises(OptionError, match=r"shuffle=True, the loader has shuffle=False"):
         other.load_state_dict(loader.state_dict(), strict=False)
 
 
@@ -131,9 +131,11 @@ def test_a_mixture_of_other_sources_is_refused(other):
     loader = mixed()
     taken(loader, 3)
     state = loader.state_dict()
-    with pytest.raises(OptionError, match=r"'a' \(50 samples\), 'b' \(50 samples\), the loader of"):
+    with pytest.raises(
+        OptionError, match=r"'a' \(50 samples\), 'b' \(50 samples\), the loader mixes"
+    ):
         mixed(**other).load_state_dict(state, strict=False)
-    with pytest.raises(OptionError, match="the loader of no sources"):
+    with pytest.raises(OptionError, match="the loader mixes no sources"):
         DataLoader(numbers(100), batch_size=10, seed=1, shuffle=True).load_state_dict(state)
 
 

@@ -86,7 +86,7 @@ def test_failed_samples_are_listed_and_retried(tmp_path):
     )
     assert again.return_value == 3
     assert "2 predicted, 1 failed" in again.output
-    with pytest.raises(OptionError, match="holds a run of predict, and retry is for those of pre"):
+    with pytest.raises(OptionError, match="was made by predict, and retry is for those of pre"):
         retry(lambda source, out: None, output)
 
 

@@ -76,7 +76,7 @@ def write_much_in_c(source, out):
 @pytest.mark.parametrize("work", [write_much, write_much_in_c])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_disk_stops_the_run_and_blames_no_input(tmp_path, work, workers):
-    """What was done is kept; with more room the same call does the rest."""
+    """Completed work is kept; with more room the same call does the rest."""
     pytest.importorskip("soundfile")
     inputs = make_inputs(tmp_path / "in", 30)
     with mounted(tmp_path / "out", "size=12m") as output:

@@ -240,7 +240,7 @@ def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend
     report = run(raise_much, paths, tmp_path / "out", num_workers=workers, backend=backend)
     for failure in report.failures:
         assert failure.message.startswith("begin") and failure.message.endswith("end")
-        assert "characters left out" in failure.message
+        assert "characters omitted" in failure.message
         assert len(failure.message) + len(failure.traceback) < 3 * MAX_TEXT
     assert (tmp_path / "out" / ".forebay" / "ledger.sqlite").stat().st_size < 10**6
 

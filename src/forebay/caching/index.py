@@ -197,6 +197,7 @@ def check_size(path: Path, there: int, written: int) -> None:
     if there != written:
         raise InputError(
             f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"
-            "  It is truncated, or something else wrote to it. Remove it and call forebay.cache again, with "
+            "  It is truncated, or something else wrote to it. Remove it and call forebay.cache "
+            "again, with "
             "the same dataset and directory: it writes that shard again."
         )

@@ -56,7 +56,7 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
         path = find_table(data)
         if not callable(load):
             raise OptionError(
-                f"{os.fspath(data)!r} is a table, and no function makes samples of its rows\n"
+                f"{os.fspath(data)!r} is a table, and no function makes samples from its rows\n"
                 "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
                 "as a dict and returns the sample."
             )

@@ -164,7 +164,7 @@ def _unusual(tensor: torch.Tensor) -> Any:
     if tensor.requires_grad:
         if not tensor.is_leaf:
             raise RuntimeError(
-                "a batch holds a tensor with a gradient history, which stays in its process\n"
+                "a batch holds a tensor with a gradient history, which cannot leave its process\n"
                 f"  It has shape {tuple(tensor.shape)} and comes from {tensor.grad_fn}.\n"
                 "  The batch was not sent. Return tensor.detach() from the dataset or collate_fn."
             )

@@ -276,7 +276,8 @@ def _no_file(directory: str | os.PathLike[str], error: OSError) -> str:
     return (
         f"no file for batches can be made in directory={os.fspath(directory)!r}: {error.strerror}\n"
         "  The buffer is one file there, without a name, as large as the batches that are ready.\n"
-        "  No worker was started. Name a folder that you may write to, on a disk with room, or "
+        "  No worker was started. Name a folder that you can write to, on a disk with free space, "
+        "or "
         "leave directory= out to keep the buffer in memory."
     )
 

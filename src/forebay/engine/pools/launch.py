@@ -69,7 +69,7 @@ def pickled(job: Any) -> bytes:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:
         raise OptionError(
-            f"the work cannot be sent to worker processes: {type(error).__name__}: {error}\n"
+            f"the function cannot be sent to worker processes: {type(error).__name__}: {error}\n"
             "  Pickling it failed, so nothing was started. Open files, locks, connections and "
             "generators cannot travel:\n"
             "  open them inside the function, or use backend='thread' or num_workers=0."

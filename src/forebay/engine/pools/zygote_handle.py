@@ -186,5 +186,5 @@ def _unstartable(error: OSError) -> str:
         f"worker processes cannot be started: {error}\n"
         "  No input is blamed, and completed work is kept.\n"
         "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of memory, "
-        "or of room for temporary files (TMPDIR). Raise it, or lower num_workers."
+        "or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
     )

@@ -60,7 +60,8 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             elif not listing.is_search:
                 raise InputError(
                     f"the input {each.source!r} lies in the output folder {shown!r}\n"
-                    "  This run's outputs would be the next run's inputs. Nothing was started. Leave it "
+                    "  This run's outputs would be the next run's inputs. Nothing was started. "
+                    "Leave it "
                     f"out of {listing.description}, or choose another output folder."
                 )
 

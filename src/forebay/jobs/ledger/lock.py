@@ -234,7 +234,8 @@ class FolderLock:
         )
         if holder.pid and not holder.is_visible:
             lines.append(
-                f"  It runs on another machine. If it was killed there, this call succeeds {STALE_S:g} s "
+                "  It runs on another machine. If it was killed there, this call succeeds "
+                f"{STALE_S:g} s "
                 "after that."
             )
         return BusyError("\n".join(lines))

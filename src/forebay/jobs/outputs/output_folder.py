@@ -108,7 +108,8 @@ class OutputFolder:
             what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
             raise OutputError(
                 f"{str(odd)!r} is {what}, which forebay does not make\n"
-                "  Nothing was started, since it would be written to. Remove it, or choose another "
+                "  Nothing was started, because the run would write to it. Remove it, or choose "
+                "another "
                 "output folder."
             )
 
@@ -205,7 +206,7 @@ class OutputFolder:
             reason = (
                 f"{name!r} vanished between being staged and being published\n"
                 f"  Something else removes files in {str(self.private)!r}, or its folder. The "
-                "next run makes it again."
+                "next run creates it again."
             )
         except OSError as error:
             if error.errno not in _OF_THE_NAME:
@@ -220,7 +221,7 @@ class OutputFolder:
         )
         if path is not None and os.path.lexists(f"{self._root}/{path}"):
             return (
-                f"{name!r} needs a folder where there is a file: {path!r}\n"
+                f"{name!r} needs a folder, but there is a file: {path!r}\n"
                 "  Nothing was written there. Name one of the two differently."
             )
         if os.path.lexists(f"{self._root}/{name}"):

@@ -72,7 +72,8 @@ def read_table(path: Path) -> pyarrow.Table:
             for _ in open_manifest(str(path), lambda: path.open("rb"), None):
                 pass
         raise InputError(
-            f"{path} cannot be read: {error}\n  If it is truncated or has another format, write it again."
+            f"{path} cannot be read: {error}\n  If it is truncated or has another format, write "
+            "it again."
         ) from error
 
 

@@ -78,7 +78,8 @@ def _from_file(path: Path) -> ModuleType:
         raise OptionError(f"{str(path)!r} is not a file; looked from {os.getcwd()!r}")
     if path.stem in sys.stdlib_module_names:
         raise OptionError(
-            f"{str(path)!r} has the same name as a module of Python's standard library, {path.stem!r}\n"
+            f"{str(path)!r} has the same name as a module of Python's standard library, "
+            f"{path.stem!r}\n"
             "  Nothing was started. Rename the file."
         )
     add_folder(str(path.resolve().parent))
