@@ -1,4 +1,4 @@
-"""How much to make ahead: `forebay.Buffer`, and what `buffer=` may be instead of one."""
+"""How much to prefetch: `forebay.Buffer`, and the other values that `buffer=` accepts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from forebay.errors import OptionError
 from forebay.options import usable_memory
 
-# Where only a size is given, refilling begins when this share of a full buffer is left.
+# If only a size is given, refilling starts when this share of a full buffer is left.
 REFILL_SHARE = 0.8
 
 # A buffer that is bounded by bytes alone holds no more batches than this.
 MAX_BATCHES = 1 << 20
 
-# A smaller budget is a slip: it would hold less than one small batch.
+# A smaller size must be a mistake: it would hold less than one small batch.
 LEAST_BYTES = 1 << 10
 
 _UNITS = {
@@ -31,21 +31,21 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """How many batches a loader makes ahead of the trainer.
+    """How many batches a loader prefetches.
 
-    Workers fill it to the high mark, rest, and begin again below the low mark; the trainer does not
-    take part in that.
+    Workers fill it to the high mark, pause, and start again below the low mark. None of this needs
+    the trainer.
 
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
             such as "30GB" (10^9) or "30GiB" (2^30), or a share of the memory that this process may
             use, such as "50%". None: no limit by bytes.
         max_batches: High mark: batches that are ready or being made. None: no limit by number.
-        refill_below: Low mark: once full, rest until fewer batches than this are ready or being
-            made. None: 80 % of what there was when it was full.
+        refill_below: Low mark: once full, pause until fewer batches than this are ready or being
+            made. None: 80 % of the batches that it held when full.
         directory: A folder on whose disk the buffer is kept, in one file without a name; None
-            keeps it in memory. Batches of up to 16 KiB stay in memory, and so does what is no
-            tensor, array or other large block of bytes.
+            keeps it in memory. Batches of up to 16 KiB stay in memory, as does everything except
+            tensors, arrays and other large blocks of bytes.
 
     Raises:
         OptionError: A mark is impossible, or both high marks are missing.
@@ -83,11 +83,11 @@ class Buffer:
 
     @property
     def nbytes(self) -> int | None:
-        """The high mark in bytes, as a number."""
+        """Return the high mark in bytes."""
         return None if self.max_bytes is None else int(self.max_bytes)
 
     def low_mark(self) -> int | float:
-        """Return the low mark: a number of batches, or a share of what there was when full."""
+        """Return the low mark: a number of batches, or a share of a full buffer."""
         return REFILL_SHARE if self.refill_below is None else self.refill_below
 
     def described(self) -> str:
@@ -98,7 +98,7 @@ class Buffer:
 
     @classmethod
     def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:
-        """Return what the `buffer` argument means.
+        """Return the Buffer that the `buffer` argument stands for.
 
         Raises:
             OptionError: It is not a size, or too small to be intended.
@@ -116,7 +116,7 @@ class Buffer:
 
 
 def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: int) -> None:
-    """Tell the user that a batch did not fit on the buffer's disk."""
+    """Warn that a batch did not fit on the buffer's disk."""
     folder = os.fspath(directory)
     try:
         free = f"{shutil.disk_usage(folder).free:,} bytes are free there"

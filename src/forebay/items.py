@@ -1,4 +1,4 @@
-"""Datasets of many items, and a function that loads one of them.
+"""Datasets made of a sequence of items and a function that loads one item.
 
     from_folder ── paths ──┐
     from_table ─── rows ───┼──> ItemDataset(items, load):  dataset[i] is load(items[i])
@@ -51,10 +51,10 @@ class ItemDataset(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample, loaded now.
+        """Load a sample and return it.
 
         Args:
-            index: From 0; or from -1, backwards.
+            index: From 0, or negative to count from the end.
 
         Raises:
             IndexError: There is no such sample.
@@ -82,14 +82,14 @@ def from_folder(
     """Return a dataset of the files in a folder: one sample per file.
 
     The folder is listed once, now. Files come in the order of their paths as strings, the same on
-    every machine. Hidden ones, and all in hidden folders, are left out; links are followed.
+    every machine. Hidden files, and files in hidden folders, are left out; links are followed.
 
     Args:
-        folder: Where the files are, in folders of their own or not.
-        load: Called with a file's absolute path when its sample is asked for; it returns the
+        folder: Where the files are, directly or in subfolders.
+        load: Called with a file's absolute path when its sample is requested; it returns the
             sample. For worker processes that are not forked it must be picklable.
         pattern: Which files: a path relative to `folder` in which `*`, `?` and `[...]` stand for
-            parts of a name, and `**` for any folders. "*.wav" are those in the folder itself.
+            parts of a name, and `**` for any folders. "*.wav" only matches files at the top level.
 
     Raises:
         InputError: There is no such folder, it cannot be read, or no file in it matches.

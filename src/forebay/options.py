@@ -71,7 +71,7 @@ class Ray:
 class PreprocessOptions:
     """How `forebay.preprocess` runs; its docstring says what each setting means.
 
-    The defaults are those of `forebay.preprocess`; `cache` and `predict` name what differs.
+    The defaults are those of `forebay.preprocess`; `cache` and `predict` override some.
 
     Raises:
         OptionError: A setting is impossible, or two contradict each other.

@@ -36,7 +36,7 @@ def preprocess(
     version: str | None = None,
     progress: bool = True,
 ) -> Report:
-    """Process every input once, keep the files that are written, and write a table of metadata.
+    """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
@@ -53,7 +53,7 @@ def preprocess(
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
             of `preprocess` stands for its table: a manifest whose `destination` the function gets
-            as a path that opens from any working folder.
+            as a path that can be opened from any working directory.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
@@ -68,7 +68,7 @@ def preprocess(
             function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
-            set: to try a function.
+            set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
@@ -82,7 +82,7 @@ def preprocess(
 
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
-        InputError: The inputs are missing, empty or torn.
+        InputError: The inputs are missing, empty or damaged.
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
         ChangedError: `work` differs from that of the earlier run.
@@ -127,12 +127,12 @@ def retry(
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
-    The other two retry by their own call: `predict` with `retry_failed=True`, and `cache` always.
+    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
 
     Args:
-        work: The function of that run. No code is loaded because the folder names it.
+        work: The function of that run. The folder names it, but no code is loaded because of that.
         output: The folder of that run.
-        num_workers: As in `preprocess`, like all that follow.
+        num_workers: See `preprocess`.
         backend: See `preprocess`.
         timeout: See `preprocess`.
         retries: See `preprocess`.

@@ -146,7 +146,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
                 raise OptionError(
                     f"the ranks do not use the same plan: {name}={value!r} here, and "
                     f"{name}={others.get(name)!r} in process {number} ({process})\n"
-                    f"  This is process {group.rank} ({mine[1]}). No batch was handed out. Make "
+                    f"  This is process {group.rank} ({mine[1]}). No batch was returned. Make "
                     "the loader with the same arguments on all ranks, and load the same state."
                 )
     times = Counter(rank for _, _, rank, _ in everyone)

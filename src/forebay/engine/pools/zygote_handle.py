@@ -184,7 +184,7 @@ class ZygoteHandle:
 def _unstartable(error: OSError) -> str:
     return (
         f"worker processes cannot be started: {error}\n"
-        "  No input is blamed, and completed work is kept.\n"
+        "  No input counts as failed, and completed work is kept.\n"
         "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of memory, "
         "or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
     )

@@ -256,7 +256,7 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
 def _sort_key(entry: os.DirEntry[str]) -> str:
     """Return a name that sorts where its whole path belongs: a folder's ends with its separator.
 
-    It is "" for what is not an input: a socket, a pipe, a device. A dangling link is a missing file.
+    It is "" for what is not an input: a socket, a pipe, a device. A dangling link is missing.
     """
     try:
         if entry.is_dir():
