@@ -354,7 +354,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
         Call it after changing a sampler or a dataset in a way that forebay cannot detect: an array
         modified in place, an object within an object, and any change of a dataset with threads,
-        with `persistent_workers=True`, or of an iterable dataset. Other attributes, lengths and tensors
+        with `persistent_workers=True`, or of an iterable one. Other attributes, lengths and tensors
         are detected.
         """
         for pipeline in self._passes:

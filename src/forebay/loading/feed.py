@@ -212,7 +212,7 @@ class Feed:
 
     # ---- what comes from the engine ------------------------------------------------------------
 
-    def line_up(self, outcomes: Sequence[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Put what came of a step of the engine in line."""
         for outcome in outcomes:
             match outcome:
@@ -335,7 +335,7 @@ def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequ
 def _line_up(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:
     feed = this()
     if feed is not None:
-        feed.line_up(outcomes)
+        feed.add_outcomes(outcomes)
 
 
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()

@@ -210,7 +210,7 @@ class ProcessPool(Pool):
         driver_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
-    def _lay_to_rest(self, incarnation: int, death: WorkerDied) -> None:
+    def _report_death(self, incarnation: int, death: WorkerDied) -> None:
         """Hear a dead worker's last words, then report its death."""
         if incarnation in self._workers:
             channel = self._workers[incarnation]
@@ -231,13 +231,13 @@ class ProcessPool(Pool):
         for message in self._zygote.receive_nowait():
             self._heed(*message)
         if self._zygote.ended:
-            self._lose_zygote("the process that forks the workers died")
+            self._report_lost_zygote("the process that forks the workers died")
 
     def _look_after_zygote(self) -> None:
-        if self._zygote is not None and (why := self._zygote.look_after(bool(self._owed))):
-            self._lose_zygote(why)
+        if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
+            self._report_lost_zygote(why)
 
-    def _lose_zygote(self, why: str) -> None:
+    def _report_lost_zygote(self, why: str) -> None:
         """Report the deaths of all workers: they die with their zygote, which is dead or killed."""
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
@@ -246,7 +246,7 @@ class ProcessPool(Pool):
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure, blameless=True))
+            self._report_death(incarnation, WorkerDied(incarnation, failure, blameless=True))
 
     def _end_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None
@@ -265,10 +265,10 @@ class ProcessPool(Pool):
             self.exit_codes[incarnation] = code
             message, pid = describe_exit(code, peak_bytes), self.pids.get(incarnation)
             failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
+            self._report_death(incarnation, WorkerDied(incarnation, failure))
         else:  # refused
             (failure,) = facts
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
+            self._report_death(incarnation, WorkerDied(incarnation, failure))
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:

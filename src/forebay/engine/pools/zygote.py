@@ -213,7 +213,7 @@ class _Zygote:
                     os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
+                _run_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
@@ -245,7 +245,7 @@ class _Zygote:
             self._driver.send(("exited", child.incarnation, code, peak, stacks))
 
 
-def _be_a_worker(
+def _run_worker(
     incarnation: int, worker_id: int, job: Job, channel: Channel, stacks: int
 ) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""

@@ -131,7 +131,7 @@ class ZygoteHandle:
         self._is_loaded |= ("ready",) in messages
         return [message for message in messages if message != ("ready",)]
 
-    def look_after(self, owes: bool) -> str | None:
+    def check_response(self, owes: bool) -> str | None:
         """Take note of how long it has been silent; continue it should it be stopped.
 
         Args:

@@ -26,7 +26,7 @@ _START_ONE = (
     "that address, or 'auto' on one of its nodes."
 )
 # How long an address may take to answer at all.
-KNOCK_S = 10.0
+CONNECT_S = 10.0
 # How many pools rely on the connection as it is.
 _guards = 0
 _guards_lock = threading.Lock()
@@ -54,7 +54,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         raise OptionError(f"no Ray cluster runs on this machine: address='auto'\n{_START_ONE}")
     if at is not None:
         try:
-            _knock(at)
+            _check_port(at)
         except OSError as error:
             missing = f"no Ray cluster answers at {at!r}{whose}"
             if address is not None or whose == _BY_ENVIRONMENT:
@@ -169,11 +169,11 @@ def nodes() -> list[Node]:
     ]
 
 
-def _knock(address: str) -> None:
+def _check_port(address: str) -> None:
     """Raise OSError where nothing listens at an address; Ray itself would ask for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _summary(ray: Any) -> str:
