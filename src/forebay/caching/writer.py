@@ -108,7 +108,7 @@ class ShardWriter:
         if specs != self.specs:
             specs = wider(self._names, self.specs, specs)
             if specs != self.specs:
-                self._reset_after_fork(specs)
+                self._restart_wider(specs)
         self._append(leaves)
 
     def _append(self, leaves: list[Any]) -> None:
@@ -128,7 +128,7 @@ class ShardWriter:
             self._flush()
         self._writer.close()
 
-    def _reset_after_fork(self, specs: list[Spec]) -> None:
+    def _restart_wider(self, specs: list[Spec]) -> None:
         self._finish()
         self._file.close()
         narrow = self._path.with_name(f"{self._path.name}.narrow")

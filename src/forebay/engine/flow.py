@@ -109,12 +109,8 @@ class Flow:
         self._ended: dict[
             int, Failure
         ] = {}  # worker IDs that get nothing until tasks are forgotten
-        self._retries: deque[int] = (
-            deque()
-        )  # raised before: to be retried, each in a separate message
-        self._suspects: deque[int] = (
-            deque()
-        )  # died or hung before: to be retried alone on the machine
+        self._retries: deque[int] = deque()  # to be retried, each in its own message
+        self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
         self._trial: int | None = None  # the suspect that was sent alone last
         self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
@@ -140,6 +136,261 @@ class Flow:
 
     def handle(self, events: Sequence[Event], now: float) -> list[Command]:
         """Process events, all at time `now`, and return the commands to perform, in order."""
+        commands: list[Command] = []
+        for event in events:
+            match event:
+                case TaskFinished():
+                    self._on_finished(event, now, commands)
+                case TaskFailed():
+                    self._on_failed(event, now, commands)
+                case TasksQueued():
+                    self._on_queued(event)
+                case TasksReturned():
+                    self._on_returned(event, now, commands)
+                case WorkerStarted():
+                    worker = self._workers.get(event.incarnation)
+                    if worker is not None:
+                        worker.started = True
+                case WorkerDied():
+                    self._on_died(event, commands)
+                case RoomGrew():
+                    self.limits = replace(self.limits, num_workers=event.num_workers)
+                case AlarmRang():
+                    self._on_alarm(now, commands)
+                case ResultsReleased():
+                    self._move(Move.RELEASED, *event.tasks)
+                    for key in event.tasks:
+                        self.held_bytes -= self._tasks.pop(key).nbytes
+                case TasksForgotten():
+                    self._on_forgotten(event.before, commands)
+        self._go_on(now, commands)
+        return commands
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def _on_queued(self, event: TasksQueued) -> None:
+        self._fetching = False
+        self._source_ended = event.ended
+        tasks, place = self._tasks, self._next_place
+        if event.worker_ids is None:
+            tasks.update((key, _Task(at)) for at, key in enumerate(event.tasks, place))
+            self._queue.extend(event.tasks)
+        else:
+            for at, key in enumerate(event.tasks):
+                tasks[key] = _Task(place + at, event.worker_ids[at])
+                self._queue_of(key).append(key)
+        self._next_place += len(event.tasks)
+        self.counts[State.QUEUED] += len(event.tasks)
+        if self.limits.in_order:
+            self._order.extend(event.tasks)
+
+    def _on_forgotten(self, before: int, commands: list[Command]) -> None:
+        for key in [key for key in self._tasks if key < before]:
+            task = self._tasks[key]
+            if task.state is State.RUNNING:
+                task.unwanted = True  # its worker cannot be interrupted
+            elif task.state is State.QUEUED:
+                for queue in (self._queue_of(key), self._retries, self._suspects):
+                    if key in queue:
+                        queue.remove(key)
+                self._drop(key, commands)
+            elif task.state is State.READY:
+                self.held_bytes -= task.nbytes
+                self._drop(key, commands)
+            elif task.state is State.FAILED:  # and not reported yet, in order
+                del self._tasks[key]
+                commands.append(DropTask(key))
+        self._ended.clear()
+        self._order = deque(key for key in self._order if key >= before)
+        self._deliver(commands)
+
+    def _on_finished(self, event: TaskFinished, now: float, commands: list[Command]) -> None:
+        key = event.task
+        task = self._answered(event.incarnation, key, event.attempt, now)
+        if task is None:
+            return
+        self._fruitless_deaths = 0
+        old = self._estimate
+        self._estimate = event.seconds if old is None else old + 0.1 * (event.seconds - old)
+        nbytes = event.nbytes
+        if nbytes > self._largest:
+            self._largest = nbytes
+        if task.unwanted:
+            self._drop(key, commands)
+            return
+        task.nbytes, task.seconds, task.result = nbytes, event.seconds, event.result
+        self.held_bytes += nbytes
+        self._move(Move.FINISHED, key)
+        if not self.limits.in_order:
+            self._order.append(key)
+        if self._order[0] == key:
+            self._deliver(commands)
+
+    def _on_failed(self, event: TaskFailed, now: float, commands: list[Command]) -> None:
+        task = self._answered(event.incarnation, event.task, event.attempt, now)
+        if task is None:
+            return
+        self._fruitless_deaths = 0
+        task.seconds = event.seconds
+        self._fail(event.task, event.failure, commands, self._retries, final=event.final)
+
+    def _on_returned(self, event: TasksReturned, now: float, commands: list[Command]) -> None:
+        worker = self._workers.get(event.incarnation)
+        if worker is None:
+            return
+        worker.robbed = False
+        given = set(event.tasks)
+        self._take_back(worker, [key for key in worker.tasks if key in given], commands)
+        self._begin(worker, now)
+
+    def _on_died(self, event: WorkerDied, commands: list[Command]) -> None:
+        worker = self._workers.pop(event.incarnation, None)
+        if worker is None:
+            return
+        suspect, failure = (worker.tasks[0] if worker.tasks else None), event.failure
+        if event.blameless:
+            suspect = None
+        elif worker.condemned is not None:
+            suspect = worker.condemned if worker.condemned == suspect else None
+            failure = Failure(
+                "timeout",
+                "SampleTimeoutError",
+                f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed",
+                event.failure.traceback,
+            )
+        # A death attributed to a task uses up one of its attempts, so such deaths are bounded.
+        if suspect is not None:
+            self._fruitless_deaths = 0
+        elif event.incarnation >= self._newcomers:
+            # Workers that die together, with their host, count once.
+            self._fruitless_deaths += 1
+            self._newcomers = self._next_incarnation
+        broken = not worker.started and event.failure.kind == "exception"
+        if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+            self._over = True
+            commands.append(GiveUp(event.failure))
+        for key in worker.tasks:
+            if key != suspect:
+                self._move(Move.ORPHANED, key)
+                self._put_back(key, commands)
+        if suspect is not None and event.doubtful and self._may_be_innocent(suspect):
+            self._move(Move.DOUBTED, suspect)
+            if self._tasks[suspect].unwanted:
+                self._drop(suspect, commands)
+            else:
+                self._suspects.append(suspect)
+        elif suspect is not None:
+            if failure.kind == "timeout":
+                self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
+            self._fail(suspect, failure, commands, self._suspects)
+
+    def _may_be_innocent(self, suspect: int) -> bool:
+        """Return whether a suspect ran beside other tasks and can be tried without them."""
+        waits = not self.limits.in_order and self._tasks[suspect].worker_id is None
+        return waits and self._trial != suspect and self.limits.num_workers > 1
+
+    def _on_alarm(self, now: float, commands: list[Command]) -> None:
+        timeout = self.limits.timeout_s
+        for number, worker in self._workers.items():
+            if worker.begun is None or worker.condemned is not None:
+                continue
+            if timeout is not None and now >= worker.begun + timeout:
+                worker.condemned = worker.tasks[0]
+                commands.append(KillWorker(number))
+            elif self._is_overdue(worker, now):
+                self._take_back(worker, list(worker.tasks)[1:], commands)
+                worker.robbed = True
+        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
+        self._alarm = min(times, default=None)
+        if self._alarm is not None:
+            commands.append(SetAlarm(self._alarm))
+
+    def _take_back(self, worker: _Worker, keys: list[int], commands: list[Command]) -> None:
+        """Put tasks that a worker has not begun back into the queue."""
+        taken = set(keys)
+        for key in keys:
+            self._move(Move.RETURNED, key)
+            self._put_back(key, commands)
+        worker.tasks = deque(key for key in worker.tasks if key not in taken)
+
+    # ---- what becomes of a task ----------------------------------------------------------------
+
+    def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> _Task | None:
+        """Take an answered task from its worker; None if the answer is late or unknown."""
+        worker = self._workers.get(incarnation)
+        if worker is None or not worker.tasks or worker.tasks[0] != key:
+            return None
+        task = self._tasks[key]
+        if task.attempt != attempt:
+            return None
+        worker.tasks.popleft()
+        self._begin(worker, now)
+        return task
+
+    def _fail(
+        self,
+        key: int,
+        failure: Failure,
+        commands: list[Command],
+        again: deque[int],
+        final: bool = False,
+    ) -> None:
+        task = self._tasks[key]
+        if task.unwanted:
+            self._drop(key, commands)
+            return
+        if task.attempt > self.limits.retries or final:
+            if self.limits.failure_ends_worker and task.worker_id is not None:
+                self._ended[task.worker_id] = failure
+            self._end(key, Move.FAILED, failure, commands)
+            return
+        self._move(Move.RETRIED, key)
+        commands.append(ReportRetry(key, task.attempt, failure))
+        task.attempt += 1
+        if self.limits.in_order or task.worker_id is not None:
+            self._put_back(key, commands)
+        else:
+            again.append(key)
+
+    def _end(self, key: int, move: Move, failure: Failure, commands: list[Command]) -> None:
+        """End a task without a result."""
+        self._move(move, key)
+        self._tasks[key].failure = failure
+        if not self.limits.in_order:
+            self._order.append(key)
+        self._deliver(commands)
+
+    def _abandon(self, commands: list[Command]) -> None:
+        """Fail the tasks that wait for a worker blocked by an earlier failure."""
+        for worker_id, failure in self._ended.items():
+            queue = self._bound.get(worker_id)
+            while queue:
+                self._end(queue.popleft(), Move.ABANDONED, failure, commands)
+
+    def _put_back(self, key: int, commands: list[Command]) -> None:
+        """Queue a task at its place in the source: before all that have not been sent yet."""
+        if self._tasks[key].unwanted:
+            self._drop(key, commands)
+            return
+        place, at, queue = self._tasks[key].place, 0, self._queue_of(key)
+        while at < len(queue) and self._tasks[queue[at]].place < place:
+            at += 1
+        queue.insert(at, key)
+
+    def _queue_of(self, key: int) -> deque[int]:
+        worker_id = self._tasks[key].worker_id
+        if worker_id is None:
+            return self._queue
+        return self._bound.setdefault(worker_id, deque())
+
+    def _drop(self, key: int, commands: list[Command]) -> None:
+        """End a task that is no longer needed."""
+        self._move(Move.FORGOTTEN, key)
+        del self._tasks[key]
+        commands.append(DropTask(key))
+
+    def _deliver(self, commands: list[Command]) -> None:
+        """Deliver the results that are next in order."""
         delivered = []
         while self._order:
             key = self._order[0]
@@ -255,7 +506,7 @@ class Flow:
                 return
 
     def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
-        """Return how many tasks to send: about `group_s` of work, and no more than needed."""
+        """Return how many tasks to send: about `group_s` of work; the rest stays for others."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
