@@ -1,8 +1,8 @@
-"""Workers as processes of this machine: every core, and a death that harms nobody else.
+"""Workers as processes on this machine: one per core, and a death affects no other worker.
 
 The driver holds one channel a worker and one to the zygote (see `zygote.py`), and waits on all of
 them at once: an answer, a death and the zygote's own death are each something to read. No lock
-and no queue is shared, so there is nothing that a dying worker could take along.
+and no queue is shared, so a dying worker cannot leave one locked or corrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProcessPool(Pool):
         start: Literal["auto", "fork"] | BaseContext = "auto",
         keep: Sequence[int] = (),
     ) -> None:
-        """Pickle the job and begin to bring up the zygote, which takes a moment."""
+        """Pickle the job and start the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = 2 * num_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
@@ -83,7 +83,7 @@ class ProcessPool(Pool):
         driver_ends.update((self._woken, self._waker, self._selector.fileno()))
         self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         self._zygote: ZygoteHandle | None = None
-        self._owed: set[tuple[str, int]] = set()  # what the zygote has to say of which worker
+        self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
@@ -131,7 +131,7 @@ class ProcessPool(Pool):
             self._owed.add(("exited", incarnation))
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what the workers said and who died."""
+        """Return the workers' events and deaths."""
         if not self._events:
             if self._owed:
                 timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
@@ -162,7 +162,7 @@ class ProcessPool(Pool):
                 os.write(self._waker, b"w")
 
     def close(self) -> None:
-        """Let idle workers go, kill the others, and see the zygote out.
+        """Stop idle workers, kill the others, and wait for the zygote to end.
 
         In a fork of the driver it does nothing: the workers are not that process's.
         """
@@ -211,7 +211,7 @@ class ProcessPool(Pool):
         channel.close()
 
     def _report_death(self, incarnation: int, death: WorkerDied) -> None:
-        """Hear a dead worker's last words, then report its death."""
+        """Read a dead worker's last messages, then report its death."""
         if incarnation in self._workers:
             channel = self._workers[incarnation]
             if not channel.ended:
@@ -272,7 +272,7 @@ class ProcessPool(Pool):
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:
-    """Say how a worker ended, and what that usually means."""
+    """Describe how a worker ended, and what that usually means."""
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
     if code >= 0:
         return f"the worker exited with code {code} ({peak}): the function ended its process"

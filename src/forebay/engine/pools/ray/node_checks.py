@@ -2,7 +2,7 @@
 
     driver writes a nonce ──> node reads it, writes one of its own ──> driver reads that
 
-A folder of one node's own disk would take outputs that nobody ever finds. A module that is
+A folder on a node's local disk would take outputs that nobody ever finds. A module that is
 missing on one node would fail every input that happens to go there.
 """
 
