@@ -1,4 +1,4 @@
-"""Arguments of a loader that are impossible, or do not go together."""
+"""Check a loader's arguments: impossible values and combinations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.torch_internals import accepts
 
 
 def check(settings: Settings) -> None:
-    """Refuse arguments of forebay's own that are impossible, or do not go together.
+    """Refuse impossible values and combinations of forebay's own arguments.
 
     Raises:
         OptionError: The first that is found.

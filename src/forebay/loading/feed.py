@@ -56,7 +56,7 @@ class Feed:
         workers: Where.
         limits: What the engine may do.
         counters: Counts what happens.
-        turns: Whether each request is for one worker alone.
+        turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
     Attributes:
@@ -91,7 +91,7 @@ class Feed:
         occupy_standard_descriptors()
         self._slab = None if workers.backend == "thread" else Slab(workers.directory)
         self.pool = pool_for(spec, workers, turns, self._slab, self._slots)
-        # No method of its own: a cycle would keep the slab until the garbage collector runs.
+        # Not a bound method: a cycle would keep the slab until the garbage collector runs.
         prepare = None
         if self._slab is not None and workers.backend == "process":
             prepare = partial(_with_slot, self._slab, self._slots)
@@ -143,7 +143,7 @@ class Feed:
 
         Raises:
             WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
-            RuntimeError: The feed cannot be used: it is closed, torn, or another process's.
+            RuntimeError: The feed cannot be used: it is closed, inconsistent, or another process's.
         """
         if self.ready and not self._closed and os.getpid() == self._owner:
             self._counters.waits.append(0.0)
@@ -204,7 +204,7 @@ class Feed:
         """Unpack a batch; its slot, if it has one, now belongs to it."""
         packed = result.batch
         if packed.refused is not None and self._directory is not None:
-            directory, self._directory = self._directory, None  # it is said once
+            directory, self._directory = self._directory, None  # one warning is enough
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
         batch = unpack(packed, slab, self._slots.pop(task, None))
         timing = result.timing._replace(is_inline=packed.body is not None)
@@ -213,7 +213,7 @@ class Feed:
     # ---- what comes from the engine ------------------------------------------------------------
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Put what came of a step of the engine in line."""
+        """Queue the outcomes of a step of the engine."""
         for outcome in outcomes:
             match outcome:
                 case DeliverResult():
@@ -261,7 +261,7 @@ class Feed:
 
     @property
     def in_flight(self) -> int:
-        """How many batches the workers have in hand."""
+        """The number of batches that workers hold."""
         return 0 if self._closed else self._engine.running
 
     @property
@@ -271,14 +271,14 @@ class Feed:
         return not self._closed and not is_torn and os.getpid() == self._owner
 
     def look(self, seconds: float) -> None:
-        """Let the engine take in what has happened, for at most so long."""
+        """Let the engine process events, for at most so long."""
         self._driver.look(seconds)
 
     def interrupted(self) -> None:
-        """Note an exception that came from a signal, such as Ctrl-C.
+        """Handle an exception that came from a signal, such as Ctrl-C.
 
-        One that came while nothing was done but waiting costs nothing. Any other may have torn
-        something, so the feed is closed: to go on would be to hang, or to lose batches.
+        One that came during a wait is harmless. Any other may have left something inconsistent,
+        so the feed is closed: continuing could hang or lose batches.
         """
         if self._closed or not self._driver.was_at_rest():
             self._error = self._error or RuntimeError(
@@ -288,7 +288,7 @@ class Feed:
             self.close()
 
     def close(self) -> None:
-        """End the workers, unless this is a fork of the trainer: they are not its own."""
+        """Stop the workers, except in a fork of the trainer, which does not own them."""
         if self._closed:
             return
         self._closed = True
@@ -343,6 +343,6 @@ _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End the workers before the interpreter takes down what their pools need."""
+    """Stop the workers before the interpreter removes what their pools need."""
     for feed in list(_open_feeds):
         feed.close()

@@ -1,4 +1,4 @@
-"""What other libraries do to loaders, where forebay has to know of it."""
+"""Workarounds for what other libraries do to loaders."""
 
 from __future__ import annotations
 

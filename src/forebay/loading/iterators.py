@@ -1,4 +1,4 @@
-"""The iterator of a loader: torch's, with a pipeline behind it."""
+"""The iterator of a loader: torch's iterator class, fed by a pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.torch_internals import BaseIterator, profiler_is_on
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
-    """Hands out the batches of one epoch, with torch's checks, warnings and ways to raise.
+    """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
 
     Args:
         loader: The loader. It is kept, unless it keeps this iterator: its workers must not end.
@@ -78,7 +78,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             raise
 
     def _raise(self, request: BatchRequest, result: Any) -> None:
-        """Raise what came instead of a batch."""
+        """Raise the exception that came instead of a batch."""
         if isinstance(result, Failure):
             raise _died(result, request, self._timeout)
         assert isinstance(result, BatchError)

@@ -1,4 +1,4 @@
-"""How far a loader has come: its position, its statistics, and which samples of a batch count."""
+"""A loader's progress: its position, its statistics, and which samples of a batch count."""
 
 from __future__ import annotations
 

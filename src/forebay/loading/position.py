@@ -1,10 +1,10 @@
-"""Where a loader stands: one record, and one JSON format, for every kind of loader.
+"""The position of a loader: one record, and one JSON format, for every kind of loader.
 
     loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
                                                        └── from_state ──  loader.load_state_dict()
 
 A position counts what was handed out, over all ranks, so it is the same on every rank. It says what
-it was made with; a loader that is made otherwise refuses it, since it would lose or repeat samples.
+it was made with; a loader with other arguments refuses it, to avoid losing or repeating samples.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MadeWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a loader stands.
+    """The position of a loader.
 
     Attributes:
         made_with: What the loader was made with.

@@ -1,4 +1,4 @@
-"""One batch again, in the trainer's thread, for a debugger."""
+"""Rebuild one batch in the trainer's thread, for a debugger."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def _source_again(
     give_back(sampler, planned.carried)
     recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
     again = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
-    if follows:  # it goes on from where it stood by itself
+    if follows:  # it continues from its own position
         return again, planned.start, start.batch - planned.start.batch
     return again, start, 0
