@@ -42,7 +42,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="forebay")
 def cli() -> None:
-    """Make data ready: a function over every input, on every core, resumably."""
+    """Prepare data: run a function on every input, on every core, resumably."""
 
 
 @cli.command("preprocess")
@@ -161,7 +161,7 @@ def _predict(
 @options.version
 @options.quiet
 def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
-    """Try what failed in OUTPUT again, and nothing else.
+    """Try failed inputs or samples of OUTPUT again, and nothing else.
 
     Name what the earlier run worked with, as in its command: the FUNCTION or DATASET of
     preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
@@ -211,7 +211,7 @@ def status_command(output: str, watch: bool) -> int:
                 raise
         try:
             time.sleep(WATCH_S)
-        except KeyboardInterrupt:  # how one leaves it; the run is another process
+        except KeyboardInterrupt:  # Ctrl-C ends the display; the run is another process
             return INTERRUPTED
 
 
@@ -234,7 +234,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
 @cli.command("verify")
 @click.argument("output", type=options.PATH)
 def verify_command(output: str) -> int:
-    """Prove that every recorded output is there, whole, and that nothing else is.
+    """Check that every recorded output exists unaltered, and that there are no other files.
 
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.

@@ -27,7 +27,7 @@ HANG_S = 0.4
 DEATHS = {
     "SIGKILL": (
         "killed by signal: Killed (SIGKILL",
-        "usually the machine ran out of memory, or somebody killed",
+        "usually the machine ran out of memory, or someone killed",
     ),
     "SIGSEGV": ("killed by signal: Segmentation fault (SIGSEGV", "native code crashed"),
     "os._exit": ("exited with code 3", "the function ended its process"),

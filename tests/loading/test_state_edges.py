@@ -220,7 +220,7 @@ def test_a_state_of_an_object_without_one_is_refused_before_anything_changes():
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    with pytest.raises(OptionError, match="that of a dataset, and Squares has no load_state_dict"):
+    with pytest.raises(OptionError, match="that of a dataset, but Squares has no load_state_dict"):
         DataLoader(Squares(20), batch_size=4, seed=1).load_state_dict(state)
     next(iterator)
     with pytest.raises(RuntimeError, match="it cannot be loaded"):
@@ -383,7 +383,7 @@ def test_a_mask_is_about_planned_samples():
 
     loader = DataLoader(Few(), batch_size=2, seed=1)
     next(iter(loader))
-    with pytest.raises(OptionError, match="an iterable dataset has none"):
+    with pytest.raises(OptionError, match="not available for an iterable dataset"):
         loader.mask  # noqa: B018 - a property
 
 

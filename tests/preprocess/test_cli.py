@@ -83,14 +83,14 @@ def test_finished_with_failures_is_3(inputs, output):
             ["preprocess", str(WORKS), "in", "out"],
             "is a file; the name of a function in it is missing",
         ),
-        (["preprocess", str(WORKS.parent), "in", "out"], "is a folder, where a file or module"),
+        (["preprocess", str(WORKS.parent), "in", "out"], "is a folder; a file or module"),
         (["preprocess", f"{WORKS}:copy", "out"], "a function, which needs INPUTS and OUTPUT"),
         (["preprocess", f"{WORKS}:words", "in", "out"], "a Dataset, which has its own inputs"),
         (
             ["preprocess", f"{WORKS}:Words", "out"],
             "Words is a Dataset class, not a Dataset instance",
         ),
-        (["preprocess", "no.py:copy", "in", "out"], "is no file"),
+        (["preprocess", "no.py:copy", "in", "out"], "is not a file"),
         (["preprocess", "no.such.module:copy", "in", "out"], "cannot be imported"),
         (["preprocess", f"{WORKS}:no", "in", "out"], "has no 'no'; it has 'note_call', 'copy'"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--limit", "0"], "--limit"),
@@ -378,7 +378,7 @@ def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output
         ledger.set_meta("work", json.dumps(work))
     call(command, output)
     assert not mark.exists()
-    (_, _, err), expected = call("retry", output, f"{trap}:work"), "is not what the earlier run"
+    (_, _, err), expected = call("retry", output, f"{trap}:work"), "changed since the earlier run"
     assert mark.exists() and expected in err  # the user named it; and it is another function
 
 

@@ -391,7 +391,7 @@ def test_a_changed_function_is_an_error_that_shows_the_difference(inputs, output
 def test_changed_parameters_are_an_error_that_names_them(inputs, output):
     """A partial's argument counts as the work."""
     run(partial(returns, {"a": 1}), inputs, output)
-    with pytest.raises(ChangedError, match="is not what the earlier run") as caught:
+    with pytest.raises(ChangedError, match="changed since the earlier run") as caught:
         run(partial(returns, {"a": 2}), inputs, output)
     assert '{"a": 2}' in str(caught.value).replace("'", '"')
 

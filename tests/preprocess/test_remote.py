@@ -570,7 +570,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_blames_no_input(bucket, undis
             continue  # a worker was quicker: it is not empty
     code, _, err = finish(process)
     assert code == 1
-    assert "cannot be written any more" in err
+    assert "can no longer be written" in err
     assert "no input is blamed" in err
     states = Path(os.environ["XDG_STATE_HOME"], "forebay")
     (ledger,) = states.rglob("ledger.sqlite")

@@ -55,8 +55,8 @@ def joined(address):
 def test_the_cluster_that_ray_remembers_is_gone(rays_folder, alone, nobody):
     """With "auto" that is said at once; Ray itself would ask there for minutes."""
     first, advice = joined("auto")
-    assert first.startswith(f"no Ray cluster answers at {nobody!r}, where the last one on this ")
-    assert "machine was: [Errno 111] Connection refused" in first
+    assert first.startswith(f"no Ray cluster answers at {nobody!r}, the address of the last one ")
+    assert "on this machine: [Errno 111] Connection refused" in first
     assert "Nothing was started. On the cluster's first node: ray start --head" in advice
 
 

@@ -206,7 +206,7 @@ def test_it_says_what_it_waits_for_and_goes_on(tmp_path, capsys, monkeypatch):
         assert "1 of 1 CPU free, 0 of 0 disk free" in said
         taken = take_room(add_node(cluster, resources={"disk": 1}))
         said = ""
-        until(lambda: says("All of it is in use: it goes on when somebody lets go"))
+        until(lambda: says("All of it is in use: the run continues when resources are freed"))
         ray.kill(taken)
         assert going.end().done == 6
 

@@ -1,4 +1,4 @@
-"""What a leaf is, and the Arrow column that its values of many samples are.
+"""The types of leaves, and the Arrow columns that hold their values.
 
     leaf                                Arrow
     tensor, array, all of one shape     fixed_shape_tensor<T, shape>; T where it is one number
@@ -88,7 +88,7 @@ class Spec:
 
 
 def spec_of(value: Any) -> Spec:
-    """Return what a leaf is.
+    """Return the spec of a leaf.
 
     Raises:
         MisfitError: A cache cannot give it back.

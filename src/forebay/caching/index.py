@@ -1,4 +1,4 @@
-"""What a finished cache is: a small JSON file, written last, that says which shards there are.
+"""The index of a finished cache: a small JSON file, written last, that lists the shards.
 
 While it is missing, the cache is not finished. It is all that a second call has to read.
 """
@@ -159,7 +159,7 @@ class Index:
 
     @staticmethod
     def remove(private: Path) -> None:
-        """Take the index away, if there is one."""
+        """Remove the index, if there is one."""
         (private / NAME).unlink(missing_ok=True)
 
     def missing(self, folder: Path) -> list[str]:

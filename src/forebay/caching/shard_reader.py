@@ -1,4 +1,4 @@
-"""Shards as they are read: each is mapped once, and its values are views of the map.
+"""Reading shards: each is memory-mapped once, and its values are views of the map.
 
     file ── one private map ──> Arrow record batches ──> per leaf: row -> value
                                                            tensors and arrays: views

@@ -1,4 +1,4 @@
-"""One shard as it is written: samples in, an Arrow file out, a record batch at a time.
+"""Writing one shard: samples in, an Arrow file out, one record batch at a time.
 
     sample ── leaves ──> columns ── full ──> record batch ──> file
                             └── a leaf that no column holds: the file is begun anew, wider

@@ -1,4 +1,4 @@
-"""Collating the fields of samples one by one, and making the container anew."""
+"""Collate the fields of samples one by one, and rebuild the container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding: tensors of different shapes as one, made where the batch is to be.
+"""Padding: collate tensors of different shapes, directly into the batch's memory.
 
 samples ──> dense tensors that agree ──> room for the batch ──> each written into its row
 

@@ -10,7 +10,7 @@ Guarantees, checked by a random state machine in the tests:
 - an answer from a dead worker, or for an attempt that has ended, changes nothing;
 - with `in_order`, results and failures come in the order of the source.
 
-This file is long because it holds every decision about a task.
+Long because it holds every decision about a task.
 
 Which task is blamed for a death. A worker acknowledges each task by itself and runs its tasks in
 the order in which they were sent, so when it dies the first unanswered task is the suspect and the

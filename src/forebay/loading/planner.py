@@ -1,6 +1,6 @@
 """Decide which batch to request when: prefetching across epochs, `set_epoch`, turns of workers.
 
-This file is long because one owner makes, answers and drops requests, with one record of them.
+Long because one owner makes, answers and drops requests, with one record of them.
 
     source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 

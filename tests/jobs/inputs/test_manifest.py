@@ -377,7 +377,7 @@ def test_a_jsonl_manifest_keeps_its_values_and_knows_all_its_columns(folder):
         ("{}\n", "m.jsonl: no rows with a key"),
         ('{"a":1}\n{"a":\n', "m.jsonl, line 2: not JSON: "),
         ('{"a":1}\n\n[1]\n', "m.jsonl, line 3: a JSON list instead of an object\n"),
-        ('{"a":NaN}\n', "m.jsonl, line 1: not JSON: NaN is no JSON value"),
+        ('{"a":NaN}\n', "m.jsonl, line 1: not JSON: NaN is not valid JSON"),
         ('{"a":1,"a":2}\n', "m.jsonl, line 1: not JSON: an object has the same key twice"),
         ('{"a":1}\n{"a":1e999}\n', "m.jsonl, line 2: a value that JSON in UTF-8 cannot hold"),
         ('{"a":"\\ud800"}\n', "m.jsonl, line 1: a value that JSON in UTF-8 cannot hold"),

@@ -239,7 +239,7 @@ def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock, im
         over.set()
         thread.join()
     assert "a command" in str(caught.value)
-    assert "0.2 s after its end" in str(caught.value)
+    assert "0.2 s after that" in str(caught.value)
 
 
 def test_a_look_believes_a_young_record_of_another_machine(tmp_path, without_flock):

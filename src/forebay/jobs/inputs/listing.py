@@ -5,7 +5,7 @@ makes the whole listing unusable (an empty folder, a torn manifest) is an `Input
 raised before the first record. One bad path among many is no error: its identity says "missing"
 or "directory", and the job fails that input alone.
 
-Long because every kind of input is told from the others here, and nowhere else.
+Long because all kinds of input are distinguished here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from forebay.jobs.ledger.records import Input
 from forebay.jobs.outputs.output_names import PRIVATE
 
 TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
-# What makes a folder one that forebay writes to.
+# The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of one job; every iteration looks at each of them anew, once.
+    """The inputs of one job; each iteration reads their state again, once.
 
     **Order.** The user's for a list and a manifest; by path, as text, for a folder or a glob.
 
@@ -271,7 +271,7 @@ def _identity(path: str) -> str:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        # Whatever else is wrong, the function meets it when it opens the file, and says it better.
+        # For other errors, the function raises a better message when it opens the file.
         return "missing" if _is_absent(error) else ""
     if stat.S_ISDIR(status.st_mode):
         return "directory"
@@ -298,7 +298,7 @@ def _url_identity(url: str, fresh: set[Any]) -> str:
 
 
 def _remote_identity(info: Mapping[str, Any]) -> str:
-    """Return what changes with an object's bytes: its etag, or else its size and its age."""
+    """Return a value that changes with an object's bytes: its etag, or its size and age."""
     etag = info.get("etag") or info.get("ETag")
     if etag:
         return str(etag).strip('"')

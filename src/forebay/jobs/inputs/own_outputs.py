@@ -1,4 +1,4 @@
-"""The output folder is never part of the inputs: what a run writes is not what the next one reads.
+"""Keep the output folder out of the inputs, so that a run never reads what an earlier one wrote.
 
 It may be reached by a glob, through a symbolic link, or by its name in a list or a manifest.
 """

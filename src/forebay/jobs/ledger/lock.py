@@ -1,4 +1,4 @@
-"""The lock that keeps an output folder to one driver, and whom it names to the second one.
+"""The lock that limits an output folder to one driver, and names that driver to a second one.
 
     lock       locked by the kernel (flock) while a driver runs; never removed
     lock.17    the record of the 17th driver: who it is; renewed while it runs
@@ -56,14 +56,14 @@ class _Record:
 
 
 class FolderLock:
-    """One driver per output folder; taken by making it, given back by `close`.
+    """One driver per output folder; locked by the constructor, released by `close`.
 
     It goes with the process that took it, whatever killed it. Forked children give up their copy at
     once: a worker that outlives a killed driver does not keep the folder.
 
     Args:
         path: The lock file; its folder must exist. It is never removed.
-        command: What to tell the one who comes second.
+        command: This run's command, for the message to a second run.
 
     Attributes:
         native: True if the file system has locks.
@@ -74,7 +74,7 @@ class FolderLock:
     """
 
     def __init__(self, path: Path, command: str = "") -> None:
-        """Take the folder; one that a run on another machine left behind, after STALE_S."""
+        """Lock the folder; wait STALE_S if a run on another machine left its record behind."""
         self.path = path.absolute()
         self.native = True
         self._record = self.path
@@ -96,7 +96,7 @@ class FolderLock:
         _held.add(self)
 
     def close(self) -> None:
-        """Give the folder back; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         if self._fd < 0:
             return
         self._over.set()
@@ -306,7 +306,7 @@ def _newest(lock: Path) -> _Record | None:
     while numbers := _numbers(lock):
         number = max(numbers)
         try:
-            # Opened anew each time, so that a network file system asks its server.
+            # Opened again each time, so that a network file system asks its server.
             with _path(lock, number).open("rb") as file:
                 body = file.read()
                 renewed_ns = os.fstat(file.fileno()).st_mtime_ns

@@ -4,7 +4,7 @@
        ^                               ^                     │
        └────────── events ─────────────┴──── events() <──────┘   a thread a worker listens
 
-This file is long because one owner keeps the record of which workers have, await or lost a place.
+Long because one owner keeps the record of which workers have, await or lost a place.
 
 Ray places and connects; it decides nothing else. Hosts are never restarted and their calls never
 retried by Ray, for the flow owns every retry. A host that is lost, with its node or by itself, is
