@@ -121,7 +121,7 @@ def test_what_a_users_rule_raises_names_the_field():
             {"x": (1, ones(2, 3))},
             {"x": (1, ones(2, 2))},
             "field x[1] is a tensor of shape (2, 3); in 3 others it is a tensor of shape (2, 2)",
-            "collate_fn=by_field(x=by_field({1: pad()})) to fill up",
+            "collate_fn=by_field(x=by_field({1: pad()})) to pad",
         ),
         (Named(ones(1), None), Named(ones(1), 2), "field label is None; in 3 others", "as_list"),
         ({"a": 1, "n": [1]}, {"a": 0.5, "n": [1, 2]}, "field n is a list of 1; in 3", "n=pad()"),

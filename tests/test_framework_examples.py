@@ -234,7 +234,7 @@ def test_transformers_resumes_in_the_middle_of_an_epoch(ranks, step, tmp_path):
             shutil.rmtree(folder)
     again = train(tmp_path, "transformers", ranks=ranks)
     assert loss(again) == loss(whole)
-    assert "stock torch DataLoader" not in again
+    assert "plain torch DataLoader" not in again
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_transformers_makes_a_stock_loader_to_skip_batches(tmp_path):
     for number in (20, 24):
         shutil.rmtree(tmp_path / "checkpoints" / f"checkpoint-{number}")
     again = train(tmp_path, "transformers", ("    ignore_data_skip=True,\n", ""))
-    assert "a stock torch DataLoader was made" in again
+    assert "a plain torch DataLoader was made" in again
     assert loss(again) != loss(whole)
 
 

@@ -100,7 +100,7 @@ def test_rows_are_typed_and_know_where_outputs_are(tmp_path, suffix, by_folder):
 
 
 def test_a_table_in_memory_is_left_as_it_is():
-    """There is no folder that its paths could be relative to."""
+    """There is not a folder that its paths could be relative to."""
     assert list(forebay.from_table(pa.Table.from_pylist(ROWS))) == ROWS
 
 

@@ -113,7 +113,7 @@ def test_too_few_dimensions_are_said(asked):
 )
 def test_a_value_must_be_one_of_the_dtype(value, dtype):
     """torch would wrap or cut it, and say nothing."""
-    with pytest.raises(forebay.OptionError, match=r"is no value of .* in field x"):
+    with pytest.raises(forebay.OptionError, match=r"is not a value of .* in field x"):
         by_field(x=pad(value))([{"x": ones(2, dtype=dtype)}])
 
 

@@ -84,7 +84,7 @@ def test_the_classifier_learns_and_knows_unseen_recordings(made):
 def test_a_changed_model_is_told(made):
     """The last call shows what changed, and how to go on."""
     _, printed = made
-    assert "is not what the earlier run worked with" in printed
+    assert "changed since the earlier run" in printed
     assert "resume=False" in printed
 
 

@@ -1,4 +1,4 @@
-"""What is done with a whole batch, whatever containers it is made of: count, move, pin, cut, copy.
+"""Operations on whole batches, in any containers: count bytes, move, pin, split, copy.
 
 Each of these walks the batch by `trees.py` and knows what to do with a leaf.
 """

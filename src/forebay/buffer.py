@@ -1,4 +1,4 @@
-"""How much to make ahead: `forebay.Buffer`, and what `buffer=` may be instead of one."""
+"""How much to prefetch: `forebay.Buffer`, and the other values that `buffer=` accepts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from forebay.errors import OptionError
 from forebay.options import usable_memory
 
-# Where only a size is given, refilling begins when this share of a full buffer is left.
+# If only a size is given, refilling starts when this share of a full buffer is left.
 REFILL_SHARE = 0.8
 
 # A buffer that is bounded by bytes alone holds no more batches than this.
 MAX_BATCHES = 1 << 20
 
-# A smaller budget is a slip: it would hold less than one small batch.
+# A smaller size must be a mistake: it would hold less than one small batch.
 LEAST_BYTES = 1 << 10
 
 _UNITS = {
@@ -31,21 +31,21 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """How many batches a loader makes ahead of the trainer.
+    """How many batches a loader prefetches.
 
-    Workers fill it to the high mark, rest, and begin again below the low mark; the trainer does not
-    take part in that.
+    Workers fill it to the high mark, pause, and start again below the low mark. None of this needs
+    the trainer.
 
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
             such as "30GB" (10^9) or "30GiB" (2^30), or a share of the memory that this process may
             use, such as "50%". None: no limit by bytes.
         max_batches: High mark: batches that are ready or being made. None: no limit by number.
-        refill_below: Low mark: once full, rest until fewer batches than this are ready or being
-            made. None: 80 % of what there was when it was full.
+        refill_below: Low mark: once full, pause until fewer batches than this are ready or being
+            made. None: 80 % of the batches that it held when full.
         directory: A folder on whose disk the buffer is kept, in one file without a name; None
-            keeps it in memory. Batches of up to 16 KiB stay in memory, and so does what is no
-            tensor, array or other large block of bytes.
+            keeps it in memory. Batches of up to 16 KiB stay in memory, as does everything except
+            tensors, arrays and other large blocks of bytes.
 
     Raises:
         OptionError: A mark is impossible, or both high marks are missing.
@@ -59,35 +59,35 @@ class Buffer:
     def __post_init__(self) -> None:
         """Check the marks."""
         if self.max_bytes is None and self.max_batches is None:
-            raise OptionError("Buffer() needs max_bytes or max_batches: how much is it to hold?")
+            raise OptionError("Buffer() needs max_bytes or max_batches: neither was given")
         if self.max_bytes is not None:
             object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         for name in ("max_batches", "refill_below"):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and value > 0):
-                raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, … or None")
+                raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, … or None")
         if None not in (self.max_batches, self.refill_below) and (
             self.refill_below > self.max_batches  # type: ignore[operator]
         ):
             raise OptionError(
                 f"refill_below={self.refill_below} is above max_batches={self.max_batches}\n"
-                "  The low mark has to be below the high mark, such as 800 below 1000."
+                "  Refilling must start below the full size, such as at 800 of 1000."
             )
         if self.directory is not None and not os.path.isdir(self.directory):
             raise OptionError(
                 f"directory={os.fspath(self.directory)!r} is not a folder\n"
-                "  Nothing was started. Make it first, on a disk with room for the buffer."
+                "  Nothing was started. Create it first, on a disk with space for the buffer."
             )
         if self.directory is None and self.nbytes is not None:
             _warn_of_little_memory(self.nbytes)
 
     @property
     def nbytes(self) -> int | None:
-        """The high mark in bytes, as a number."""
+        """Return the high mark in bytes."""
         return None if self.max_bytes is None else int(self.max_bytes)
 
     def low_mark(self) -> int | float:
-        """Return the low mark: a number of batches, or a share of what there was when full."""
+        """Return the low mark: a number of batches, or a share of a full buffer."""
         return REFILL_SHARE if self.refill_below is None else self.refill_below
 
     def described(self) -> str:
@@ -98,17 +98,17 @@ class Buffer:
 
     @classmethod
     def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:
-        """Return what the `buffer` argument means.
+        """Return the Buffer that the `buffer` argument stands for.
 
         Raises:
-            OptionError: It is no size, or so small that it is a slip.
+            OptionError: It is not a size, or too small to be intended.
         """
         if buffer is None or isinstance(buffer, Buffer):
             return buffer
         nbytes = parse_bytes(buffer)
         if nbytes < LEAST_BYTES:
             raise OptionError(
-                f"buffer={buffer!r} is {nbytes:,} bytes, which hold no batch\n"
+                f"buffer={buffer!r} is {nbytes:,} bytes, too few for a batch\n"
                 f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "
                 f"forebay.Buffer(max_batches={nbytes})."
             )
@@ -116,18 +116,18 @@ class Buffer:
 
 
 def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: int) -> None:
-    """Tell the user that a batch did not fit on the buffer's disk."""
+    """Warn that a batch did not fit on the buffer's disk."""
     folder = os.fspath(directory)
     try:
         free = f"{shutil.disk_usage(folder).free:,} bytes are free there"
     except OSError as error:
         free = str(error)
     warnings.warn(
-        f"the buffer's disk has no room: directory={folder!r}, {reason}\n"
+        f"the buffer's disk is full: directory={folder!r}, {reason}\n"
         f"  A batch of {nbytes:,} bytes did not fit; {free} now.\n"
-        "  It was kept in memory instead, and so is every further one that does not fit; no batch "
-        "is lost, and this is said once.\n"
-        "  Make room, name a larger disk as directory=, or lower max_bytes=.",
+        "  It was kept in memory instead, as will be every later batch that does not fit; no batch "
+        "is lost, and this warning is not repeated.\n"
+        "  Free some space, name a larger disk as directory=, or lower max_bytes=.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -139,7 +139,7 @@ def _warn_of_little_memory(nbytes: int) -> None:
         warnings.warn(
             f"a buffer of {nbytes / 1e9:,.0f} GB is larger than the memory that this process may "
             f"use, {memory / 1e9:,.0f} GB\n"
-            "  It is made as asked; the system will end a process when memory runs out. Use "
+            "  It is created anyway; the system kills a process when memory runs out. Use "
             'buffer="50%" for half of the memory, or Buffer(..., directory=) for a disk.',
             RuntimeWarning,
             stacklevel=_depth_in_forebay(),
@@ -171,7 +171,7 @@ def parse_bytes(size: int | str) -> int:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if value < 1:
         raise OptionError(
-            f"buffer={size!r} is no size; it takes bytes as a number, or a string such as "
+            f"buffer={size!r} is not a size; it must be a number of bytes, or a string such as "
             "'800MB', '30GB', '30GiB' or '50%'"
         )
     return int(value)
@@ -181,7 +181,7 @@ def _memory_for(size: str) -> int:
     memory = usable_memory()
     if memory is None:
         raise OptionError(
-            f"buffer={size!r}: the system does not say how much memory there is\n"
+            f"buffer={size!r}: the system does not report how much memory it has\n"
             "  Give a size, such as '30GB'."
         )
     return memory

@@ -1,4 +1,4 @@
-"""cache(): a dataset run once, on every core, and read from memory-mapped files ever after.
+"""cache(): run a dataset once, on every core, and read it from memory-mapped files afterwards.
 
     dataset ── a few samples ──> plan: how they are built, how many to a shard
         └── session ── workers: shard-00000.arrow … ──> index, last ──> CachedDataset
@@ -56,19 +56,19 @@ def cache(
     progress: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> CachedDataset:
-    """Run a dataset once, keep every sample, and return a dataset that reads them from files.
+    """Run a dataset once, store every sample, and return a dataset that reads them from files.
 
-    A sample may be a tensor, an array, a number, a text, bytes or None, or any nesting of dicts,
-    lists, tuples and NamedTuples of these. Tensors may have a shape of their own in each sample.
-    What is random in the dataset is drawn once; put into `transform` what is to be random in each
+    A sample may be a tensor, an array, a number, a string, bytes or None, or any nesting of dicts,
+    lists, tuples and NamedTuples of these. The shape of a tensor may differ from sample to sample.
+    Random values in the dataset are drawn once; use `transform` for what should be random in each
     epoch.
 
-    The same call again returns at once, without asking the dataset for a sample; after a kill it
-    continues. Any number of processes may open a finished cache at once; one at a time makes it.
+    The same call again returns at once, without reading a sample of the dataset; after a kill it
+    continues. Any number of processes may open a finished cache at once; only one may make it.
 
     Args:
         dataset: A map-style Dataset.
-        directory: A local folder for the files, made if missing: `shard-*.arrow`, and forebay's
+        directory: A local folder for the files, created if missing: `shard-*.arrow`, and forebay's
             own `.forebay`.
         transform: Called with each sample each time it is read; it may change it in place.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
@@ -76,22 +76,22 @@ def cache(
         backend: As in `preprocess`.
         timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
             each of its samples is killed, and its stack recorded.
-        retries: Further tries for a shard that failed; None for 1.
+        retries: How often a shard that failed is tried again; None for 1.
         version: Your own name for the state of the dataset. While it stays the same, changes of
-            the dataset and of its code are accepted; a new one makes all anew.
-        resume: False removes the earlier cache and makes all anew.
+            the dataset and of its code are accepted; a new one writes every shard again.
+        resume: False removes the earlier cache first.
         progress: Show progress on stderr, in samples.
-        shard_bytes: How large to make a file. It counts when a cache is begun; one that is
-            continued stays cut as it is.
+        shard_bytes: Approximate size of a file. It applies to a new cache; one that is
+            continued keeps its size.
 
     Returns:
-        The dataset. `dataset[i]` is what the original gave, bit for bit and type for type; a
-        tensor is contiguous, in memory that it shares with the file until somebody writes to it.
+        The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type; a
+        tensor is contiguous, in memory that it shares with the file until it is written to.
 
     Raises:
-        OptionError: A setting is impossible, or `dataset` is no map-style Dataset.
-        InputError: The dataset is empty, or a file of the cache is torn.
-        ChangedError: The dataset is not what the earlier run worked with.
+        OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
+        InputError: The dataset is empty, or a file of the cache is truncated.
+        ChangedError: The dataset differs from that of the earlier run.
         FailuresError: Samples failed, or cannot be cached; the message names them.
         BusyError: Another process is making this cache.
         OutputError: The folder cannot be written to, or is full.
@@ -109,7 +109,7 @@ def cache(
     )
     folder, samples = _folder_of(directory), _length_of(dataset)
     if type(shard_bytes) is not int or shard_bytes < 1:
-        raise OptionError(f"shard_bytes={shard_bytes!r} is not possible; it takes 1, 2, 3, …")
+        raise OptionError(f"shard_bytes={shard_bytes!r} is not valid; it must be 1, 2, 3, …")
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
@@ -124,34 +124,34 @@ def cache(
 def open_cache(
     directory: str | os.PathLike[str], transform: Transform | None = None
 ) -> CachedDataset:
-    """Open a finished cache without the dataset that it was made of.
+    """Open a finished cache without the dataset that it was made from.
 
     Args:
         directory: The folder.
         transform: As in `cache`.
 
     Returns:
-        The dataset. A NamedTuple is of the user's own class if its module is imported before,
+        The dataset. A NamedTuple has the user's own class if its module is imported before,
         and otherwise of one with the same name and fields.
 
     Raises:
-        InputError: There is no finished cache, or a file of it is missing or torn.
+        InputError: There is no finished cache, or a file of it is missing or truncated.
     """
     folder = _folder_of(directory)
     index = Index.read(folder / PRIVATE)
     if index is None:
         raise InputError(
             f"{str(folder)!r} holds no finished cache\n"
-            "  forebay.cache(dataset, directory) makes one, or finishes one that was begun. If "
-            "this is a copy, copy the folder .forebay too."
+            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
+            "this is a copy, copy its .forebay folder too."
         )
     lost = index.missing(folder)
     if lost:
         raise InputError(
             f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
             f"{len(index.sizes)} shards are missing\n"
-            "  Call forebay.cache again, with the same dataset and directory: it makes what is "
-            "missing anew. If this is a copy, copy all of it."
+            "  Call forebay.cache again, with the same dataset and directory: it writes the "
+            "missing shards again. If this is a copy, copy the whole folder."
         )
     return CachedDataset(folder, index.plan, transform)
 
@@ -160,8 +160,8 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
     text = local_path(directory)
     if "://" in text:
         raise OptionError(
-            f"directory={os.fspath(directory)!r} is a URL, and a cache is read through memory "
-            "maps\n  Name a local folder, or one that all nodes mount."
+            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
+            "\n  Name a local folder, or one that all nodes mount."
         )
     return Path(os.path.abspath(text))
 
@@ -264,7 +264,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
         raise FailuresError(
-            f"the first samples that were looked at all failed\n{describe_failed(failed)}\n"
+            f"the first samples that were tried all failed\n{describe_failed(failed)}\n"
             "  Nothing was started. Fix the dataset, and make the same call again."
         ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
@@ -272,7 +272,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
 
 
 def _check_sizes(session: Session) -> None:
-    """Make sure that the shards that are there are as they were written.
+    """Check that the existing shards are as they were written.
 
     Raises:
         InputError: One has another size.
@@ -306,7 +306,7 @@ def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
             f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
-            "are done and stay. Fix the samples, or leave them out of the dataset, and make the "
+            "are done and kept. Fix the samples, or leave them out of the dataset, and make the "
             "same call again; if you change the dataset's code, version='2' keeps what is done.",
             report.failures[0].traceback,
         ]

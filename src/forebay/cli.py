@@ -42,7 +42,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="forebay")
 def cli() -> None:
-    """Make data ready: a function over every input, on every core, resumably."""
+    """Prepare data: run a function on every input, on every core, resumably."""
 
 
 @cli.command("preprocess")
@@ -59,7 +59,7 @@ def cli() -> None:
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Only the first N inputs, in this process: to try a function.",
+    help="Only the first N inputs, in this process: for trying a function.",
 )
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
 @click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
@@ -73,7 +73,7 @@ def preprocess_command(
     quiet: bool,
     **settings: Any,
 ) -> int:
-    """Call FUNCTION(source, out) for every one of INPUTS; publish its files in OUTPUT.
+    """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
     an earlier step, which stands for its table. FILE.py:DATASET in place of FUNCTION has its own
@@ -83,16 +83,17 @@ def preprocess_command(
     """
     if len(paths) > 2:
         raise click.UsageError(
-            f"{len(paths)} paths were given, where INPUTS and OUTPUT are two. If you wrote a glob, "
-            f"the shell has put its matches there: quote it, as in '*.wav'. Got {paths[0]} … "
+            f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
+            "glob, "
+            f"the shell replaced it with its matches: quote it, as in '*.wav'. Got {paths[0]} … "
             f"{paths[-1]}"
         )
     loaded = load_work(work)
     if is_dataset(loaded) != (len(paths) == 1):
         raise click.UsageError(
-            f"{work} is a Dataset, which has its own inputs: name OUTPUT alone"
+            f"{work} is a Dataset, which has its own inputs: give only OUTPUT"
             if is_dataset(loaded)
-            else f"{work} is a function, which needs INPUTS and OUTPUT; got {paths[0]!r} alone"
+            else f"{work} is a function, which needs INPUTS and OUTPUT; got only {paths[0]!r}"
         )
     report = preprocess(
         loaded,
@@ -160,7 +161,7 @@ def _predict(
 @options.version
 @options.quiet
 def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
-    """Try what failed in OUTPUT again, and nothing else.
+    """Try failed inputs or samples of OUTPUT again, and nothing else.
 
     Name what the earlier run worked with, as in its command: the FUNCTION or DATASET of
     preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
@@ -173,7 +174,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     others = ("retries",) if verb == "predict" else ("load", "batch_size", "device")
     if unfit := [name for name in others if settings.pop(name) is not None]:
         given = ", ".join("--" + name.replace("_", "-") for name in unfit)
-        raise click.UsageError(f"{given} is not for a run of {verb}, which {output} holds")
+        raise click.UsageError(f"{given} does not apply to {verb}, the command that made {output}")
     if verb == "predict":
         model, data = names
         return _predict(model, data, output, retry_failed=True, quiet=quiet, **settings)
@@ -200,7 +201,7 @@ def status_command(output: str, watch: bool) -> int:
                 text = snapshot.text(time.time())
             if text != shown:
                 if watch:
-                    click.clear()  # nothing, where the output is no terminal
+                    click.clear()  # does nothing if the output is not a terminal
                 click.echo(text)
             shown = text
             if not watch or snapshot.live is None:
@@ -210,7 +211,7 @@ def status_command(output: str, watch: bool) -> int:
                 raise
         try:
             time.sleep(WATCH_S)
-        except KeyboardInterrupt:  # how one leaves it; the run is another process
+        except KeyboardInterrupt:  # Ctrl-C ends the display; the run is another process
             return INTERRUPTED
 
 
@@ -233,12 +234,12 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
 @cli.command("verify")
 @click.argument("output", type=options.PATH)
 def verify_command(output: str) -> int:
-    """Prove that every recorded output is there, whole, and that nothing else is.
+    """Check that every recorded output exists unaltered, and that there are no other files.
 
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    look_at(output)  # a folder that is no output of forebay's is left alone
+    look_at(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
         lost = settle(ledger, folder)
@@ -268,7 +269,7 @@ def main() -> NoReturn:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         click.echo(
-            "forebay: interrupted; what was done is kept, the same command continues", err=True
+            "forebay: interrupted; completed work is kept, the same command continues", err=True
         )
         code = INTERRUPTED
     except click.ClickException as error:
@@ -293,7 +294,7 @@ def _count_or_fraction(text: str | None) -> int | float | None:
     try:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number", param_hint="--max-failures") from None
+        raise click.BadParameter(f"{text!r} is not a number", param_hint="--max-failures") from None
 
 
 def _counted(number: int, noun: str) -> str:

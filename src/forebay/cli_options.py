@@ -45,17 +45,20 @@ def backend(command: Any) -> Any:
 
 timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
 retries = click.option(
-    "--retries", type=click.IntRange(0), help="Further tries.  Default: 1; with --limit, 0."
+    "--retries", type=click.IntRange(0), help="Retries of an input.  Default: 1; with --limit, 0."
 )
 version = click.option(
     "--version", help="Your name for the state of the function; a new one redoes everything."
 )
 quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
 load = click.option(
-    "--load", metavar="FILE.py:FUNCTION", type=REFERENCE, help="Makes a sample of a table's row."
+    "--load",
+    metavar="FILE.py:FUNCTION",
+    type=REFERENCE,
+    help="Function that makes a sample from a table's row.",
 )
 batch_size = click.option(
-    "--batch-size", type=click.IntRange(1), help="Samples of a batch.  Default: 64."
+    "--batch-size", type=click.IntRange(1), help="Samples in a batch.  Default: 64."
 )
 device = click.option("--device", help="Where the model runs, such as cuda.")
 

@@ -24,25 +24,25 @@ __all__ = ["Padded", "as_list", "by_field", "default", "pad"]
 
 
 def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool = False) -> Pad:
-    """Collate tensors of different shapes into one, filled up to the largest of each dimension.
+    """Collate tensors of different shapes into one, padded to the largest of each dimension.
 
     Samples, or fields of them, may be tensors, numpy arrays, or sequences of numbers, nested or
-    not, which become what `torch.tensor` makes of them. They must agree in their number of
-    dimensions and in dtype; an empty sequence agrees with any. Their order and their values stay;
+    not, which are converted by `torch.tensor`. They must agree in their number of
+    dimensions and in dtype; an empty sequence agrees with any. Order and values do not change;
     padding comes at the end of each dimension.
 
     Args:
-        value: What to fill with. It must be a value of the samples' dtype.
+        value: What to pad with. It must be a value of the samples' dtype.
         multiple_of: Round sizes up to a multiple of this: an int for the first dimension (the
             length), or one int for each of the first dimensions, such as (1, 32, 32) for images
             of [3, height, width].
         lengths: Return `Padded` instead: the tensor, the lengths, and a mask.
 
     Returns:
-        A collate_fn, or a rule for `by_field`. It gives a tensor [batch, max of dimension 0, ...]
-        of the samples' dtype, contiguous and its own, or a `Padded`. It raises `InputError`,
-        which names the first sample that does not agree with most, and `OptionError` if the
-        dtype has no such `value`.
+        A collate_fn, or a rule for `by_field`. It returns a tensor [batch, max of dimension 0, ...]
+        of the samples' dtype, contiguous, newly allocated; or a `Padded`. It raises `InputError`,
+        naming the first sample that differs from most, and `OptionError` if the
+        dtype cannot represent `value`.
 
     Raises:
         OptionError: `value` is not a number, or `multiple_of` is not positive.
@@ -65,18 +65,18 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
     """Collate each field of the samples by its own rule, and all others as torch does.
 
     Samples, all of one type, may be dicts, NamedTuples, dataclasses, tuples or lists. A batch is
-    of the same type: a tuple stays a tuple, and a dataclass is made anew with its fields' batches
+    of the same type: a tuple stays a tuple, and a dataclass is rebuilt with its fields' batches
     (by `dataclasses.replace`, so its `__init__` and `__post_init__` see batches).
 
     Args:
-        rules: For each dict key, field name, or place in a tuple: `pad(...)`, `as_list`,
+        rules: For each dict key, field name, or index in a tuple: `pad(...)`, `as_list`,
             `default`, another `by_field` where the field itself has fields, or any function of a
             list.
         **named: The same, for fields whose names are identifiers.
 
     Returns:
         A collate_fn, or a rule for another `by_field`. It raises `InputError` for a sample that
-        has other fields than most, and `OptionError` if a rule's field is not there.
+        has other fields than most, and `OptionError` if a rule's field does not exist.
 
     Raises:
         OptionError: There is no rule, a field has two, or a rule cannot be called.

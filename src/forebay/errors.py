@@ -4,14 +4,14 @@
     ├── OptionError(ValueError)            a setting is impossible; nothing was started
     ├── InputError(ValueError)             the inputs cannot be used as they are
     ├── OutputError                        an output cannot be written
-    ├── LedgerError                        the ledger is damaged, foreign or not writable
+    ├── LedgerError                        the ledger is damaged, unsupported or not writable
     │   ├── BusyError                      another run holds this output folder
-    │   └── ChangedError                   the function is not that of the earlier run
+    │   └── ChangedError                   the function changed since the earlier run
     ├── FailuresError                      the run stopped early: too many inputs failed
     ├── SampleTimeoutError(TimeoutError)   one input or sample ran past `timeout`
-    └── WorkerDiedError(RuntimeError)      a worker left: its signal or exit code
+    └── WorkerDiedError(RuntimeError)      a worker died: its signal or exit code
 
-A message says, in this order: what happened, to whom, the numbers, what forebay did, what to do.
+A message says, in this order: what happened, to what, the numbers, what forebay did, what to do.
 Its first line stands alone.
 """
 
@@ -27,7 +27,7 @@ class OptionError(ForebayError, ValueError):
 
 
 class InputError(ForebayError, ValueError):
-    """The inputs cannot be used as they are: a missing folder, a torn manifest, a duplicate."""
+    """The inputs cannot be used as they are: a missing folder, a damaged manifest, a duplicate."""
 
 
 class OutputError(ForebayError):
@@ -35,7 +35,7 @@ class OutputError(ForebayError):
 
 
 class LedgerError(ForebayError):
-    """The ledger is damaged, foreign to this version, or cannot be written."""
+    """The ledger is damaged, of an unsupported format, or cannot be written."""
 
 
 class BusyError(LedgerError):
@@ -59,6 +59,6 @@ class WorkerDiedError(ForebayError, RuntimeError):
 
 
 def shortened(value: object) -> str:
-    """Return a value as text, not too long for a message."""
+    """Return the repr of a value, shortened to fit into a message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + " ..."

@@ -1,6 +1,6 @@
 """One record of what failed, wherever it failed, and a bounded log of such records.
 
-The engine makes the record where something raises, hangs or dies. Whoever knows more about it
+The engine makes the record where something raises, hangs or dies. Code that knows more about it
 (which input, which sample, how many attempts) adds that with `dataclasses.replace`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 # What a log keeps: a run of weeks may have millions of failures, and each traceback is kilobytes.
 MAX_KEPT = 1000
 MAX_TRACED = 100
-# Characters of a message and of a traceback: an exception's text may hold a whole array.
+# Characters of a message and of a traceback: an exception's message may contain a whole array.
 MAX_TEXT = 32_768
 
 
@@ -28,8 +28,8 @@ class Failure:
             a folder), "output" (an output's name is not acceptable), or "stream" (an iterable
             dataset cannot be read any further).
         error: Type of the error, such as "ValueError".
-        message: The error's own text, one or more lines; without its middle if it is too long.
-        traceback: The user's frames, or the stack of a hang or a crash; likewise; "" if none.
+        message: The error's text, one or more lines; if it is too long, its middle is omitted.
+        traceback: The user's frames, or the stack of a hang or a crash, shortened too; "" if none.
         source: What failed: an input's path, a manifest row as JSON, or a sample's index.
         epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
         batch: Number of the sample's batch in the epoch, from 0; None likewise.
@@ -84,7 +84,7 @@ class FailureLog:
     """
 
     def __init__(self, failures: Iterable[Failure] = ()) -> None:
-        """Start with these."""
+        """Start with the given failures."""
         self.total = 0
         self._kept: list[Failure] = []
         self.extend(failures)
@@ -107,7 +107,7 @@ class FailureLog:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception, also of one whose own code fails to give it."""
+    """Return the message of an exception, even if its `__str__` raises."""
     try:
         return without_middle(str(error))
     except Exception as second:  # noqa: BLE001 - the user's __str__
@@ -115,7 +115,7 @@ def message_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
-    """Return an exception with its frames and causes as text.
+    """Return the formatted traceback of an exception, with its causes.
 
     Args:
         error: The exception.
@@ -125,8 +125,8 @@ def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def without_middle(text: str) -> str:
-    """Return a text without its middle if it is longer than `MAX_TEXT`."""
+    """Return a string, its middle omitted if it is longer than `MAX_TEXT`."""
     if len(text) <= MAX_TEXT:
         return text
     half = MAX_TEXT // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters omitted ...\n{text[-half:]}"

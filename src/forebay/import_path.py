@@ -1,6 +1,6 @@
 """`sys.path`: the standard library comes before every folder that forebay adds.
 
-The working folder often holds data. A file `json.py` in it must not run in the place of Python's.
+The working folder often holds data. A file `json.py` in it must not replace Python's own module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Datasets of many items, and a function that loads one of them.
+"""Datasets made of a sequence of items and a function that loads one item.
 
     from_folder ── paths ──┐
     from_table ─── rows ───┼──> ItemDataset(items, load):  dataset[i] is load(items[i])
@@ -51,10 +51,10 @@ class ItemDataset(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample, loaded now.
+        """Load a sample and return it.
 
         Args:
-            index: From 0; or from -1, backwards.
+            index: From 0, or negative to count from the end.
 
         Raises:
             IndexError: There is no such sample.
@@ -82,14 +82,14 @@ def from_folder(
     """Return a dataset of the files in a folder: one sample per file.
 
     The folder is listed once, now. Files come in the order of their paths as strings, the same on
-    every machine. Hidden ones, and all in hidden folders, are left out; links are followed.
+    every machine. Hidden files, and files in hidden folders, are left out; links are followed.
 
     Args:
-        folder: Where the files are, in folders of their own or not.
-        load: Called with a file's absolute path when its sample is asked for; it returns the
+        folder: Where the files are, directly or in subfolders.
+        load: Called with a file's absolute path when its sample is requested; it returns the
             sample. For worker processes that are not forked it must be picklable.
         pattern: Which files: a path relative to `folder` in which `*`, `?` and `[...]` stand for
-            parts of a name, and `**` for any folders. "*.wav" are those in the folder itself.
+            parts of a name, and `**` for any folders. "*.wav" only matches files at the top level.
 
     Raises:
         InputError: There is no such folder, it cannot be read, or no file in it matches.
@@ -104,7 +104,7 @@ def from_folder(
         )
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
-        what = "is no folder" if root.exists() else "does not exist"
+        what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
     start = len(os.path.join(root, ""))
     names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
@@ -112,7 +112,8 @@ def from_folder(
     if not items:
         raise InputError(
             f"from_folder: no file in {root} matches pattern={pattern!r}\n"
-            "  There are files, hidden ones left out. '**/*' matches all; '*' those in no folder."
+            "  The folder does contain files. '**/*' matches all but hidden ones; '*' those at "
+            "the top level."
         )
     return ItemDataset(items, partial(_load_file, str(root), load))
 
@@ -149,7 +150,9 @@ def from_table(
     if not table.num_rows or not columns:
         raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
     if len(set(columns)) < len(columns):
-        raise InputError(f"{name} has two columns of one name: {columns}\n  Rename one of them.")
+        raise InputError(
+            f"{name} has two columns with the same name: {columns}\n  Rename one of them."
+        )
     items = PackedSequence(_rows(table))
     return ItemDataset(items, partial(_load_row, tuple(columns), folder, load))
 
@@ -212,7 +215,7 @@ def _check_load(load: object, optional: bool = False) -> None:
 def _place(index: object) -> int:
     if isinstance(index, slice):
         raise TypeError(
-            "a dataset gives one sample at a time: it takes no slice\n"
+            "a dataset returns one sample at a time and does not support slices\n"
             "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
         )
     return as_index(index)  # type: ignore[arg-type]  # it says what is wrong with others

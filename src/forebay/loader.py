@@ -44,32 +44,32 @@ from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# What cannot be changed once a loader is made, besides what torch names.
+# Attributes that cannot be set after `__init__`, besides torch's.
 _FIXED = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail")
 
 
 class DataLoader(TorchDataLoader[_T_co]):
-    """PyTorch's DataLoader, faster, harder to kill, and with a buffer of any depth.
+    """PyTorch's DataLoader, faster, more robust, and with a prefetch buffer of any size.
 
-    With torch's arguments alone it does what torch does. The further ones:
+    With only torch's arguments it behaves as torch's does. The additional arguments:
 
     Args:
-        dataset: As torch's, like all up to `in_order`. Or a mixture, made by `forebay.mix`.
+        dataset: See torch, as for all up to `in_order`. Or a mixture, made by `forebay.mix`.
         batch_size: See torch. With `world_size`, samples per rank.
         shuffle: See torch. With any of forebay's own arguments the order is a function of seed and
-            epoch, computed position by position: no list of the dataset's length is made.
+            epoch, computed position by position, without a list of the dataset's length.
         sampler: See torch.
         batch_sampler: See torch.
         num_workers: See torch.
         collate_fn: See torch.
         pin_memory: See torch.
-        drop_last: See torch. With `world_size` the incomplete batch of all ranks together.
+        drop_last: See torch. With `world_size`, drops the incomplete global batch.
         timeout: See torch. A worker that exceeds it is killed, and its batch is retried once before
             the error is raised.
         worker_init_fn: See torch.
         multiprocessing_context: See torch.
         generator: See torch.
-        prefetch_factor: See torch; a buffer is counted by `buffer` instead.
+        prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
         persistent_workers: See torch. With `buffer` workers always persist.
         pin_memory_device: See torch.
         in_order: See torch.
@@ -77,7 +77,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             memory), or a `forebay.Buffer`. Only one iterator is valid at a time: `iter(loader)`
             invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to have batches made on the
-            nodes of a cluster; the buffer is this process's memory all the same. Threads share the
+            nodes of a cluster; the buffer is still in this process's memory. Threads share the
             generators of the process: with `seed` samples take turns, and a trainer that draws
             from `random`, numpy or torch's CPU generator meanwhile makes both its own draws and
             the samples depend on thread timing.
@@ -95,8 +95,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             rank the same number of steps and samples, by repeating one where needed, which `mask`
             names; "uneven" repeats nothing, so that some ranks may have one step less, for
             `torch.distributed.algorithms.Join`.
-        worker_method: Accepted where torch's DataLoader has it: "thread" is `backend="thread"`.
-        snapshot_every_n_steps: Accepted as torchdata's StatefulDataLoader has it, and not needed:
+        worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
+        snapshot_every_n_steps: Accepted for code written for torchdata, and ignored:
             a state is exact at every step.
 
     Attributes:
@@ -104,7 +104,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     Raises:
         OptionError: One of forebay's own arguments is impossible.
-        ValueError: One of torch's is, as torch says it.
+        ValueError: One of torch's arguments is impossible; torch's own error.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.backend = "thread" if worker_method == "thread" else backend
         self.ranks = ranks_of(world_size, rank)
         self.seed = 0 if seed is None and self.ranks is not None else seed
-        self._own_seed = seed  # that of a state takes its place
+        self._own_seed = seed  # a loaded state's seed replaces it
         self.on_error, self.tail = on_error, tail
-        # As they were given: some libraries make a loader again from its attributes.
+        # As they were given: some libraries make a new loader from its attributes.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.prefetch_is_set = prefetch_factor is not None
@@ -197,11 +197,11 @@ class DataLoader(TorchDataLoader[_T_co]):
     def _begin_epoch(
         self, iterator: BatchIterator, draw: Callable[[], None], is_new: bool
     ) -> tuple[Pipeline, Planner]:
-        """Begin an epoch, or go on where a state was taken, for an iterator."""
+        """Begin an epoch, or continue from a loaded state, for an iterator."""
         settings = Settings(self)
         if is_new:
             pipeline = self._a_pipeline(is_new=self._by_torchs_rules)
-        else:  # an iterator that is kept goes on with its own workers
+        else:  # a persistent iterator continues with its own workers
             pipeline = self._pipeline = iterator.pipeline
         position = self._resumed
         if position is None:
@@ -224,12 +224,12 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     @property
     def _keeps_iterator(self) -> bool:
-        """Whether there is one iterator for all epochs, as torch has it where workers persist."""
+        """Whether one iterator serves all epochs, as in torch if workers persist."""
         return self._by_torchs_rules and self.num_workers > 0 and Settings(self).keeps_workers
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch's iterator iterates, and asks for its length."""
+        """The sampler that torch's iterator iterates and takes the length of."""
         own = super()._index_sampler
         return own if self._by_torchs_rules else UnreadSampler(lambda: Settings(self).steps)
 
@@ -238,7 +238,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if cluster_of(self.backend) is None:
             super().check_worker_number_rationality()
 
-    # ---- what it has done ----------------------------------------------------------------------
+    # ---- progress -------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -250,12 +250,12 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     @property
     def mask(self) -> torch.Tensor:
-        """Which samples of the last batch handed out count: bool, a value for each of them.
+        """Which samples of the last returned batch count: a bool tensor, one value per sample.
 
-        False for one that is only repeated so that no rank is a step short (`tail="repeat"`).
+        False for a sample that is only repeated to give all ranks equal steps (`tail="repeat"`).
 
         Raises:
-            OptionError: No batch was handed out yet.
+            OptionError: No batch was returned yet.
         """
         return mask_of(self._pipeline)
 
@@ -265,26 +265,26 @@ class DataLoader(TorchDataLoader[_T_co]):
         return list(self._failures)
 
     def statistics(self) -> Statistics:
-        """Return what the loader has done and what it waits for; cheap, at any time."""
+        """Return counts of what the loader has done and is waiting for; cheap, at any time."""
         return statistics_of(self, self._passes, self._counters, self._failures.total)
 
-    # ---- where it stands -----------------------------------------------------------------------
+    # ---- position ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as a JSON-serializable dict: batches handed out, not prefetched.
+        """Return the position as a JSON-serializable dict: batches returned, not prefetched.
 
-        It takes no time that grows with the dataset. With any of forebay's own arguments it is
+        The time it takes does not grow with the dataset. With any of forebay's own arguments it is
         valid for any `num_workers`, `backend`, `buffer` and `world_size`, equal on all ranks, and
-        all later epochs are as they would have been. After the last batch of an epoch it is the
-        state before the next one: `epoch` says which the next iteration gives.
+        all later epochs are as without the interruption. After the last batch of an epoch it is the
+        state before the next one: `epoch` is the epoch that the next iteration returns.
 
-        With torch's arguments alone the rest of the epoch has the same samples in the same order.
-        What workers draw, and the order of later epochs, come from torch's generators, as ever:
-        pass `generator`, or restore the global one with `torch.set_rng_state`. Workers go on where
-        they were if the dataset or its iterator has `state_dict` and `load_state_dict`; of an
-        iterable dataset without them, what was handed out is read again and left out.
+        With only torch's arguments the rest of the epoch has the same samples in the same order.
+        Random numbers in workers, and the order of later epochs, come from torch's generators:
+        pass `generator`, or restore the global one with `torch.set_rng_state`. Workers continue
+        where they were if the dataset or its iterator has `state_dict` and `load_state_dict`; of an
+        iterable dataset without them, what was returned before is read again and skipped.
 
-        A batch that raised counts as handed out; one that a sampler raised instead of does not.
+        A batch that raised counts as returned, unless it was the sampler that raised.
 
         Raises:
             OptionError: With `in_order=False` it is not known which batches are left.
@@ -292,18 +292,18 @@ class DataLoader(TorchDataLoader[_T_co]):
         if not self.in_order and self.num_workers and self._by_torchs_rules:
             raise OptionError(
                 "state_dict() is not possible with in_order=False: which batches are left depends "
-                "on how fast the workers were\n  Leave in_order=True, or name a seed."
+                "on how fast the workers were\n  Leave in_order=True, or set a seed."
             )
         return (self._resumed or position_of(self, Settings(self))).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume from `state`: the next iteration gives the rest of that epoch.
+        """Resume from `state`: the next iteration returns the rest of that epoch.
 
         Args:
             state: What `state_dict` returned, there or in another process, on any rank.
             strict: Refuse a state of another global batch size, length or `drop_last`. False
-                counts in samples instead: the epoch goes on after the samples that were handed out,
-                in the order it was begun in, so that none is lost or repeated.
+                counts in samples instead: the epoch continues after the samples that were returned,
+                in the order in which it began, so that none is lost or repeated.
 
         Raises:
             OptionError: The state does not fit; the message names both values. Nothing was changed.
@@ -323,7 +323,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._pipeline is not None:
             self._pipeline.reader = None
         self._pipeline = None
-        if not settings.is_iterable:  # nothing depends on the old one now
+        if not settings.is_iterable:  # nothing depends on the old seed any more
             self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
         self._recorders.restore(position.set_epoch)
         self._resumed, self._next_epoch = position, position.epoch
@@ -332,16 +332,16 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Rebuild one batch in this process, for debugging, without affecting the iteration.
 
         Args:
-            epoch: Its epoch, from 0.
-            batch: Its number in the epoch, from 0.
+            epoch: The batch's epoch, from 0.
+            batch: The batch's number in the epoch, from 0.
 
         Returns:
-            The batch, bit for bit.
+            The same batch, bit for bit.
 
         Raises:
-            OptionError: There is no seed to make it from.
+            OptionError: The loader has no seed.
             IndexError: The epoch has no such batch.
-            Exception: What making it raised, with the real traceback.
+            Exception: Whatever making the batch raised, with its own traceback.
         """
         settings = Settings(self)
         pipeline = self._pipeline or Pipeline(settings, self._recorders, self._counters)
@@ -350,27 +350,27 @@ class DataLoader(TorchDataLoader[_T_co]):
     # ---- changes -------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Drop what was made ahead, and replace the workers, at the next iteration.
+        """Drop the prefetched batches and replace the workers at the next iteration.
 
         Call it after changing a sampler or a dataset in a way that forebay cannot detect: an array
-        written to in place, an object within an object, and anything of a dataset with threads,
-        with `persistent_workers=True` or of an iterable one. Other attributes, lengths and tensors
+        modified in place, an object within an object, and any change of a dataset with threads,
+        with `persistent_workers=True`, or of an iterable one. Other attributes, lengths and tensors
         are detected.
         """
         for pipeline in self._passes:
             pipeline.refresh()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weights of a mixture, from the next batch on.
+        """Change the weights of a mixture, starting with the next batch.
 
-        No sample is lost or repeated by it. On several ranks all of them must call it at the same
+        No sample is lost or repeated. With several ranks, all of them must call it at the same
         step.
 
         Args:
             weights: By name, a weight for each source.
 
         Raises:
-            OptionError: The dataset is no mixture, or a weight is impossible.
+            OptionError: The dataset is not a mixture, or a weight is impossible.
         """
         if not isinstance(self.dataset, MixedDataset):
             raise OptionError("set_weights() is for a dataset made by forebay.mix()")
@@ -382,19 +382,19 @@ class DataLoader(TorchDataLoader[_T_co]):
             self._resumed = reweighted(self._resumed, pipeline.mixture, checked)
 
     def close(self) -> None:
-        """End the workers now; otherwise they end with the loader, or with the process."""
+        """Stop the workers now; otherwise they stop with the loader, or with the process."""
         for pipeline in list(self._passes):
             pipeline.close()
         self._iterator = None
 
-    # ---- as an object --------------------------------------------------------------------------
+    # ---- object protocol -----------------------------------------------------------------------
 
     def __repr__(self) -> str:
         """Return what it loads, and how."""
         return Settings(self).described()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let a copy begin anew: workers, batches and counts stay with the original."""
+        """Return the attributes of a fresh copy, without workers, batches and counts."""
         fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
         made = {"_counters": Counters(), "_failures": FailureLog(), "_next_epoch": epoch}
@@ -406,7 +406,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._passes = weakref.WeakSet()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless iterations that are under way depend on it; as torch does."""
+        """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
         if name in _FIXED and "_recorders" in self.__dict__:
             kind = type(self).__name__
             raise ValueError(f"{name} attribute should not be set after {kind} is initialized")

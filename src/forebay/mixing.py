@@ -1,8 +1,8 @@
-"""`forebay.mix`: several datasets as one, each drawn from in proportion to its weight.
+"""`forebay.mix`: several datasets as one, sampled in proportion to their weights.
 
     {"web": (web, 0.7), "code": (code, 0.3)} ──> MixedDataset ──> DataLoader: 7 of 10 are from web
 
-Which source the sample at a position comes from is a matter of seed and position alone
+The source of the sample at a position depends only on the seed and the position
 (`plan/mixture.py`), so mixing works over ranks, after a resume, and with any number of workers.
 """
 
@@ -18,17 +18,17 @@ from torch.utils.data import Dataset, IterableDataset
 from forebay.errors import OptionError
 from forebay.plan.mixture import Mixture
 
-# Larger weights could not be added up.
+# Larger weights could overflow when they are added.
 MOST = 1e100
 
 
 def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
     """Mix datasets by weight, for a `forebay.DataLoader`.
 
-    Of any stretch of samples, each source gives its share, to within a few samples. A source goes
-    through its samples once before any of them comes again, however long an epoch of the mixture
-    is: a small source with a large weight has several epochs of its own in one of the mixture, and
-    a large source goes on in the next where it was.
+    In any run of consecutive samples, each source has its share, to within a few samples. A source
+    goes through all its samples before any is repeated, however long an epoch of the mixture
+    is: a small source with a large weight has several epochs in one of the mixture, and
+    a large source continues in the next epoch where it stopped.
 
     Args:
         sources: By name, a map-style dataset and its weight. Weights are relative to each other; 0
@@ -36,7 +36,7 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         samples: Samples of one epoch of the mixture; None for as many as the sources have together.
 
     Returns:
-        A map-style dataset: the sources laid end to end. The weights take effect in a
+        A map-style dataset: the concatenated sources. The weights take effect in a
         `forebay.DataLoader`, which needs no sampler; `shuffle=True` shuffles each source.
 
     Raises:
@@ -63,7 +63,7 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
             raise OptionError(f"source {name!r} is empty\n  Leave it out of mix().")
         datasets[name] = dataset
     if samples is not None and (type(samples) is not int or samples < 1):
-        raise OptionError(f"samples={samples!r} is not possible; it takes 1, 2, 3, … or None")
+        raise OptionError(f"samples={samples!r} is not valid; it must be 1, 2, 3, … or None")
     return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
 
 

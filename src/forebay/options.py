@@ -48,7 +48,12 @@ class Ray:
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
         for name, value in (self.resources or {}).items():
             _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
-        _check(bool(self.need()), "Ray(num_cpus=)", self.num_cpus, "more, or GPUs or resources")
+        _check(
+            bool(self.need()),
+            "Ray(num_cpus=)",
+            self.num_cpus,
+            "above 0, unless GPUs or resources are given",
+        )
         _check(
             self.max_workers is None or (_is_count(self.max_workers) and self.max_workers > 0),
             "Ray(max_workers=)",
@@ -66,7 +71,7 @@ class Ray:
 class PreprocessOptions:
     """How `forebay.preprocess` runs; its docstring says what each setting means.
 
-    The defaults are those of `forebay.preprocess`; `cache` and `predict` name what differs.
+    The defaults are those of `forebay.preprocess`; `cache` and `predict` override some.
 
     Raises:
         OptionError: A setting is impossible, or two contradict each other.
@@ -237,4 +242,4 @@ def _is_count(value: object) -> bool:
 
 def _check(fine: bool, name: str, value: object, allowed: str) -> None:
     if not fine:
-        raise OptionError(f"{name}={value!r} is not possible; it takes {allowed}")
+        raise OptionError(f"{name}={value!r} is not valid; it must be {allowed}")

@@ -22,10 +22,10 @@ _T_co = TypeVar("_T_co", covariant=True)
 # Items that are ordinary objects at one time while a sequence is packed.
 CHUNK = 1024
 
-# Of exactly these types, items are stored as they are: whoever unpacks them gets the same type.
+# Items of exactly these types are stored as they are, so unpacking gives the same type.
 _NUMBERS: dict[type, type[np.number[Any]]] = {int: np.int64, float: np.float64}
 _TEXTS = {str, bytes}
-# Everything else, and types mixed, by pickle.
+# Everything else, and mixed types, are pickled.
 _ANYTHING = object
 
 
@@ -33,17 +33,17 @@ class PackedSequence(Sequence[_T_co]):
     """A read-only sequence of many small Python objects, which does not grow in workers.
 
     Use it for what a dataset holds by the million, such as paths, labels or rows of a table:
-    `self.paths = forebay.PackedSequence(paths)` instead of a list. An item is made anew at each
-    access, so changing one that can be changed does not change the sequence. Slices are views.
+    `self.paths = forebay.PackedSequence(paths)` instead of a list. An item is created at each
+    access, so changing a mutable item does not change the sequence. Slices are views.
 
     Items may be anything that can be pickled. Where all are `str`, `bytes`, `int` (of 64 bits) or
-    `float`, they are stored as they are; where not, each is pickled by itself.
+    `float`, they are stored as they are; otherwise each is pickled separately.
 
-    What it costs, measured with three million items of each kind, texts of 14 characters, looked at
+    Cost, measured with three million items of each kind, strings of 14 characters, accessed
     in random order (a virtual machine with 2 cores, AMD EPYC, Python 3.11):
 
     ====================  =========  ========  ========  ============  ==============
-    items                 in a list  packed    packing   list, a look  packed, a look
+    items                 in a list  packed    packing   list access   packed access
     ====================  =========  ========  ========  ============  ==============
     str                   217 MB     54 MB     0.3 s     0.12 µs       0.60 µs
     bytes                 166 MB     54 MB     0.2 s     0.12 µs       0.55 µs
@@ -54,11 +54,11 @@ class PackedSequence(Sequence[_T_co]):
     ====================  =========  ========  ========  ============  ==============
 
     Args:
-        items: Any iterable. An iterator is read piece by piece: the items are never all there as
+        items: Any iterable. An iterator is read in chunks: the items are never all in memory as
             objects.
 
     Raises:
-        Exception: An item cannot be pickled; what pickle says, with a note that names it.
+        Exception: An item cannot be pickled: pickle's error, with a note that names the item.
     """
 
     __slots__ = ("_at", "_data", "_get", "_kind", "_starts")
@@ -91,7 +91,7 @@ class PackedSequence(Sequence[_T_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it occupies; a view counts all of what it is a view of."""
+        """Bytes that it occupies; a view counts the whole sequence that it is a view of."""
         return self._data.nbytes + (0 if self._starts is None else self._starts.nbytes)
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class PackedSequence(Sequence[_T_co]):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> _T_co | Self:
-        """Return an item, made anew, or a view of several."""
+        """Return a new copy of an item, or a view of several."""
         if isinstance(index, slice):
             return self._of(self._kind, self._data, self._starts, self._at[index])
         try:

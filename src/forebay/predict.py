@@ -1,4 +1,4 @@
-"""predict(): one prediction for every sample, in order, resumably.
+"""predict(): make one prediction for every sample, in order, resumably.
 
     a model:      loader's workers ── batches ──> model, here ──> part ──> committed
     a factory:    session's workers, each: dataset ──> model ──> part ──> committed
@@ -60,7 +60,7 @@ def predict(
     of a dict, field of a NamedTuple or position (`0`, `1`, …) in a tuple. Numbers are plain
     columns; arrays are Arrow's fixed-shape tensors.
 
-    The same call again continues with the parts that are not done. A sample that cannot be loaded,
+    The same call again continues with the missing parts. A sample that cannot be loaded,
     or on which the model fails, is found by halving its batch; it has no row and is in `failures`.
     If the first 20 samples all fail with the same error, the run stops, and the same call tries
     them again.
@@ -70,7 +70,7 @@ def predict(
             function of a batch. It runs in this process, and workers make the batches. Or a factory
             of one of these: a class, or a callable without required arguments. It is called once
             in every worker, which then makes whole parts.
-        data: A map-style Dataset; a DataLoader, of which dataset, batch size, collate function,
+        data: A map-style Dataset; a DataLoader, whose dataset, batch size, collate function,
             workers and backend are used, but not the order; or a metadata table (.parquet, .csv,
             .jsonl), or the folder that preprocess wrote one to.
         output: A folder, created if missing, or the fsspec URL of one.
@@ -84,8 +84,8 @@ def predict(
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
         resume: False removes the earlier predictions first.
-        retry_failed: Try samples again that failed in an earlier run. Their parts are made again;
-            each stays as it is until its new file takes its place.
+        retry_failed: Try samples that failed in an earlier run again. Their parts are made again;
+            each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
         part_size: Samples per part. After a kill of this process at most one part is made again,
@@ -98,7 +98,7 @@ def predict(
 
     Raises:
         OptionError: A setting is impossible, or model or data cannot be used as they are.
-        InputError: There are no samples, or the table is torn.
+        InputError: There are no samples, or the table is damaged.
         OutputError: The model's outputs are not rows of one table, or the folder cannot be
             written to, or is full.
         ChangedError: Model or data differ from those of the earlier run.
@@ -191,7 +191,7 @@ def _work_off(
             session.work_off("rows", todo=todo, at_once=True, progress=progress)
         else:
             session.work_off_here(work, todo, progress)
-    except FailuresError:  # every sample failed: that is not the samples' fault
+    except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
     finally:

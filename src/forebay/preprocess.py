@@ -36,7 +36,7 @@ def preprocess(
     version: str | None = None,
     progress: bool = True,
 ) -> Report:
-    """Process every input once, keep the files that are written, and write a table of metadata.
+    """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
@@ -53,7 +53,7 @@ def preprocess(
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
             of `preprocess` stands for its table: a manifest whose `destination` the function gets
-            as a path that opens from any working folder.
+            as a path that can be opened from any working directory.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
@@ -68,7 +68,7 @@ def preprocess(
             function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
-            set: to try a function.
+            set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
@@ -82,7 +82,7 @@ def preprocess(
 
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
-        InputError: The inputs are missing, empty or torn.
+        InputError: The inputs are missing, empty or damaged.
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
         ChangedError: `work` differs from that of the earlier run.
@@ -127,12 +127,12 @@ def retry(
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
-    The other two retry by their own call: `predict` with `retry_failed=True`, and `cache` always.
+    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
 
     Args:
-        work: The function of that run. No code is loaded because the folder names it.
+        work: The function of that run. The folder names it, but no code is loaded because of that.
         output: The folder of that run.
-        num_workers: As in `preprocess`, like all that follow.
+        num_workers: See `preprocess`.
         backend: See `preprocess`.
         timeout: See `preprocess`.
         retries: See `preprocess`.
@@ -149,9 +149,9 @@ def retry(
     """
     verb = verb_of(look_at(output).meta)
     if verb != "preprocess":
-        way = "with retry_failed=True" if verb == "predict" else "which tries failed samples again"
+        way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
         raise OptionError(
-            f"{os.fspath(output)!r} holds a run of {verb}, and retry is for those of preprocess\n"
+            f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
     options = PreprocessOptions(
@@ -167,7 +167,7 @@ def retry(
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
-            raise LedgerError(f"{os.fspath(output)!r} holds no run whose failures could be retried")
+            raise LedgerError(f"{os.fspath(output)!r} holds no run with failures to retry")
         with reading("the call"):
             call = json.loads(recorded)
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
@@ -194,8 +194,9 @@ def listing_for(work: Any, inputs: Any) -> Listing:
     if is_dataset(work):
         if isinstance(work, type):
             raise OptionError(
-                f"{work.__name__} is a class of Datasets, not a Dataset\n"
-                f"  Nothing was started. Make one, as in dataset = {work.__name__}(...), and pass "
+                f"{work.__name__} is a Dataset class, not a Dataset instance\n"
+                f"  Nothing was started. Create one, as in dataset = {work.__name__}(...), and "
+                "pass "
                 "that."
             )
         if inputs is not None:
@@ -211,7 +212,7 @@ def listing_for(work: Any, inputs: Any) -> Listing:
         )
     if inputs is None:
         raise OptionError(
-            "inputs are missing: a function needs to know what to work on\n  Nothing was started. "
+            "inputs are missing: a function needs inputs to process\n  Nothing was started. "
             "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
         )
     _check_callable(work)
@@ -237,5 +238,5 @@ def _check_callable(work: Callable[..., Any]) -> None:
         name = getattr(work, "__name__", type(work).__name__)
         raise OptionError(
             f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
-            "  Nothing was started. Give it two arguments: the input, and where its outputs go."
+            "  Nothing was started. Give it two parameters: the input and the output."
         ) from error

@@ -204,12 +204,12 @@ class _Turns:
 _turns = _Turns()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     global _turns  # noqa: PLW0603 - one for all loaders of the process
     _turns = _Turns()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager

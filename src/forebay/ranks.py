@@ -62,13 +62,13 @@ def ranks_of(
     if world_size == "auto":
         if rank is not None:
             raise OptionError(
-                f"rank={rank!r} with world_size='auto', which finds the rank by itself\n"
+                f"rank={rank!r} with world_size='auto', which finds the rank automatically\n"
                 "  Nothing was started. Leave rank out, or pass both as numbers."
             )
         return found
     if type(world_size) is not int or world_size < 1:
         raise OptionError(
-            f"world_size={world_size!r} is not possible; it takes 1, 2, 3, …, 'auto' or None"
+            f"world_size={world_size!r} is not valid; it must be 1, 2, 3, …, 'auto' or None"
         )
     if rank is None:
         if world_size not in (1, found.world_size):
@@ -81,7 +81,7 @@ def ranks_of(
         rank = found.rank if world_size == found.world_size else 0
     if type(rank) is not int or not 0 <= rank < world_size:
         raise OptionError(
-            f"rank={rank!r} is not possible with world_size={world_size}; it takes 0 to "
+            f"rank={rank!r} is not valid with world_size={world_size}; it must be 0 to "
             f"{world_size - 1}"
         )
     return Ranks(world_size, rank)
@@ -116,7 +116,7 @@ def check_still(found: Ranks) -> None:
         raise OptionError(
             f"world_size='auto' found rank {found.rank} of {found.world_size} when the loader was "
             f"made, and it is rank {now.rank} of {now.world_size} now\n"
-            "  No batch was handed out: every rank would have trained on the same samples. Make "
+            "  No batch was returned: every rank would have trained on the same samples. Make "
             "the loader after init_process_group()."
         )
 
@@ -144,9 +144,9 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
         for number, process, _, others in everyone:
             if others.get(name) != value:
                 raise OptionError(
-                    f"the ranks do not load the same plan: {name}={value!r} here, and "
+                    f"the ranks do not use the same plan: {name}={value!r} here, and "
                     f"{name}={others.get(name)!r} in process {number} ({process})\n"
-                    f"  This is process {group.rank} ({mine[1]}). No batch was handed out. Make "
+                    f"  This is process {group.rank} ({mine[1]}). No batch was returned. Make "
                     "the loader with the same arguments on all ranks, and load the same state."
                 )
     times = Counter(rank for _, _, rank, _ in everyone)
@@ -160,6 +160,6 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
             f"the {group.world_size} processes are not the {ranks.world_size} ranks of the loader: "
             f"rank {wrong[0] if wrong else 0} appears {times[wrong[0] if wrong else 0]} times\n"
             f"  {shown}.\n"
-            "  No batch was handed out: some samples would come twice, and others not at all. "
+            "  No batch was returned: some samples would come twice, and others not at all. "
             "Pass each process its own rank, or world_size='auto'."
         )

@@ -201,16 +201,16 @@ def _stop_if_due(
             f"stopped early: {reason}\n"
             f"  The last of them, {ledger.name_of(outcome.task)}: {failure.error}: "
             f"{failure.message}\n"
-            "  What was done is kept. See `forebay failures`, fix the cause, and make the same "
+            "  Completed work is kept. See `forebay failures`, fix the cause, and make the same "
             f"call again.\n{failure.traceback}"
         )
 
 
 def _full(failure: Failure) -> OutputError:
     return OutputError(
-        f"the outputs cannot be written any more: {failure.error}: {failure.message}\n"
-        "  The run was stopped; what was done before is kept, and no input is blamed.\n"
-        "  Make room (or make the folder writable), then make the same call again."
+        f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
+        "  The run was stopped; completed work is kept, and no input counts as failed.\n"
+        "  Free some space (or make the folder writable), then make the same call again."
     )
 
 
@@ -225,7 +225,7 @@ def _stop_if_refused(
         if reason is not None:
             raise FailuresError(
                 f"stopped early: {reason}\n  The last of them: {failure.error}: {failure.message}\n"
-                "  What was done is kept."
+                "  Completed work is kept."
             )
 
 
@@ -247,7 +247,8 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
     if failure.traceback and error.__traceback__ is None:  # it was raised in another process
         error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
     error.add_note(
-        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; what "
-        "was done is kept."
+        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
+        "completed "
+        "work is kept."
     )
     return error

@@ -88,7 +88,7 @@ def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> 
             return None
     if cut.samples != samples and not may_grow and session.options.version is None:
         raise ChangedError(
-            f"the dataset has {samples:,} samples, and had {cut.samples:,} when this was begun\n"
+            f"the dataset has {samples:,} samples, and had {cut.samples:,} when the run began\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing what was made of it: resume=False, or --restart;\n"
             "  - keep what is done, if the samples that were there are still the same: "

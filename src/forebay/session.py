@@ -98,7 +98,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            error.add_note("forebay: interrupted; what was done is kept, the same call continues")
+            error.add_note("forebay: interrupted; completed work is kept, the same call continues")
         self._closing.__exit__(kind, error, traceback)
 
     def hire(
@@ -248,7 +248,7 @@ class Session:
             return True
         keep = was_version or "2"
         raise ChangedError(
-            f"{now.name} is not what the earlier run worked with: {self._output!r} would mix "
+            f"{now.name} changed since the earlier run: {self._output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
@@ -279,8 +279,8 @@ class Session:
     def _foreign_table(self) -> OutputError:
         path = str(self.folder.locate(table_name(self.options.metadata)))
         return OutputError(
-            f"{path!r} is there, and no run recorded in this output folder wrote it\n"
-            "  It was left as it is, and no table was written. Move it away, have the table in "
+            f"{path!r} exists, but no run recorded in this output folder wrote it\n"
+            "  It was left as it is, and no table was written. Move it away, write the table in "
             "another format (metadata=), or choose another output folder; then make the same call "
             "again."
         )
@@ -310,8 +310,8 @@ class Session:
                 if isinstance(error, OutputError):
                     raise
                 raise OutputError(
-                    f"the metadata table {name} cannot be brought to its place: {error}\n"
-                    "  The inputs are done and in the ledger. See to the disk's space and health, "
+                    f"the metadata table {name} cannot be moved into place: {error}\n"
+                    "  The inputs are done and in the ledger. Check the disk's space and health, "
                     "then make the same call again."
                 ) from error
         self.ledger.set_tables({**current, form: True})

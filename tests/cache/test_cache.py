@@ -211,7 +211,9 @@ def test_a_shard_of_somebody_else_is_an_error(pictures):
     """A cache is appended to by nobody."""
     _, folder = pictures
     (folder / "shard-00040.arrow").write_bytes((folder / "shard-00000.arrow").read_bytes())
-    with pytest.raises(forebay.InputError, match=r"shard-00040\.arrow' is not of this cache"):
+    with pytest.raises(
+        forebay.InputError, match=r"shard-00040\.arrow' does not belong to this cache"
+    ):
         forebay.open_cache(folder)
 
 
@@ -224,7 +226,7 @@ def test_swapped_shards_of_one_size_are_an_error_that_says_which(pictures):
     other.rename(one)
     (folder / "aside").rename(other)
     for each in (cached, forebay.open_cache(folder), make(Pictures(), folder)):
-        words = "it holds 1 samples from sample 4 on, and 1 from sample 3 on belong there"
+        words = "it holds 1 samples, starting at sample 4, instead of 1, starting at sample 3"
         with pytest.raises(forebay.InputError, match=words):
             each[3]
     for path in (one, other):
@@ -237,7 +239,7 @@ def test_a_shard_of_samples_that_are_built_otherwise_is_an_error(pictures, tmp_p
     cached, folder = pictures
     make(Made(lambda index: {"label": index}, 40), tmp_path / "other")
     (tmp_path / "other" / "shard-00003.arrow").replace(folder / "shard-00003.arrow")
-    with pytest.raises(forebay.InputError, match="not built as those of this cache"):
+    with pytest.raises(forebay.InputError, match="different structure from those of this cache"):
         cached[3]
 
 
@@ -250,7 +252,7 @@ def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
     with pytest.raises(forebay.InputError, match=r"shard-00003\.arrow' cannot be read"):
         cached[3]
     (folder / "shard-00004.arrow").unlink()
-    with pytest.raises(forebay.InputError, match=r"shard-00004\.arrow' is gone since"):
+    with pytest.raises(forebay.InputError, match=r"shard-00004\.arrow' was removed after"):
         cached[4]
 
 
@@ -290,7 +292,7 @@ def test_a_damaged_index_is_an_error(pictures, change):
             forebay.open_cache(folder)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(forebay.InputError, match="is no file"):
+    with pytest.raises(forebay.InputError, match="is not a file"):
         forebay.open_cache(folder)
 
 
@@ -410,7 +412,7 @@ def test_an_odd_exception_in_every_sample_starts_nothing(tmp_path, error):
     def fragile(index):
         raise error
 
-    with pytest.raises(forebay.FailuresError, match="first samples that were looked at all failed"):
+    with pytest.raises(forebay.FailuresError, match="first samples that were tried all failed"):
         make(Made(fragile, 50), tmp_path)
 
 

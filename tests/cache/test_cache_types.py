@@ -141,7 +141,10 @@ def test_one_tensor_used_again_and_again_is_copied_in_time(tmp_path):
 
 
 REFUSED = {
-    "a large int": (lambda: {"a": 1 << 63}, "'a' is 9223372036854775808, beyond 64 bits"),
+    "a large int": (
+        lambda: {"a": 1 << 63},
+        "'a' is 9223372036854775808, which does not fit in 64 bits",
+    ),
     "an object": (lambda: [object()], "'0' is of type builtins.object"),
     "a set": (lambda: {1}, "'sample' is of type builtins.set"),
     "an object array": (lambda: np.array([None]), "dtype object"),
@@ -150,7 +153,7 @@ REFUSED = {
     "a meta tensor": (lambda: torch.ones(1, device="meta"), "on the device meta"),
     "a parameter": (lambda: torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
     "a tuple as key": (lambda: {(1, 2): 3}, "the key (1, 2), of type tuple"),
-    "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which holds nothing to keep"),
+    "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which contains nothing to store"),
     "an own dict": (lambda: type("Mine", (dict,), {})(a=1), "of type Mine"),
 }
 

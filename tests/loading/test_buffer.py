@@ -47,18 +47,18 @@ def test_a_size_is_a_buffer_of_that_size():
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB"])
 def test_what_is_no_size_is_refused(size):
     """With examples of what is."""
-    with pytest.raises(OptionError, match=r"is no size; it takes .*'30GB'"):
+    with pytest.raises(OptionError, match=r"is not a size; it must be .*'30GB'"):
         DataLoader(Squares(1), buffer=size)
 
 
 WRONG = {
     "no mark": ({}, r"^Buffer\(\) needs max_bytes or max_batches"),
-    "no batches": ({"max_batches": 0}, "^max_batches=0 is not possible"),
-    "a half": ({"max_batches": 1.5}, r"^max_batches=1\.5 is not possible"),
-    "yes": ({"max_batches": True}, "^max_batches=True is not possible"),
+    "no batches": ({"max_batches": 0}, "^max_batches=0 is not valid"),
+    "a half": ({"max_batches": 1.5}, r"^max_batches=1\.5 is not valid"),
+    "yes": ({"max_batches": True}, "^max_batches=True is not valid"),
     "low mark of nothing": ({"max_batches": 9, "refill_below": 0}, "^refill_below=0 is not"),
     "low above high": ({"max_batches": 9, "refill_below": 10}, "^refill_below=10 is above max_b"),
-    "bytes": ({"max_bytes": "much"}, "^buffer='much' is no size"),
+    "bytes": ({"max_bytes": "much"}, "^buffer='much' is not a size"),
     "directory": ({"max_batches": 9, "directory": "/no/such"}, "^directory='/no/such' is not a f"),
 }
 
@@ -73,7 +73,7 @@ def test_marks_that_make_no_sense_are_refused(arguments, words):
 @pytest.mark.parametrize("name", ["backend", "on_error", "seed"])
 def test_other_arguments_that_make_no_sense_are_refused(name):
     """Before anything starts."""
-    with pytest.raises(OptionError, match=f"^{name}='x' is not possible; it takes"):
+    with pytest.raises(OptionError, match=f"^{name}='x' is not valid; it must be"):
         DataLoader(Squares(1), **{name: "x"})
 
 

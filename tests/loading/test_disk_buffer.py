@@ -60,7 +60,7 @@ def test_on_a_full_disk_batches_travel_otherwise_and_the_user_is_told_once(small
     (warning,) = caught
     text = str(warning.message)
     assert text.splitlines()[0] == (
-        f"the buffer's disk has no room: directory={str(small_disk)!r}, No space left on device"
+        f"the buffer's disk is full: directory={str(small_disk)!r}, No space left on device"
     )
     assert "A batch of 1,04" in text and "bytes are free there" in text
     assert "kept in memory" in text and "max_bytes" in text

@@ -102,7 +102,7 @@ def test_the_message_of_a_dead_worker_is_found_by_torchs_words(way, death, tmp_p
         assert len(died) == 2  # it was tried once more
         assert re.match(TORCHS_WORDS, text)[1] in died
         assert "epoch 0, batch 2: samples [2]." in further[0]
-        assert "The batch was tried 2 times; the loader goes on with the next one." in text
+        assert "The batch was tried 2 times; the loader continues with the next one." in text
         assert "num_workers=0" in text
         assert [int(batch) for batch in iterator] == [3, 4]
 
@@ -143,7 +143,7 @@ def numbers(batches):
 @pytest.mark.parametrize("way", ITERATED)
 @pytest.mark.parametrize("dataset", [range(4), Stream(4)], ids=["map-style", "iterable"])
 def test_get_iterator_gives_a_whole_epoch_at_any_time(dataset, way):
-    """Before, within and between epochs, as torch's does; and the loader goes on after it."""
+    """Before, within and between epochs, as torch's does; and the loader continues after it."""
     with DataLoader(dataset, **ITERATED[way]) as loader:
         assert numbers(loader._get_iterator()) == [0, 1, 2, 3]
         assert numbers(loader) == [0, 1, 2, 3]
@@ -342,7 +342,7 @@ def test_a_buffer_without_workers_is_refused():
 @pytest.mark.parametrize("size", [30, "30", "30B"])
 def test_a_buffer_of_thirty_bytes_is_refused(size):
     """With what was meant: gigabytes, or a number of batches."""
-    with pytest.raises(OptionError, match=rf"^buffer={size!r} is 30 bytes, which") as caught:
+    with pytest.raises(OptionError, match=rf"^buffer={size!r} is 30 bytes, too few") as caught:
         DataLoader(range(4), num_workers=1, buffer=size)
     assert "'30GB'" in str(caught.value)
     assert "forebay.Buffer(max_batches=30)" in str(caught.value)
@@ -546,7 +546,7 @@ def test_a_stock_loader_around_the_sampler_warns_once_and_repeats_no_order(way, 
         epochs = [[number for batch in stock for number in batch.tolist()] for _ in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    (warning,) = [each for each in caught if "stock torch DataLoader" in str(each.message)]
+    (warning,) = [each for each in caught if "plain torch DataLoader" in str(each.message)]
     text = str(warning.message)
     assert "buffer=, seed=, world_size= and the state are lost" in text
     assert "docs/how-to/frameworks.md" in text

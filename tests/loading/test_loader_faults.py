@@ -27,7 +27,7 @@ HANG_S = 0.4
 DEATHS = {
     "SIGKILL": (
         "killed by signal: Killed (SIGKILL",
-        "usually the machine ran out of memory, or somebody killed",
+        "usually the machine ran out of memory, or someone killed",
     ),
     "SIGSEGV": ("killed by signal: Segmentation fault (SIGSEGV", "native code crashed"),
     "os._exit": ("exited with code 3", "the function ended its process"),
@@ -147,7 +147,7 @@ def test_a_fault_in_a_stream_that_is_met_once_costs_nothing(way, fault, tmp_path
 @pytest.mark.slow
 @deaths_in(WAYS, "torch's", "seed, buffer")
 def test_a_fault_that_is_met_again_is_an_error_of_one_batch(way, fault):
-    """It says what there is to know, and the loader goes on with the next batch."""
+    """It says what there is to know, and the loader continues with the next batch."""
     expected = [default_collate([Squares(COUNT)[n] for n in (i, i + 1)]) for i in range(0, 16, 2)]
     with loader_of(Fatal(Fate(fault)), way, fault) as loader:
         batches = iter(loader)

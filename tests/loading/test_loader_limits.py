@@ -45,7 +45,7 @@ def test_a_fork_of_the_trainer_has_epochs_of_its_own(script, options):
             try:
                 next(batches)
             except RuntimeError as error:
-                assert "of which this one is a fork" in str(error)
+                assert "that this one was forked from" in str(error)
                 print("refused", flush=True)
             own = [batch[:, 0].tolist() for batch in loader]
             print(own == [[n, n + 1.0] for n in range(0, 200, 2)], flush=True)
@@ -202,7 +202,7 @@ def test_too_few_descriptors_are_said_before_anything_starts(script, options):
         print(os.listdir("/dev/fd") == before)
         print(len(list(forebay.DataLoader(Numbers(9), {options}))))
     """).end()
-    first = "num_workers=30 needs about 108 open files, 100 are allowed"
+    first = "num_workers=30 needs about 108 open files; 100 are allowed"
     assert ending == (0, f"{first}\nTrue\n9\n", "")
 
 

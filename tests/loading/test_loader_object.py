@@ -33,8 +33,8 @@ def test_what_is_under_way_cannot_be_changed(name):
         (
             Stream(4),
             2,
-            r"^an iterable dataset cannot have backend='ray': only samples that can be asked for "
-            r"one by one can be shared out among nodes\n.*Use a map-style dataset",
+            r"^an iterable dataset cannot have backend='ray': only a map-style dataset can be "
+            r"divided among nodes\n.*Use a map-style dataset",
         ),
         (Squares(4), 0, r"^backend='ray' with num_workers=0"),
     ],

@@ -252,10 +252,10 @@ def test_without_a_seed_all_ranks_have_one():
 REFUSED = {
     "no world": ({"rank": 1}, "rank=1 requires world_size"),
     "no rank": ({"world_size": 4}, "world_size=4 without rank"),
-    "no such rank": ({"world_size": 4, "rank": 4}, "it takes 0 to 3"),
+    "no such rank": ({"world_size": 4, "rank": 4}, "it must be 0 to 3"),
     "no number": ({"world_size": "all"}, "'auto' or None"),
-    "rank and auto": ({"world_size": "auto", "rank": 0}, "finds the rank by itself"),
-    "tail": ({"tail": "uneven"}, "there is no world_size="),
+    "rank and auto": ({"world_size": "auto", "rank": 0}, "finds the rank automatically"),
+    "tail": ({"tail": "uneven"}, "world_size= is not given"),
     "no tail": ({"world_size": 1, "rank": 0, "tail": "cut"}, "'repeat' or 'uneven'"),
     "batches": (
         {"world_size": 2, "rank": 0, "batch_sampler": [[0]], "batch_size": 1},
@@ -264,7 +264,7 @@ REFUSED = {
     "single": ({"world_size": 2, "rank": 0, "batch_size": None}, "batches of the user's own"),
     "both": (
         {"world_size": 2, "rank": 0, "sampler": DistributedSampler(range(9), 2, 0)},
-        "would both share the samples out",
+        "would both divide the samples among ranks",
     ),
 }
 

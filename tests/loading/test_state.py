@@ -167,10 +167,11 @@ def test_a_drawn_seed_is_in_the_state():
 REFUSED = {
     "version": ({"version": 99}, "^the state has version 99, and this forebay reads version 2\n"),
     "no version": ({"version": None}, "^the state has version None"),
-    "seed": ({"seed": 6}, "^the state is of seed=6, the loader of seed=5\n"),
+    "seed": ({"seed": 6}, "^the state has seed=6, the loader has seed=5\n"),
     "kind": (
         {"made_with": {"kind": "torch"}},
-        "^the state is of a loader with torch's arguments alone; this one is a loader with seed=",
+        "^the state was saved by a loader with only torch's arguments; this one is a loader with "
+        "seed=",
     ),
     "nonsense": ({"batch": "many"}, "^the state is damaged: ValueError"),
 }
@@ -191,7 +192,8 @@ def test_a_state_of_something_else_is_refused(changes, words):
 def test_a_state_with_a_seed_is_refused_by_a_loader_by_torchs_arguments_alone():
     """It could not keep the promise."""
     with pytest.raises(
-        OptionError, match=r"^the state is of a loader with seed=.* with torch's arguments alone\n"
+        OptionError,
+        match=r"^the state was saved by a loader with seed=.* with only torch's arguments\n",
     ):
         DataLoader(Noisy(COUNT)).load_state_dict(shuffled().state_dict())
 

@@ -102,7 +102,7 @@ def test_another_order_is_refused(options):
     loader = DataLoader(numbers(), batch_size=4, shuffle=True, **options)
     taken(loader, 2)
     other = DataLoader(numbers(), batch_size=4, **options)
-    with pytest.raises(OptionError, match=r"shuffle=True, the loader of shuffle=False"):
+    with pytest.raises(OptionError, match=r"shuffle=True, the loader has shuffle=False"):
         other.load_state_dict(loader.state_dict(), strict=False)
 
 
@@ -131,9 +131,11 @@ def test_a_mixture_of_other_sources_is_refused(other):
     loader = mixed()
     taken(loader, 3)
     state = loader.state_dict()
-    with pytest.raises(OptionError, match=r"'a' \(50 samples\), 'b' \(50 samples\), the loader of"):
+    with pytest.raises(
+        OptionError, match=r"'a' \(50 samples\), 'b' \(50 samples\), the loader mixes"
+    ):
         mixed(**other).load_state_dict(state, strict=False)
-    with pytest.raises(OptionError, match="the loader of no sources"):
+    with pytest.raises(OptionError, match="the loader mixes no sources"):
         DataLoader(numbers(100), batch_size=10, seed=1, shuffle=True).load_state_dict(state)
 
 
@@ -218,7 +220,7 @@ def test_a_state_of_an_object_without_one_is_refused_before_anything_changes():
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    with pytest.raises(OptionError, match="that of a dataset, and Squares has no load_state_dict"):
+    with pytest.raises(OptionError, match="that of a dataset, but Squares has no load_state_dict"):
         DataLoader(Squares(20), batch_size=4, seed=1).load_state_dict(state)
     next(iterator)
     with pytest.raises(RuntimeError, match="it cannot be loaded"):
@@ -293,7 +295,7 @@ EDITS = {
     ],
 )
 def test_a_damaged_state_is_refused_when_it_is_loaded(path, value):
-    """With an OptionError; the loader goes on where it was."""
+    """With an OptionError; the loader continues where it was."""
     loader = mixed()
     iterator = iter(loader)
     next(iterator)
@@ -381,7 +383,7 @@ def test_a_mask_is_about_planned_samples():
 
     loader = DataLoader(Few(), batch_size=2, seed=1)
     next(iter(loader))
-    with pytest.raises(OptionError, match="an iterable dataset has none"):
+    with pytest.raises(OptionError, match="not available for an iterable dataset"):
         loader.mask  # noqa: B018 - a property
 
 

@@ -258,7 +258,7 @@ def test_the_parts_of_an_iterable_dataset_stay_as_many():
         list(iterator)
         after = loader.state_dict()
     other = DataLoader(Shards(4, 4), num_workers=1)
-    with pytest.raises(OptionError, match=r"^the state is of num_workers=2, .* num_workers=1\n"):
+    with pytest.raises(OptionError, match=r"^the state has num_workers=2, .* num_workers=1\n"):
         other.load_state_dict(state)
     other.load_state_dict(after)
     assert other.state_dict()["epoch"] == 1

@@ -591,7 +591,7 @@ def test_without_strict_an_epoch_ends_with_the_samples_it_began_with(kind):
         again = json.loads(json.dumps(loader.state_dict()))
         del iterator
     with made(kind, count=23) as loader:
-        loader.load_state_dict(again)  # the state is of a loader of 23 samples now
+        loader.load_state_dict(again)  # the state now has 23 samples
         assert flat(third) + flat(loader) == expected[0]
         assert sorted(flat(loader)) == list(range(23))
 
@@ -599,17 +599,17 @@ def test_without_strict_an_epoch_ends_with_the_samples_it_began_with(kind):
 DIFFERENCES = {
     "batch size": (
         {"batch_size": 8},
-        r"^the state is of global batches of 4 samples, the loader of global batches of 8 s",
+        r"^the state has global batches of 4 samples, the loader has global batches of 8 s",
         "Use batch_size=4",
     ),
     "length": (
         {"count": 23},
-        r"^the state is of 20 samples, the loader of 23 samples\n",
+        r"^the state has 20 samples, the loader has 23 samples\n",
         "Make the loader as it was",
     ),
     "drop_last": (
         {"drop_last": True},
-        r"^the state is of drop_last=False, the loader of drop_last=True\n",
+        r"^the state has drop_last=False, the loader has drop_last=True\n",
         "Make the loader as it was",
     ),
 }

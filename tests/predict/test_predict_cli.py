@@ -86,7 +86,7 @@ def test_failed_samples_are_listed_and_retried(tmp_path):
     )
     assert again.return_value == 3
     assert "2 predicted, 1 failed" in again.output
-    with pytest.raises(OptionError, match="holds a run of predict, and retry is for those of pre"):
+    with pytest.raises(OptionError, match="was made by predict, and retry only applies to pre"):
         retry(lambda source, out: None, output)
 
 
@@ -95,7 +95,7 @@ def test_an_option_of_another_command_is_refused_by_retry(tmp_path):
     predict("half", f"{MODELS}:some_bad", tmp_path)
     names = (f"{MODELS}:half", f"{MODELS}:some_bad")
     refused = run("retry", tmp_path, *names, "--retries", 2)
-    assert "--retries is not for a run of predict" in str(refused.exception)
+    assert "--retries does not apply to predict" in str(refused.exception)
 
 
 def test_a_folder_in_place_of_the_model_is_named(tmp_path):
@@ -103,7 +103,7 @@ def test_a_folder_in_place_of_the_model_is_named(tmp_path):
     code, _, err = call("predict", tmp_path, f"{MODELS}:half", tmp_path / "out")
     assert code == 2
     assert "Usage: " in err and "FILE.py:MODEL DATA OUTPUT" in err
-    assert f"{str(tmp_path)!r} is a folder, where a file or module and a name in it" in err
+    assert f"{str(tmp_path)!r} is a folder; a file or module and a name in it" in err
 
 
 def test_a_table_without_a_function_names_the_option(tmp_path):

@@ -91,7 +91,7 @@ def test_models_in_workers_cannot_reach_this_process_memory(memory):
     """It is said before anything starts, and what to do instead."""
     with pytest.raises(forebay.OptionError) as caught:
         predicted(Factory, num_workers=2)
-    assert "is in the memory of this process, and the workers would be others" in str(caught.value)
+    assert "is in the memory of this process, but workers are other processes" in str(caught.value)
     assert "Use num_workers=0" in str(caught.value)
     assert not memory.store
 

@@ -166,6 +166,6 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
         run(interrupted, folder, tmp_path / "out")
     assert caught.value.__notes__ == [
-        "forebay: interrupted; what was done is kept, the same call continues"
+        "forebay: interrupted; completed work is kept, the same call continues"
     ]
     assert run(strict, folder, tmp_path / "out", version="2").resumed == 1

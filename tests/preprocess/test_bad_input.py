@@ -241,7 +241,7 @@ class Opaque:
         ({"a": Opaque()}, "metadata 'a' is not JSON-serializable: Opaque"),
         ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' is not JSON-serializable: bytes"),
         ({"a": {(1, 2): 3}}, "metadata 'a' is not JSON-serializable"),
-        ([{"a": 1}, 2], "metadata must be all dicts"),
+        ([{"a": 1}, 2], "metadata must all be dicts"),
         (b"bytes", "metadata 'metadata' is not JSON-serializable"),
         (Opaque(), "metadata 'metadata' is not JSON-serializable"),
     ],
@@ -374,7 +374,7 @@ def test_what_is_no_file_at_the_staged_path_fails_its_input(three, output, what)
         path.symlink_to(target) if what == "link" else path.mkdir()
 
     (failure,) = run(leave, [three / "0000.txt"], output).failures
-    assert (failure.kind, "no regular file" in failure.message) == ("output", True)
+    assert (failure.kind, "did not leave a regular file" in failure.message) == ("output", True)
     assert published(output) == {}
     assert target.read_text() == "precious"
 

@@ -79,16 +79,25 @@ def test_finished_with_failures_is_3(inputs, output):
         (["preprocess", "a", "b", "c", "--nonsense"], "No such option"),
         (["nonsense"], "No such command"),
         (["preprocess", "nothing.py", "in", "out"], "names no function"),
-        (["preprocess", str(WORKS), "in", "out"], "is a file, and names no function in it"),
-        (["preprocess", str(WORKS.parent), "in", "out"], "is a folder, where a file or module"),
+        (
+            ["preprocess", str(WORKS), "in", "out"],
+            "is a file; the name of a function in it is missing",
+        ),
+        (["preprocess", str(WORKS.parent), "in", "out"], "is a folder; a file or module"),
         (["preprocess", f"{WORKS}:copy", "out"], "a function, which needs INPUTS and OUTPUT"),
         (["preprocess", f"{WORKS}:words", "in", "out"], "a Dataset, which has its own inputs"),
-        (["preprocess", f"{WORKS}:Words", "out"], "Words is a class of Datasets, not a Dataset"),
-        (["preprocess", "no.py:copy", "in", "out"], "is no file"),
+        (
+            ["preprocess", f"{WORKS}:Words", "out"],
+            "Words is a Dataset class, not a Dataset instance",
+        ),
+        (["preprocess", "no.py:copy", "in", "out"], "is not a file"),
         (["preprocess", "no.such.module:copy", "in", "out"], "cannot be imported"),
         (["preprocess", f"{WORKS}:no", "in", "out"], "has no 'no'; it has 'note_call', 'copy'"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--limit", "0"], "--limit"),
-        (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "x"], "'x' is no number"),
+        (
+            ["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "x"],
+            "'x' is not a number",
+        ),
         (["preprocess", f"{WORKS}:note_call", "in", "out"], "cannot be called as"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "inf"], "timeout=inf is not"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "nan"], "timeout=nan is not"),
@@ -214,7 +223,7 @@ def test_a_script_named_like_a_module_of_python_is_refused(tmp_path, inputs, out
     (tmp_path / "queue.py").write_text("def work(source, out): ...\n")
     code, _, err = call("preprocess", f"{tmp_path / 'queue.py'}:work", inputs, output)
     assert code == USAGE
-    assert "has the name of a module of Python itself, 'queue'" in err
+    assert "has the same name as a module of Python's standard library, 'queue'" in err
 
 
 def test_the_shell_completes_paths(tmp_path):
@@ -369,7 +378,7 @@ def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output
         ledger.set_meta("work", json.dumps(work))
     call(command, output)
     assert not mark.exists()
-    (_, _, err), expected = call("retry", output, f"{trap}:work"), "is not what the earlier run"
+    (_, _, err), expected = call("retry", output, f"{trap}:work"), "changed since the earlier run"
     assert mark.exists() and expected in err  # the user named it; and it is another function
 
 

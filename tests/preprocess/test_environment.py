@@ -76,7 +76,7 @@ def write_much_in_c(source, out):
 @pytest.mark.parametrize("work", [write_much, write_much_in_c])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_disk_stops_the_run_and_blames_no_input(tmp_path, work, workers):
-    """What was done is kept; with more room the same call does the rest."""
+    """Completed work is kept; with more room the same call does the rest."""
     pytest.importorskip("soundfile")
     inputs = make_inputs(tmp_path / "in", 30)
     with mounted(tmp_path / "out", "size=12m") as output:
@@ -213,7 +213,7 @@ def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_pat
         process.send_signal(number)
     code, _, err = finish(process)
     assert code == 130
-    words = "forebay: interrupted; what was done is kept, the same command continues"
+    words = "forebay: interrupted; completed work is kept, the same command continues"
     assert err.strip() == words
     await_no_processes()
     kept = published(tmp_path / "out")

@@ -240,7 +240,7 @@ def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend
     report = run(raise_much, paths, tmp_path / "out", num_workers=workers, backend=backend)
     for failure in report.failures:
         assert failure.message.startswith("begin") and failure.message.endswith("end")
-        assert "characters left out" in failure.message
+        assert "characters omitted" in failure.message
         assert len(failure.message) + len(failure.traceback) < 3 * MAX_TEXT
     assert (tmp_path / "out" / ".forebay" / "ledger.sqlite").stat().st_size < 10**6
 
@@ -294,7 +294,7 @@ def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
 
 @pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
-    """Type and arguments are whole, a note names the input, and what was done is kept."""
+    """Type and arguments are whole, a note names the input, and completed work is kept."""
     options = {"num_workers": workers, "backend": backend, "retries": 0}
     with pytest.raises(OwnError) as caught:
         run(raise_own, inputs, tmp_path / "out", on_error="raise", **options)

@@ -74,7 +74,7 @@ def test_a_table_of_another_format_is_not_the_runs_either(three, output):
     run(copy, three, output)
     (output / "metadata.csv").write_text("the user's own")
     for options in ({}, {"resume": False}):
-        with pytest.raises(OutputError, match=r"metadata\.csv' is there"):
+        with pytest.raises(OutputError, match=r"metadata\.csv' exists"):
             run(copy, three, output, metadata="csv", **options)
     assert run(copy, three, output, resume=False).done == 3
     assert (output / "metadata.csv").read_text() == "the user's own"
@@ -104,7 +104,7 @@ def test_a_table_that_was_put_there_meanwhile_is_left_alone(three, output):
         (output / "metadata.parquet").write_text("the user's own")
 
     for _ in range(2):
-        with pytest.raises(OutputError, match=r"metadata\.parquet' is there"):
+        with pytest.raises(OutputError, match=r"metadata\.parquet' exists"):
             run(put, three, output)
         assert (output / "metadata.parquet").read_text() == "the user's own"
     (output / "metadata.parquet").unlink()
@@ -346,7 +346,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(where, place, fail)
         for call in (lambda: run(work, three, output), lambda: verify(output)):
-            with pytest.raises(OutputError, match="cannot be brought to their place") as caught:
+            with pytest.raises(OutputError, match="cannot be moved into place") as caught:
                 call()
             assert "Nothing is lost" in str(caught.value)
             assert "make the same call again" in str(caught.value)
@@ -367,7 +367,7 @@ def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(output_folder, "rename_new", fail_at_the_second)
-        with pytest.raises(OutputError, match="cannot be brought to their place"):
+        with pytest.raises(OutputError, match="cannot be moved into place"):
             run(copy, three, output)
     assert len(published(output)) == 1
     report = run(copy, three, output)

@@ -147,9 +147,9 @@ def test_an_input_that_fails_at_its_very_end_has_uploaded_nothing(memory, inputs
 
 
 def test_others_files_are_not_overwritten(memory, inputs):
-    """A folder of a bucket that holds files, and no ledger, is refused."""
+    """A folder of a bucket that holds files, but no ledger, is refused."""
     memory.pipe_file("/bucket/out/thesis.tex", b"years of work")
-    with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', and no ledger"):
+    with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', but no ledger"):
         run(copy, inputs)
     assert objects(memory) == {"thesis.tex": b"years of work"}
 
@@ -570,7 +570,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_blames_no_input(bucket, undis
             continue  # a worker was quicker: it is not empty
     code, _, err = finish(process)
     assert code == 1
-    assert "cannot be written any more" in err
+    assert "can no longer be written" in err
     assert "no input is blamed" in err
     states = Path(os.environ["XDG_STATE_HOME"], "forebay")
     (ledger,) = states.rglob("ledger.sqlite")

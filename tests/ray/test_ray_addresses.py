@@ -55,8 +55,8 @@ def joined(address):
 def test_the_cluster_that_ray_remembers_is_gone(rays_folder, alone, nobody):
     """With "auto" that is said at once; Ray itself would ask there for minutes."""
     first, advice = joined("auto")
-    assert first.startswith(f"no Ray cluster answers at {nobody!r}, where the last one on this ")
-    assert "machine was: [Errno 111] Connection refused" in first
+    assert first.startswith(f"no Ray cluster answers at {nobody!r}, the address of the last one ")
+    assert "on this machine: [Errno 111] Connection refused" in first
     assert "Nothing was started. On the cluster's first node: ray start --head" in advice
 
 
@@ -107,6 +107,7 @@ def test_one_is_started_where_the_last_one_is_gone(rays_folder, nobody, tmp_path
     code, out, err = finish(start_driver(None, ALONE, tmp_path))
     assert (code, out) == (0, "4\n"), err
     assert (
-        f"forebay: no Ray cluster answers at {nobody!r}, where the last one on this machine was, "
+        f"forebay: no Ray cluster answers at {nobody!r}, the address of the last one on this "
+        "machine, "
         "so one was started on this machine: " in err
     )

@@ -201,12 +201,12 @@ def test_it_says_what_it_waits_for_and_goes_on(tmp_path, capsys, monkeypatch):
             said += capsys.readouterr().err
             return words in said
 
-        until(lambda: says("No node has that much: start one that does, or ask for less."))
+        until(lambda: says("No node has that much: start a larger one, or ask for less."))
         assert "1 worker waits for room on the cluster; each needs 1 CPU, 1 disk" in said
         assert "1 of 1 CPU free, 0 of 0 disk free" in said
         taken = take_room(add_node(cluster, resources={"disk": 1}))
         said = ""
-        until(lambda: says("All of it is in use: it goes on when somebody lets go"))
+        until(lambda: says("All of it is in use: the run continues when resources are freed"))
         ray.kill(taken)
         assert going.end().done == 6
 
@@ -290,7 +290,7 @@ forebay.preprocess(work, here / "in", here / "out", backend="ray")
 
 
 def test_a_cluster_that_dies_ends_the_run(tmp_path):
-    """All its processes are killed; what was done is kept, and a local run does the rest."""
+    """All its processes are killed; completed work is kept, and a local run does the rest."""
     inputs = make_inputs(tmp_path / "in", 300)
     with cluster_of(1) as cluster:
         # How long Ray looks for its head before it ends the process; a minute if it is not told.

@@ -77,7 +77,7 @@ def test_an_input_that_takes_all_memory_is_blamed_and_no_other(watched_cluster, 
     report = run(one_is_greedy(tmp_path), inputs, tmp_path / "out", retries=0)
     (failure,) = report.failures
     assert Path(failure.source).name == "0000.txt"
-    assert failure.message.startswith("Ray killed it for want of memory: ")
+    assert failure.message.startswith("Ray killed it because memory ran out: ")
     assert "forebay.Ray(num_cpus=2)" in failure.message
     assert calls(tmp_path).count("0000.txt") == 2, "with others, and alone"
     assert report.done == 11

@@ -235,14 +235,14 @@ def test_other_versions_are_refused(package):
     assert first == (
         f"node 10.0.0.7 (f00dfeed) has other versions: {package} 0.1 there and {ours[package]} here"
     )
-    assert "Install the same everywhere" in rest
+    assert "Install the same versions on every node" in rest
 
 
 def test_a_folder_that_does_not_bring_back_what_a_node_writes_is_refused(tmp_path):
     """Such as one that each node overlays with its own."""
     error = verdict(seen(), str(tmp_path))
     assert isinstance(error, OutputError)
-    assert "does not arrive here" in str(error)
+    assert "does not appear on this machine" in str(error)
 
 
 WITHOUT_ANSWER = {

@@ -86,7 +86,9 @@ def test_it_says_who_waits_for_what_and_where_it_went():
         "  10.0.0.a (a): 0 of 4 CPU free",
         "  10.0.0.b (b): 0.5 of 2 CPU free",
     ]
-    assert hint == "  All of it is in use: it goes on when somebody lets go, or a node joins."
+    assert (
+        hint == "  All of it is in use: the run continues when resources are freed or a node joins."
+    )
 
 
 def test_it_says_when_no_node_could_ever_do():
@@ -94,7 +96,7 @@ def test_it_says_when_no_node_could_ever_do():
     text = why_waiting([node("a", 4)], {"CPU": 1.0, "GPU": 0.5}, 1)
     assert text.startswith("1 worker waits for room on the cluster; each needs 1 CPU, 0.5 GPU\n")
     assert "4 of 4 CPU free, 0 of 0 GPU free" in text
-    assert text.endswith("No node has that much: start one that does, or ask for less.")
+    assert text.endswith("No node has that much: start a larger one, or ask for less.")
 
 
 def test_it_says_when_there_are_no_nodes():
@@ -105,11 +107,11 @@ def test_it_says_when_there_are_no_nodes():
 # ---- options ------------------------------------------------------------------------------------
 
 WRONG = {
-    "CPUs": ({"num_cpus": -1}, r"^Ray\(num_cpus=\)=-1 is not possible; it takes 0 or more"),
+    "CPUs": ({"num_cpus": -1}, r"^Ray\(num_cpus=\)=-1 is not valid; it must be 0 or more"),
     "CPUs, yes": ({"num_cpus": True}, r"^Ray\(num_cpus=\)=True"),
     "GPUs": ({"num_gpus": "2"}, r"^Ray\(num_gpus=\)='2'"),
     "resources": ({"resources": {"disk": -2}}, r"^Ray\(resources='disk'\)=-2"),
-    "nothing": ({"num_cpus": 0}, "it takes more, or GPUs or resources"),
+    "nothing": ({"num_cpus": 0}, "it must be above 0, unless GPUs or resources are given"),
     "no workers": ({"max_workers": 0}, r"^Ray\(max_workers=\)=0 .* 1, 2, 3, … or None"),
     "half a worker": ({"max_workers": 1.5}, r"^Ray\(max_workers=\)=1\.5"),
 }

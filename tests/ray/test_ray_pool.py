@@ -47,7 +47,7 @@ def host_lost_by(error: Exception) -> Any:
 LOSSES = {
     "memory": (
         ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory."),
-        "Ray killed it for want of memory: Task was killed",
+        "Ray killed it because memory ran out: Task was killed",
         False,
     ),
     "node": (

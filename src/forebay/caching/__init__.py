@@ -1,1 +1,1 @@
-"""The room of `forebay.cache`: samples in Arrow files, and the Dataset that reads them."""
+"""Internals of `forebay.cache`: samples in Arrow files, and the Dataset that reads them."""

@@ -1,4 +1,4 @@
-"""What a leaf is, and the Arrow column that its values of many samples are.
+"""The types of leaves, and the Arrow columns that hold their values.
 
     leaf                                Arrow
     tensor, array, all of one shape     fixed_shape_tensor<T, shape>; T where it is one number
@@ -88,7 +88,7 @@ class Spec:
 
 
 def spec_of(value: Any) -> Spec:
-    """Return what a leaf is.
+    """Return the spec of a leaf.
 
     Raises:
         MisfitError: A cache cannot give it back.
@@ -99,7 +99,7 @@ def spec_of(value: Any) -> Spec:
     if kind is np.ndarray or kind is np.memmap or isinstance(value, np.generic):
         what = "number" if isinstance(value, np.generic) else "array"
         if value.dtype.kind not in _ARRAYS or value.dtype.itemsize == 0:
-            raise MisfitError(f"is a NumPy {what} of dtype {value.dtype}; make it one of numbers")
+            raise MisfitError(f"is a NumPy {what} of dtype {value.dtype}; use a numeric dtype")
         return Spec(what, value.dtype.str, value.shape)
     if kind is str:
         try:
@@ -108,11 +108,11 @@ def spec_of(value: Any) -> Spec:
             return Spec("str", "binary")
         return Spec("str", "utf8")
     if kind is int and not -(1 << 63) <= value < 1 << 63:
-        raise MisfitError(f"is {value}, beyond 64 bits; make it a text or a float")
+        raise MisfitError(f"is {value}, which does not fit in 64 bits; make it a string or a float")
     if kind not in _SCALARS:
         raise MisfitError(
-            f"is of type {kind.__module__}.{kind.__qualname__}, which a cache cannot give back; "
-            "make it a plain tensor, an array, a number or a text"
+            f"is of type {kind.__module__}.{kind.__qualname__}, which a cache cannot store; "
+            "make it a plain tensor, an array, a number or a string"
         )
     return Spec(_SCALARS[kind])
 
@@ -121,12 +121,12 @@ def _tensor_spec(value: torch.Tensor) -> Spec:
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
         raise MisfitError("is a sparse, nested or quantized tensor; make it a dense one")
     if value.device.type != "cpu":
-        raise MisfitError(f"is on the device {value.device}; bring it back with .cpu()")
+        raise MisfitError(f"is on the device {value.device}; move it to the CPU with .cpu()")
     if value.requires_grad:
-        raise MisfitError("requires a gradient, which a cache cannot keep; return it .detach()ed")
+        raise MisfitError("requires a gradient, which a cache cannot store; return tensor.detach()")
     name = _NAMES.get(value.dtype)
     if name is None:
-        raise MisfitError(f"is a tensor of {value.dtype}, which a cache does not know")
+        raise MisfitError(f"is a tensor of {value.dtype}, which a cache does not support")
     return Spec("tensor", name, tuple(value.shape))
 
 
@@ -145,7 +145,8 @@ def widened(old: Spec, new: Spec) -> Spec:
     if old.kind == new.kind and old.dtype == new.dtype:
         return replace(old, shape=None)
     raise MisfitError(
-        f"is {described(new)} here and {described(old)} in other samples; give all the same type"
+        f"is {described(new)} here and {described(old)} in other samples; return the same type "
+        "for all"
     )
 
 

@@ -63,7 +63,7 @@ class CachedDataset(Dataset[Any]):
         """Return a sample.
 
         Args:
-            index: From 0; or from -1, backwards.
+            index: From 0, or negative to count from the end.
 
         Raises:
             IndexError: There is no such sample.

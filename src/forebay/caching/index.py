@@ -1,4 +1,4 @@
-"""What a finished cache is: a small JSON file, written last, that says which shards there are.
+"""The index of a finished cache: a small JSON file, written last, that lists the shards.
 
 While it is missing, the cache is not finished. It is all that a second call has to read.
 """
@@ -132,12 +132,14 @@ class Index:
         """
         path = private / NAME
         if path.exists() and not path.is_file():
-            raise InputError(f"{str(path)!r} is no file\n  Remove it and call forebay.cache again.")
+            raise InputError(
+                f"{str(path)!r} is not a file\n  Remove it and call forebay.cache again."
+            )
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
             if told["format"] != FORMAT:
                 raise InputError(
-                    f"{str(path)!r} is of format {told['format']}, and this forebay reads {FORMAT}"
+                    f"{str(path)!r} has format {told['format']}; this forebay reads format {FORMAT}"
                     "\n  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
             sizes = tuple(map(int, told["sizes"]))
@@ -151,13 +153,13 @@ class Index:
         except _DAMAGES as error:
             raise InputError(
                 f"{str(path)!r} is damaged: {shortened(error)}\n"
-                "  Remove it and call forebay.cache again: what is done stays done."
+                "  Remove it and call forebay.cache again: completed shards are kept."
             ) from error
         return index
 
     @staticmethod
     def remove(private: Path) -> None:
-        """Take the index away, if there is one."""
+        """Remove the index, if there is one."""
         (private / NAME).unlink(missing_ok=True)
 
     def missing(self, folder: Path) -> list[str]:
@@ -182,7 +184,8 @@ class Index:
                 check_size(folder / name, there, size)
         if found:
             raise InputError(
-                f"{str(folder / min(found))!r} is not of this cache, which has {len(names)} "
+                f"{str(folder / min(found))!r} does not belong to this cache, which has "
+                f"{len(names)} "
                 "shards\n  Nothing can be added to a cache. Remove the file, or make a cache of "
                 "both datasets in another directory."
             )
@@ -193,7 +196,8 @@ def check_size(path: Path, there: int, written: int) -> None:
     """Raise InputError if a shard is not of the size that was written."""
     if there != written:
         raise InputError(
-            f"{str(path)!r} has {there:,} bytes, and {written:,} were written\n"
-            "  It is torn, or somebody wrote to it. Remove it and call forebay.cache again, with "
-            "the same dataset and directory: it makes that shard anew."
+            f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"
+            "  It is truncated, or something else wrote to it. Remove it and call forebay.cache "
+            "again, with "
+            "the same dataset and directory: it writes that shard again."
         )

@@ -1,4 +1,4 @@
-"""A sample as leaves and a structure: taken apart for the columns, put together again. PURE.
+"""Split a sample into leaves and a structure for the columns, and rebuild it. PURE.
 
     {"image": tensor, "box": (1, 2)}  ──>  leaves   image, box.0, box.1
                                       └─>  structure, which JSON can hold
@@ -29,7 +29,7 @@ Classes = Mapping[Identity, type]
 
 
 class MisfitError(ValueError):
-    """A sample cannot be cached, or is not built like the others; says which part of it."""
+    """A sample cannot be cached, or differs in structure from the others; names the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ Node = Leaf | Branch
 
 
 def structure_of(sample: Any) -> Node:
-    """Return how a sample is built; every leaf has a name of its own.
+    """Return the structure of a sample; every leaf has a unique name.
 
     Raises:
         MisfitError: It holds nothing, or a container or a key that cannot be told in JSON.
     """
     node = _structure(sample, (), set())
     if not names_of(node):
-        raise MisfitError(f"the sample is {sample!r}, which holds nothing to keep")
+        raise MisfitError(f"the sample is {sample!r}, which contains nothing to store")
     return node
 
 
@@ -126,7 +126,7 @@ def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
     if odd:
         raise MisfitError(
             f"{shown(path)} has the key {odd[0]!r}, of type {type(odd[0]).__qualname__}; a cache "
-            "can give back keys that are texts or numbers"
+            "can give back keys that are strings or numbers"
         )
 
 

@@ -1,7 +1,7 @@
-"""What a worker does for a cache: some samples in a row become one shard.
+"""The job of a cache's worker: write a range of samples to one shard.
 
 A sample that fails does not end its shard at once: the others are tried too, so that one run names
-all that have to be mended. A worker that dies leaves the index of the sample that it was at.
+all that must be fixed. A worker that dies leaves the index of the sample it was processing.
 """
 
 from __future__ import annotations

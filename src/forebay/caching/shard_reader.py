@@ -1,4 +1,4 @@
-"""Shards as they are read: each is mapped once, and its values are views of the map.
+"""Reading shards: each is memory-mapped once, and its values are views of the map.
 
     file ── one private map ──> Arrow record batches ──> per leaf: row -> value
                                                            tensors and arrays: views
@@ -75,7 +75,7 @@ class Shard:
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
             told = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
             if told["format"] != FORMAT:
-                raise InputError(f"its format is {told['format']}, and this forebay's {FORMAT}")
+                raise InputError(f"it has format {told['format']}; this forebay reads {FORMAT}")
             self.specs = [from_json(spec) for spec in told["columns"]]
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
@@ -92,9 +92,9 @@ class Shard:
             ]
         except FileNotFoundError as error:
             raise InputError(
-                f"the shard {str(path)!r} is gone since the cache was opened\n"
-                "  Call forebay.cache again, with the same dataset and directory: it makes that "
-                "shard anew."
+                f"the shard {str(path)!r} was removed after the cache was opened\n"
+                "  Call forebay.cache again, with the same dataset and directory: it writes that "
+                "shard again."
             ) from error
         except _DAMAGES as error:
             raise _damaged(path, error) from error
@@ -128,11 +128,12 @@ def _check_place(plan: Plan, number: int, told: Any, rows: int) -> None:
     wanted = min(plan.per_shard, plan.samples - first)
     if (told["first"], rows) != (first, wanted):
         raise InputError(
-            f"it holds {rows:,} samples from sample {told['first']:,} on, and {wanted:,} from "
-            f"sample {first:,} on belong there"
+            f"it holds {rows:,} samples, starting at sample {told['first']:,}, instead of "
+            f"{wanted:,}"
+            f", starting at sample {first:,}"
         )
     if told["structure"] != layout.to_json(plan.structure):
-        raise InputError("its samples are not built as those of this cache")
+        raise InputError("its samples have a different structure from those of this cache")
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
@@ -140,7 +141,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(
         f"{str(path)!r} cannot be read as a shard of this cache: {words}\n"
         "  Remove the file and call forebay.cache again, with the same dataset and directory: it "
-        "makes that shard anew."
+        "writes that shard again."
     )
 
 

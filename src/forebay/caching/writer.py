@@ -1,4 +1,4 @@
-"""One shard as it is written: samples in, an Arrow file out, a record batch at a time.
+"""Writing one shard: samples in, an Arrow file out, one record batch at a time.
 
     sample ── leaves ──> columns ── full ──> record batch ──> file
                             └── a leaf that no column holds: the file is begun anew, wider
@@ -108,7 +108,7 @@ class ShardWriter:
         if specs != self.specs:
             specs = wider(self._names, self.specs, specs)
             if specs != self.specs:
-                self._begin_anew(specs)
+                self._restart_wider(specs)
         self._append(leaves)
 
     def _append(self, leaves: list[Any]) -> None:
@@ -128,7 +128,7 @@ class ShardWriter:
             self._flush()
         self._writer.close()
 
-    def _begin_anew(self, specs: list[Spec]) -> None:
+    def _restart_wider(self, specs: list[Spec]) -> None:
         self._finish()
         self._file.close()
         narrow = self._path.with_name(f"{self._path.name}.narrow")

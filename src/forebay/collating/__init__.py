@@ -1,1 +1,1 @@
-"""What `forebay.collate` is made of: rules for fields, padding, and naming what does not fit."""
+"""Internals of `forebay.collate`: rules for fields, padding, and errors that name a misfit."""

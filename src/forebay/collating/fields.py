@@ -1,4 +1,4 @@
-"""Collating the fields of samples one by one, and making the container anew."""
+"""Collate the fields of samples one by one, and rebuild the container."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ByField(Collation):
                 f"the fields {', '.join(map(repr, fields))}\n"
                 f"  They are {_described_fields(first)}"
                 f"{f', at {shown(path)}' if path else ''}. The batch was not made. Name a field "
-                "that is there; one of a tuple is named by its place."
+                "that exists; use the index for an item of a tuple."
             )
         batches = [
             applied(self.rules.get(field, default), [get(one) for one in samples], (*path, field))

@@ -1,4 +1,4 @@
-"""Finding the sample that does not fit its batch, and saying so.
+"""Find the sample that does not fit its batch, and describe it in the error.
 
     samples ── find ──> the first place where one is not like most ── refusal ──> InputError
 

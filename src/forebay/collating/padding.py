@@ -1,4 +1,4 @@
-"""Padding: tensors of different shapes as one, made where the batch is to be.
+"""Padding: collate tensors of different shapes, directly into the batch's memory.
 
 samples ──> dense tensors that agree ──> room for the batch ──> each written into its row
 
@@ -64,7 +64,7 @@ class Pad(Collation):
         needed = max(len(self.multiples), self.lengths)
         if first.dim() < needed:
             odd = Misfit(path, None, described(first), "")
-            advice = f"multiple_of and lengths, as given, ask for {needed} dimensions or more."
+            advice = f"multiple_of and lengths need {needed} dimensions or more."
             raise refusal(odd, len(tensors), advice)
         self._check_value(first.dtype, path)
         shapes = [tensor.shape for tensor in tensors]
@@ -109,9 +109,9 @@ class Pad(Collation):
         if not fits:
             name = str(dtype).removeprefix("torch.")
             raise OptionError(
-                f"pad(value={self.value}) is no value of {name}, the samples' dtype"
+                f"pad(value={self.value}) is not a value of {name}, the samples' dtype"
                 f"{f' in field {shown(path)}' if path else ''}\n"
-                f"  Its numbers go from {low} to {high}. The batch was not made. Choose "
+                f"  Its values range from {low} to {high}. The batch was not made. Choose "
                 "another value, or have the dataset return another dtype."
             )
 
@@ -148,7 +148,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     odd = odd_one(path, [_kind(tensor) for tensor in tensors])
     assert odd is not None and odd.place is not None
     odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.place].shape)}")
-    advice = "pad() fills up sizes: have the dataset return one dtype and number of dimensions."
+    advice = "pad() only changes sizes: have the dataset return one dtype and number of dimensions."
     raise refusal(odd, len(samples), advice)
 
 
@@ -167,7 +167,7 @@ def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
         if not isinstance(sample, torch.Tensor):
             return torch.tensor(sample)
     except (TypeError, ValueError, RuntimeError) as error:
-        odd = Misfit(path, place, f"{described(sample)}, which is no tensor ({error})", "")
+        odd = Misfit(path, place, f"{described(sample)}, which is not a tensor ({error})", "")
         raise _no_tensor(odd, count) from error
     if sample.layout is not torch.strided or sample.is_nested or sample.requires_grad:
         grad = ", with a gradient: detach() it" if sample.requires_grad else ""

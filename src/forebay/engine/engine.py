@@ -1,4 +1,4 @@
-"""The one loop: wait for an event, ask the flow, perform its commands.
+"""The engine's loop: wait for an event, ask the flow what to do, perform its commands.
 
 It owns the flow, the pool and the payloads of open tasks, all in one thread.
 """
@@ -40,7 +40,7 @@ from forebay.errors import WorkerDiedError
 
 Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
 
-# A good time to collect answers for, where nobody waits for them: being woken for each one would
+# How long to collect answers if nothing waits for them: waking up for each one would
 # take a core from the workers.
 COLLECT_S = 0.003
 # The longest single wait: the system's own limit is 24 days.
@@ -65,7 +65,7 @@ class Engine:
             `limits.lookahead` 0 it is not read, and tasks come by `put`.
         prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload that
             the worker gets.
-        clock: Returns seconds that only grow.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         prepare: Callable[[int, Any], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; the first `step` starts the workers."""
+        """Initialize; the first `step` starts the workers."""
         self.finished = False
         self.stopped = False
         self._pool = pool
@@ -90,11 +90,11 @@ class Engine:
         self._perform(self._flow.start(clock()))
 
     def put(self, tasks: Sequence[NewTask], *, ended: bool = False) -> None:
-        """Queue tasks, in growing order of their numbers.
+        """Queue tasks, in increasing order of their numbers.
 
         Args:
             tasks: Either all of them name the only worker that may run them, or none does.
-            ended: That no more will come.
+            ended: Whether these are the last tasks.
         """
         keys, payloads, ids = zip(*tasks, strict=True) if tasks else ((), (), ())
         self._payloads.update(zip(keys, payloads, strict=True))
@@ -110,11 +110,11 @@ class Engine:
         self._handle([ResultsReleased(tuple(tasks))])
 
     def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
-        """Wait up to `timeout` seconds for something to happen; return what came of it.
+        """Wait up to `timeout` seconds for events; return the resulting outcomes.
 
         Args:
-            timeout: In seconds; None for ever. It may return earlier with nothing.
-            collect_s: How long to let answers pile up while no worker needs more work.
+            timeout: In seconds; None for no limit. It may return earlier with nothing.
+            collect_s: How long to collect answers while no worker needs more work.
 
         Raises:
             WorkerDiedError: Workers cannot be started; the message says why.
@@ -138,15 +138,15 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """How many tasks the workers have in hand."""
+        """The number of tasks that workers hold."""
         return self._flow.counts[State.RUNNING]
 
     def wake(self) -> None:
-        """Have `step` return early. The one method that any thread may call."""
+        """Make `step` return early. Any thread may call this; no other method."""
         self._pool.wake()
 
     def close(self) -> None:
-        """End the workers; open tasks are forgotten."""
+        """Stop the workers and drop open tasks."""
         self.stopped = True
         self._pool.close()
 
@@ -194,8 +194,8 @@ def _unstartable(command: GiveUp) -> str:
     failure = command.failure
     return (
         f"workers cannot be kept alive: {failure.error}: {failure.message}\n"
-        "  Several died one after another without finishing a task, so forebay gave up; what was "
-        "done is kept.\n"
+        "  Several died in a row without finishing a task, so forebay gave up; completed work is "
+        "kept.\n"
         "  Try the function in this process first: num_workers=0.\n" + failure.traceback
     )
 

@@ -5,7 +5,7 @@ and `engine.py` performs those. Times are seconds of a monotonic clock.
 
 A worker has two numbers. Its `worker_id`, from 0 to num_workers - 1, is the one that users see; the
 replacement of a dead worker has the same. Its `incarnation` is never used twice, so that an event
-from a worker that is gone is recognized and dropped.
+from a dead worker is recognized and dropped.
 
 The records that every task needs are named tuples: a frozen dataclass costs five times as much to
 make, and ten times as much to pickle.
@@ -38,7 +38,7 @@ class TasksQueued:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker is set up and waits for tasks."""
+    """A worker has started and waits for tasks."""
 
     incarnation: int
 
@@ -68,7 +68,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class TasksReturned:
-    """A worker gave back tasks that it had not begun, so that others can have them."""
+    """A worker returned tasks that it had not begun, so that others can run them."""
 
     incarnation: int
     tasks: tuple[int, ...]
@@ -76,13 +76,13 @@ class TasksReturned:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker is gone.
+    """A worker died.
 
     Attributes:
         incarnation: Which worker.
         failure: How it died.
-        blameless: Nothing that it ran can be the reason (a lost host, for example).
-        doubtful: What another worker ran may be the reason as well (the node's memory).
+        blameless: No task that it ran can be the cause (a lost host, for example).
+        doubtful: A task of another worker may be the cause too (the node's memory).
     """
 
     incarnation: int
@@ -93,7 +93,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class RoomGrew:
-    """There is room for more workers than before: so many in all."""
+    """There is room for more workers; `num_workers` is the new total."""
 
     num_workers: int
 
@@ -105,14 +105,14 @@ class AlarmRang:
 
 @dataclass(frozen=True, slots=True)
 class ResultsReleased:
-    """The consumer is through with delivered results; their slots are free."""
+    """The consumer has finished with delivered results; their slots are free."""
 
     tasks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TasksForgotten:
-    """The tasks with numbers below `before` are not wanted any more, except those delivered."""
+    """The tasks with numbers below `before` are no longer needed, except those delivered."""
 
     before: int
 
@@ -156,7 +156,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class SendTasks:
-    """Hand tasks to a worker, as `(task, attempt)`, to be run in this order."""
+    """Send tasks to a worker, as `(task, attempt)`, to be run in this order."""
 
     incarnation: int
     tasks: tuple[tuple[int, int], ...]
@@ -170,7 +170,7 @@ class KillWorker:
 
 
 class DeliverResult(NamedTuple):
-    """Hand a result to the consumer, who releases it."""
+    """Pass a result to the consumer, which releases it."""
 
     task: int
     attempt: int
@@ -180,7 +180,7 @@ class DeliverResult(NamedTuple):
 
 
 class DropTask(NamedTuple):
-    """Forget a task that is not wanted any more; no worker has it in hand."""
+    """Drop a task that is no longer needed; no worker holds it."""
 
     task: int
 
@@ -213,7 +213,7 @@ class SetAlarm:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Workers cannot be started; the run cannot go on."""
+    """Workers cannot be started; the run cannot continue."""
 
     failure: Failure
 

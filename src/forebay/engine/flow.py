@@ -6,11 +6,11 @@
 
 Guarantees, checked by a random state machine in the tests:
 - `free + running + ready + leased == slots`, and each task in exactly one state (`check`);
-- a task is delivered or reported failed exactly once, whatever dies on the way;
-- an answer from a worker that is gone, or for an attempt that is over, changes nothing;
+- a task is delivered or reported failed exactly once, whatever dies meanwhile;
+- an answer from a dead worker, or for an attempt that has ended, changes nothing;
 - with `in_order`, results and failures come in the order of the source.
 
-Long because every decision about a task is here, so that nothing else has to be read to know it.
+Long because it holds every decision about a task.
 
 Which task is blamed for a death. A worker acknowledges each task by itself and runs its tasks in
 the order in which they were sent, so when it dies the first unanswered task is the suspect and the
@@ -93,7 +93,7 @@ class _Worker:
 
 
 class Flow:
-    """Decides which worker runs what, and what becomes of each answer, death and delay."""
+    """Decides which worker runs what, and how each answer, death and delay is handled."""
 
     def __init__(self, limits: Limits) -> None:
         """Start with no workers and no tasks; the first `handle` asks for both."""
@@ -109,8 +109,8 @@ class Flow:
         self._ended: dict[
             int, Failure
         ] = {}  # worker IDs that get nothing until tasks are forgotten
-        self._retries: deque[int] = deque()  # raised before: again, each in a message of its own
-        self._suspects: deque[int] = deque()  # died or hung before: again, alone on the machine
+        self._retries: deque[int] = deque()  # to be retried, each in its own message
+        self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
         self._trial: int | None = None  # the suspect that was sent alone last
         self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
@@ -135,7 +135,7 @@ class Flow:
         return commands
 
     def handle(self, events: Sequence[Event], now: float) -> list[Command]:
-        """Take in what happened, all of it at `now`, and return what is to be done, in order."""
+        """Process events, all at time `now`, and return the commands to perform, in order."""
         commands: list[Command] = []
         for event in events:
             match event:
@@ -258,7 +258,7 @@ class Flow:
                 f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed",
                 event.failure.traceback,
             )
-        # A death that is laid to a task uses up one of its attempts, so those come to an end.
+        # A death attributed to a task uses up one of its attempts, so such deaths are bounded.
         if suspect is not None:
             self._fruitless_deaths = 0
         elif event.incarnation >= self._newcomers:
@@ -285,7 +285,7 @@ class Flow:
             self._fail(suspect, failure, commands, self._suspects)
 
     def _may_be_innocent(self, suspect: int) -> bool:
-        """Tell whether a suspect had neighbours, and can be tried without any."""
+        """Return whether a suspect ran beside other tasks and can be tried without them."""
         waits = not self.limits.in_order and self._tasks[suspect].worker_id is None
         return waits and self._trial != suspect and self.limits.num_workers > 1
 
@@ -353,7 +353,7 @@ class Flow:
             again.append(key)
 
     def _end(self, key: int, move: Move, failure: Failure, commands: list[Command]) -> None:
-        """Let a task be over, without a result."""
+        """End a task without a result."""
         self._move(move, key)
         self._tasks[key].failure = failure
         if not self.limits.in_order:
@@ -361,7 +361,7 @@ class Flow:
         self._deliver(commands)
 
     def _abandon(self, commands: list[Command]) -> None:
-        """Fail what waits for a worker that cannot get past an earlier failure."""
+        """Fail the tasks that wait for a worker blocked by an earlier failure."""
         for worker_id, failure in self._ended.items():
             queue = self._bound.get(worker_id)
             while queue:
@@ -384,13 +384,13 @@ class Flow:
         return self._bound.setdefault(worker_id, deque())
 
     def _drop(self, key: int, commands: list[Command]) -> None:
-        """End a task that is not wanted any more."""
+        """End a task that is no longer needed."""
         self._move(Move.FORGOTTEN, key)
         del self._tasks[key]
         commands.append(DropTask(key))
 
     def _deliver(self, commands: list[Command]) -> None:
-        """Hand over what is next in line."""
+        """Deliver the results that are next in order."""
         delivered = []
         while self._order:
             key = self._order[0]
@@ -483,7 +483,7 @@ class Flow:
             room = 1 if alone else self._room(worker, queue, now)
             if not room:
                 continue
-            # The task that all delivery waits for must not wait for room itself.
+            # The task that all delivery waits for must not itself wait for a free slot.
             awaited = self.limits.in_order and queue[0] == self._order[0]
             free = self._free_slots(awaited and not counts[State.LEASED])
             count = min(room, free, len(queue))
@@ -506,7 +506,7 @@ class Flow:
                 return
 
     def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
-        """Return how many tasks to send: about `group_s` of work, none bound to it needlessly."""
+        """Return how many tasks to send: about `group_s` of work; the rest stays for others."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
@@ -545,12 +545,12 @@ class Flow:
         return min(free, slots)
 
     def _begin(self, worker: _Worker, now: float) -> None:
-        """Note that the worker begins its next task now, if it has one."""
+        """Record that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks else None
         self._begun.append(worker)
 
     def _set_alarm(self, commands: list[Command]) -> None:
-        """See to it that the alarm rings when a task that has begun has taken too long."""
+        """Set the alarm for when the next running task exceeds its time limit."""
         if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in self._begun):
             times = [at for worker in self._begun if (at := self._due(worker)) is not None]
             soonest = min(times, default=None)
@@ -560,20 +560,20 @@ class Flow:
         self._begun.clear()
 
     def _due(self, worker: _Worker) -> float | None:
-        """Return when the worker's present task will have taken too long; None for never."""
+        """Return when the worker's current task exceeds its time limit; None for never."""
         if worker.begun is None or worker.condemned is not None:
             return None
         timeout = self.limits.timeout_s
-        if self._may_be_robbed(worker):
+        if self._has_spare_tasks(worker):
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
         return None if timeout is None else worker.begun + timeout
 
     def _is_overdue(self, worker: _Worker, now: float) -> bool:
         begun = worker.begun
-        return begun is not None and self._may_be_robbed(worker) and now >= begun + RECLAIM_S
+        return begun is not None and self._has_spare_tasks(worker) and now >= begun + RECLAIM_S
 
-    def _may_be_robbed(self, worker: _Worker) -> bool:
-        """Whether it holds tasks behind its present one that another worker could have."""
+    def _has_spare_tasks(self, worker: _Worker) -> bool:
+        """Whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
     @property
@@ -589,7 +589,7 @@ class Flow:
     # ---- for tests and statistics --------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert the accounting: every task in one state and one place, no slot lost."""
+        """Assert the invariants: every task is in exactly one state, and no slot is lost."""
         held = dict.fromkeys(State, 0)
         for task in self._tasks.values():
             held[task.state] += 1

@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class Refusal(Exception):  # noqa: N818 - a verdict on the task, not an error of forebay
-    """Raised by a job when a failure is not worth another try.
+    """Raised by a job when a failure must not be retried.
 
     Its `__cause__` is the failure itself.
 
@@ -36,7 +36,7 @@ class Refusal(Exception):  # noqa: N818 - a verdict on the task, not an error of
 
 
 class Job(Protocol):
-    """What a worker does. It reaches a process worker by pickle, once however many there are.
+    """What a worker does. For process workers it is pickled once, however many there are.
 
     Attributes:
         keeps_tasks: Whether a worker keeps the tasks behind a slow one, because no other may run
@@ -46,7 +46,7 @@ class Job(Protocol):
     keeps_tasks: bool
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Set up, in the worker, before its first task.
+        """Set up the worker before its first task.
 
         Args:
             incarnation: A number that no other worker ever has.
@@ -54,8 +54,8 @@ class Job(Protocol):
         """
 
     def run(self, assignment: Assignment) -> Answer:
-        """Do one task. Whatever it raises fails that task, and the worker lives on."""
+        """Run one task. An exception fails that task; the worker continues."""
         ...
 
     def close(self) -> None:
-        """Tidy up, in the worker, when it is told to go; not called on a worker that dies."""
+        """Clean up in the worker when it is told to stop; not called if it dies."""

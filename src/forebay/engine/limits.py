@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A worker whose task took longer than this gives back whatever it holds behind it.
+# A worker whose task took longer than this returns the tasks it holds after that one.
 GIVE_BACK_S = 0.2
 # A worker whose task has run for this long loses what it holds behind it to the others, and gets
 # nothing new until it has given that back. It must be longer than GIVE_BACK_S, so that the worker
@@ -18,7 +18,7 @@ class Limits:
 
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
-        slots: Results being made, ready or in the consumer's hands, at most. Tasks that only one
+        slots: Results being made, ready or held by the consumer, at most. Tasks that only one
             worker may run need a slot each: one worker's task could otherwise wait for another's.
         max_bytes: Bytes of results being made, ready or delivered, at most; None for no limit.
             One task may always run, however large.
@@ -26,7 +26,7 @@ class Limits:
             or delivered before making more: a number, or a share of what there was when it was
             full. None refills at once.
         in_order: Deliver in the order of the source.
-        retries: Further tries for a task that failed.
+        retries: How often a failed task is tried again.
         timeout_s: Seconds one try may take; None for no limit.
         group_s: Seconds of work to aim at in one message to a worker; 0 sends tasks singly.
         max_group: Tasks in one message, at most.

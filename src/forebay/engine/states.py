@@ -31,10 +31,10 @@ class Move(Enum):
     RETRIED = "failed, attempts left"
     FINISHED = "answered"
     FAILED = "failed, no attempts left"
-    ABANDONED = "its worker cannot get past an earlier failure"
-    DELIVERED = "handed to the consumer"
+    ABANDONED = "blocked by an earlier failure of its worker"
+    DELIVERED = "passed to the consumer"
     RELEASED = "released by the consumer"
-    FORGOTTEN = "not wanted any more"
+    FORGOTTEN = "no longer needed"
 
     __hash__ = object.__hash__
 

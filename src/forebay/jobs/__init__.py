@@ -1,1 +1,1 @@
-"""What preprocess, predict and cache do with inputs and outputs, and the ledger of both."""
+"""The inputs and outputs of preprocess, predict and cache, and the ledger of both."""

@@ -1,4 +1,4 @@
-"""When to stop early: too many failures, or a bug that every input meets. PURE."""
+"""When to stop early: too many failures, or a bug that fails every input. PURE."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def _checked(metadata: str) -> str:
         raise OutputError(
             f"the metadata of one input has {nbytes:,} bytes as JSON; at most "
             f"{MAX_METADATA_BYTES:,} can be recorded\n"
-            "  Write what is large to out.file(), and return the rest."
+            "  Write large values to out.file(), and return the rest."
         )
     return metadata
 

@@ -63,7 +63,7 @@ class Report:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see `forebay failures`")
-            lines.append("  The same call, or `forebay retry`, tries them again.")
+            lines.append("  To try them again, repeat the call or use `forebay retry`.")
         return "\n".join(lines)
 
 

@@ -107,7 +107,7 @@ class BatchJob:
             return self._ended_by(request, error)
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
-        """Describe an exception for the trainer, who raises it."""
+        """Describe an exception for the trainer, which raises it."""
         return BatchError(error, self._notes(request, index))
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
@@ -139,7 +139,7 @@ class BatchJob:
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
         """Return what fetches the samples of a request, with the dataset at its epoch."""
         if self._spec.is_iterable:
-            # An epoch that was begun ahead is begun anew where `set_epoch` was called otherwise.
+            # A prefetched epoch starts again if `set_epoch` was called with another value.
             if (request.epoch, request.dataset_epoch) != self._begun:
                 self._begin_iterable(request)
             assert self._iterates is not None
@@ -176,7 +176,7 @@ class BatchJob:
         self._begun = request.epoch, request.dataset_epoch
         # Read past what this worker's predecessor gave before it died: no other way leads there.
         for _ in range(request.preceding):
-            with suppress(Exception):  # it was raised then, too
+            with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
                 spec.collate_fn(self._iterates.fetch(request, []))
 
@@ -187,7 +187,7 @@ class BatchJob:
             owner_of_set_epoch(self._spec.dataset).set_epoch(epoch)
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
-        """Return what is added to an exception: sample, batch, and how to see it again."""
+        """Return the notes for an exception: sample, batch, and how to reproduce it."""
         what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
         epoch, batch = request.epoch, request.batch
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
@@ -201,7 +201,7 @@ class BatchJob:
 
 
 class LocalJob(BatchJob):
-    """Makes batches in the trainer's own thread, where there is no worker to be set up."""
+    """Makes batches in the trainer's own thread, without setting up a worker."""
 
     where = "in this process"
 
@@ -221,7 +221,7 @@ class LocalJob(BatchJob):
         return None if self._iterates is None else self._iterates.state()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
-        """Have it raised in the trainer's loop: what would end the process may do so here."""
+        """Return an error that the trainer's loop raises, even if it ends the process."""
         if isinstance(error, KeyboardInterrupt):
             raise error
         return self.raised(request, error, None)
@@ -253,7 +253,7 @@ class ProcessJob(BatchJob):
         self._packer: Packer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to an interpreter of its own, with the slab's descriptor."""
+        """Return the state for another interpreter, with the slab's descriptor."""
         state = dict(self.__dict__)
         state["_slab"] = DupFd(self._slab.fileno()), self._slab.extent
         return state
@@ -286,12 +286,12 @@ class ProcessJob(BatchJob):
             packed = packer.pack(result.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
             return Answer(self.raised(request, error, None), 0)
-        result = result._replace(batch=None)  # what is left of it from here on is the user's
+        result = result._replace(batch=None)  # from here on, the rest belongs to the user
         packed = packer.seal(packed)
         return Answer(result._replace(batch=packed), packed.nbytes)
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
-        """Describe an exception for the trainer, where it is raised again, as torch does."""
+        """Describe an exception for the trainer, which raises it again, as torch does."""
         if self._meets is not None:
             self._meets(type(error))
         wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))

@@ -3,7 +3,7 @@
 A buffer plans epochs that have not begun. What is based on a sampler's weights, or on the length of
 a dataset, has to be dropped when those change. The comparison is shallow: attributes by value or
 identity, tensors by their version too, containers by their length. What it cannot see (an array
-written to in place, an object within an object) is what `DataLoader.refresh` is for.
+modified in place, an object within an object) needs `DataLoader.refresh`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """Return what an object's attributes are compared by.
+    """Return values by which an object's attributes can be compared.
 
     Generators are left out, since drawing from them changes them.
     """
@@ -32,7 +32,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
-    """Return what differs once the object has changed.
+    """Return a value that differs once the object has changed.
 
     Args:
         thing: A sampler or a dataset.

@@ -1,4 +1,4 @@
-"""Arguments of a loader that are impossible, or do not go together."""
+"""Check a loader's arguments: impossible values and combinations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.torch_internals import accepts
 
 
 def check(settings: Settings) -> None:
-    """Refuse arguments of forebay's own that are impossible, or do not go together.
+    """Refuse impossible values and combinations of forebay's own arguments.
 
     Raises:
         OptionError: The first that is found.
@@ -23,7 +23,7 @@ def check(settings: Settings) -> None:
     _check("on_error", loader.on_error, ("raise", "skip"))
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
-        raise OptionError(f"seed={loader.seed!r} is not possible; it takes an integer or None")
+        raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
     if loader.timeout and loader.num_workers:  # 0 stands for none; torch itself refuses less
         check_timeout(loader.timeout)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
@@ -33,7 +33,7 @@ def check(settings: Settings) -> None:
             buffer is not None and not workers,
             "buffer= with num_workers=0: no worker would fill it\n"
             "  Nothing was started. Set num_workers to 1 or more, or leave buffer out: each "
-            "batch is then made when it is asked for.",
+            "batch is then made when it is requested.",
         ),
         (
             buffer is not None and buffer.directory is not None and backend == "thread",
@@ -44,7 +44,7 @@ def check(settings: Settings) -> None:
         (
             on_cluster and not workers,
             "backend='ray' with num_workers=0: no worker on the cluster would make batches\n"
-            "  Nothing was started. Say how many workers the cluster is to run.",
+            "  Nothing was started. Set the number of workers for the cluster to run.",
         ),
         (
             loader.timeout and not workers and not settings.by_torchs_rules,
@@ -53,8 +53,8 @@ def check(settings: Settings) -> None:
         ),
         (
             settings.is_iterable and on_cluster,
-            "an iterable dataset cannot have backend='ray': only samples that can be asked for "
-            "one by one can be shared out among nodes\n"
+            "an iterable dataset cannot have backend='ray': only a map-style dataset can be "
+            "divided among nodes\n"
             "  Nothing was started. Use a map-style dataset (__getitem__ and __len__), or "
             "backend='process', whose workers are on this machine.",
         ),
@@ -67,30 +67,30 @@ def check(settings: Settings) -> None:
         ),
         (
             settings.is_iterable and ranks is not None,
-            "an iterable dataset cannot have world_size=: only samples that can be asked for "
-            "one by one can be shared out among ranks\n"
+            "an iterable dataset cannot have world_size=: only a map-style dataset can be "
+            "divided among ranks\n"
             "  Nothing was started. Use a map-style dataset, or give each rank its part in the "
             "dataset's __iter__.",
         ),
         (
             ranks is not None and isinstance(loader.sampler, DistributedSampler),
-            "world_size= and a DistributedSampler would both share the samples out\n"
+            "world_size= and a DistributedSampler would both divide the samples among ranks\n"
             "  Nothing was started. Leave the sampler out, with shuffle=True if it shuffled; "
             "with Lightning, Trainer(use_distributed_sampler=False).",
         ),
         (
             ranks is not None and settings.batch_size is None,
-            "world_size= with batches of the user's own: they cannot be shared out among ranks"
+            "world_size= with batches of the user's own: they cannot be divided among ranks"
             "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
-            "rank's batches alone, and no world_size.",
+            "rank's batches only, without world_size.",
         ),
         (
             loader.tail != "repeat" and ranks is None,
-            f"tail={loader.tail!r} is about ranks, and there is no world_size=",
+            f"tail={loader.tail!r} applies to ranks, but world_size= is not given",
         ),
         (
             isinstance(loader.dataset, MixedDataset) and settings.planned is None,
-            "a mixture says itself which samples come when, so it takes no sampler\n"
+            "a mixture decides the order of its samples, so it takes no sampler\n"
             "  Nothing was started. Leave sampler and batch_sampler out.",
         ),
     ]
@@ -111,4 +111,4 @@ def check_worker_method(worker_method: str | None) -> None:
 def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         options = " or ".join(map(repr, allowed))
-        raise OptionError(f"{name}={value!r} is not possible; it takes {options}")
+        raise OptionError(f"{name}={value!r} is not valid; it must be {options}")

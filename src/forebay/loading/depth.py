@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forebay.buffer import Buffer
 from forebay.loading.messages import BatchResult, Result
 
-# Requests to have out beyond the batches made, so that workers go on while the trainer is away.
+# Requests to have outstanding beyond the batches made, so that workers continue meanwhile.
 LOOKAHEAD = 256
 # How many to request at a time: reading a sampler changes the generators and back.
 CHUNK = 32
@@ -19,12 +19,12 @@ TINY_S = 0.001
 
 @dataclass(slots=True)
 class Depth:
-    """How many requests to have out.
+    """How many requests to have outstanding.
 
     Attributes:
         usual: That many, by torch's rules or where nothing else is said.
         most: That many while batches are tiny: a message then costs more than making a batch.
-        buffer: How much to make ahead instead, across epochs.
+        buffer: How much to prefetch instead, across epochs.
         counts_batches: Whether the buffer's marks are kept here, because workers take turns.
         now: How many at present, between `usual` and `most`.
     """
@@ -50,7 +50,7 @@ class Depth:
         return short if short >= CHUNK else 0
 
     def saw(self, result: Result) -> None:
-        """Take note of how long a batch took."""
+        """Record how long a batch took."""
         if isinstance(result, BatchResult):
             timing = result.timing
             is_tiny = timing.is_inline and timing.fetch_s + timing.collate_s < TINY_S

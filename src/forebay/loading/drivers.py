@@ -1,6 +1,6 @@
-"""Who runs the engine of a feed: the caller, while it waits, or a thread in the background.
+"""Where the engine of a feed runs: in the caller, while it waits, or in a background thread.
 
-    CallerDriver       the engine runs within `wait` alone: no thread in the trainer's process
+    CallerDriver       the engine runs only within `wait`: no thread in the trainer's process
     BackgroundDriver   a thread runs it, so that workers get work while the trainer is busy
 
 Where each worker has requests of its own the caller suffices: workers have them in advance. Where
@@ -27,7 +27,7 @@ class CallerDriver:
     Args:
         engine: The engine.
         pool: Its pool.
-        outcomes: Called with what came of a step.
+        outcomes: Called with the outcomes of a step.
 
     Attributes:
         error: The exception that ended the driver; None while it runs.
@@ -55,7 +55,7 @@ class CallerDriver:
             self.look(left)
 
     def look(self, seconds: float | None) -> None:
-        """Let the engine take in what has happened, for at most so long."""
+        """Let the engine process events, for at most so long."""
         self._outcomes(self._engine.step(seconds))
 
     def was_at_rest(self) -> bool:
@@ -64,7 +64,7 @@ class CallerDriver:
         return was
 
     def close(self) -> None:
-        """End the engine and its workers."""
+        """Close the engine and its workers."""
         self._engine.close()
 
 
@@ -73,7 +73,7 @@ class BackgroundDriver:
 
     Args:
         engine: The engine.
-        outcomes: Called in the thread with what came of a step.
+        outcomes: Called in the thread with the outcomes of a step.
         has_ready: Tells whether results wait to be taken, so that nobody waits for the next.
     """
 
@@ -95,12 +95,12 @@ class BackgroundDriver:
             raise
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the thread call a function when it wakes up."""
+        """Make the thread call a function when it wakes up."""
         self._inbox.append(function)
         self._engine.wake()
 
     def call_and_wait(self, function: Callable[[], None]) -> None:
-        """Have the thread call a function, and return when it has."""
+        """Make the thread call a function, and return afterwards."""
         done = threading.Event()
 
         def call() -> None:
@@ -123,7 +123,7 @@ class BackgroundDriver:
                 self._waits = False
 
     def look(self, seconds: float) -> None:
-        """Wait a little: the thread takes in everything."""
+        """Wait briefly: the thread processes all events."""
         with self._arrived:
             self._arrived.wait(seconds)
 
@@ -133,12 +133,12 @@ class BackgroundDriver:
         return was
 
     def close(self) -> None:
-        """Have the thread end the engine."""
+        """Make the thread close the engine."""
         self._is_over = True
         self._engine.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
-        self._inbox.clear()  # its functions refer back to the feed
+        self._inbox.clear()  # its functions hold references to the feed
 
     def _run(self) -> None:
         engine, inbox = self._engine, self._inbox

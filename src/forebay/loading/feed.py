@@ -44,7 +44,7 @@ from forebay.randomness import generators_lent
 RELEASED_TOGETHER = 16
 CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"
-    "  Nothing more comes from it. Begin a new epoch: iter(loader)."
+    "  It returns no more batches. Begin a new epoch: iter(loader)."
 )
 
 
@@ -56,7 +56,7 @@ class Feed:
         workers: Where.
         limits: What the engine may do.
         counters: Counts what happens.
-        turns: Whether each request is for one worker alone.
+        turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
     Attributes:
@@ -91,7 +91,7 @@ class Feed:
         occupy_standard_descriptors()
         self._slab = None if workers.backend == "thread" else Slab(workers.directory)
         self.pool = pool_for(spec, workers, turns, self._slab, self._slots)
-        # No method of its own: a cycle would keep the slab until the garbage collector runs.
+        # Not a bound method: a cycle would keep the slab until the garbage collector runs.
         prepare = None
         if self._slab is not None and workers.backend == "process":
             prepare = partial(_with_slot, self._slab, self._slots)
@@ -143,7 +143,7 @@ class Feed:
 
         Raises:
             WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
-            RuntimeError: The feed cannot be used: it is closed, torn, or another process's.
+            RuntimeError: The feed cannot be used: it is closed, inconsistent, or another process's.
         """
         if self.ready and not self._closed and os.getpid() == self._owner:
             self._counters.waits.append(0.0)
@@ -192,8 +192,8 @@ class Feed:
             raise WorkerDiedError(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
                 "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
-                f"  forebay gave them {self._start_s:g} s more to start, and goes on waiting if it "
-                "is asked again. Raise `timeout`, or try worker_init_fn in this process."
+                f"  forebay gave them {self._start_s:g} s more to start, and waits again if it is "
+                "asked again. Raise `timeout`, or try worker_init_fn in this process."
             )
 
     def _release(self) -> None:
@@ -204,7 +204,7 @@ class Feed:
         """Unpack a batch; its slot, if it has one, now belongs to it."""
         packed = result.batch
         if packed.refused is not None and self._directory is not None:
-            directory, self._directory = self._directory, None  # it is said once
+            directory, self._directory = self._directory, None  # one warning is enough
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
         batch = unpack(packed, slab, self._slots.pop(task, None))
         timing = result.timing._replace(is_inline=packed.body is not None)
@@ -212,8 +212,8 @@ class Feed:
 
     # ---- what comes from the engine ------------------------------------------------------------
 
-    def line_up(self, outcomes: Sequence[Outcome]) -> None:
-        """Put what came of a step of the engine in line."""
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Queue the outcomes of a step of the engine."""
         for outcome in outcomes:
             match outcome:
                 case DeliverResult():
@@ -261,7 +261,7 @@ class Feed:
 
     @property
     def in_flight(self) -> int:
-        """How many batches the workers have in hand."""
+        """The number of batches that workers hold."""
         return 0 if self._closed else self._engine.running
 
     @property
@@ -271,24 +271,24 @@ class Feed:
         return not self._closed and not is_torn and os.getpid() == self._owner
 
     def look(self, seconds: float) -> None:
-        """Let the engine take in what has happened, for at most so long."""
+        """Let the engine process events, for at most so long."""
         self._driver.look(seconds)
 
     def interrupted(self) -> None:
-        """Note an exception that came from a signal, such as Ctrl-C.
+        """Handle an exception that came from a signal, such as Ctrl-C.
 
-        One that came while nothing was done but waiting costs nothing. Any other may have torn
-        something, so the feed is closed: to go on would be to hang, or to lose batches.
+        One that came during a wait is harmless. Any other may have left something inconsistent,
+        so the feed is closed: continuing could hang or lose batches.
         """
         if self._closed or not self._driver.was_at_rest():
             self._error = self._error or RuntimeError(
-                "this iterator was interrupted in the middle of its work, and cannot go on\n"
+                "this iterator was interrupted during its work and cannot continue\n"
                 "  Its workers were ended. Begin a new epoch: iter(loader)."
             )
             self.close()
 
     def close(self) -> None:
-        """End the workers, unless this is a fork of the trainer: they are not its own."""
+        """Stop the workers, except in a fork of the trainer, which does not own them."""
         if self._closed:
             return
         self._closed = True
@@ -305,9 +305,9 @@ class Feed:
     def _check(self) -> None:
         if os.getpid() != self._owner:
             raise RuntimeError(
-                "this iterator belongs to another process, of which this one is a fork\n"
-                f"  Its workers answer to process {self._owner}; this is {os.getpid()}. Nothing "
-                "was taken. Begin an epoch of this process's own: iter(loader)."
+                "this iterator belongs to the process that this one was forked from\n"
+                f"  Its workers belong to process {self._owner}; this is {os.getpid()}. Nothing "
+                "was taken. Begin a new epoch in this process: iter(loader)."
             )
         if self._driver.error is not None and not self.ready:
             raise self._driver.error
@@ -335,7 +335,7 @@ def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequ
 def _line_up(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:
     feed = this()
     if feed is not None:
-        feed.line_up(outcomes)
+        feed.add_outcomes(outcomes)
 
 
 _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
@@ -343,6 +343,6 @@ _open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """End the workers before the interpreter takes down what their pools need."""
+    """Stop the workers before the interpreter removes what their pools need."""
     for feed in list(_open_feeds):
         feed.close()

@@ -1,4 +1,4 @@
-"""Getting the samples of a batch from a dataset, and saying which of them raised."""
+"""Fetch the samples of a batch from a dataset, and name those that raise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forebay.randomness import Seeds, ThreadTurns, seed_generators
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: an iterable dataset has no more
-    """The dataset's iterator is at its end."""
+    """The dataset's iterator is exhausted."""
 
 
 class SampleError(Exception):
@@ -54,7 +54,7 @@ class MapFetcher:
         self._together: Any = getattr(spec.dataset, "__getitems__", None)
 
     def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
-        """Return what `collate` makes a batch of; samples that are left out are listed.
+        """Return what `collate` makes a batch from, and list the skipped samples.
 
         Raises:
             SampleError: A sample raised.
@@ -152,7 +152,7 @@ class IterableFetcher:
         """Begin to iterate.
 
         The dataset's state is restored before its iterator is made, and that of the iterator after:
-        a dataset that is its own iterator may begin anew in `__iter__`.
+        a dataset that is its own iterator may start over in `__iter__`.
         """
         self._spec = spec
         self.ended = False

@@ -1,4 +1,4 @@
-"""What other libraries do to loaders, where forebay has to know of it."""
+"""Workarounds for what other libraries do to loaders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def warn_if_stock_loader() -> None:
             if owner is not None and type(owner).__module__.startswith("forebay."):
                 return
             warnings.warn(
-                "a stock torch DataLoader was made around the sampler of a forebay.DataLoader, so "
+                "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
                 "buffer=, seed=, world_size= and the state are lost; to keep them, pass "
                 "world_size='auto' and do not hand the loader to the library's prepare() "
                 "(docs/how-to/frameworks.md)",

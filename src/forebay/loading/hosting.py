@@ -1,4 +1,4 @@
-"""What the host of a worker that makes batches does with them: it needs no torch for that.
+"""How a worker's host handles batches, without importing torch.
 
     worker ── slot of its host's slab ──> host ── message
 
@@ -55,7 +55,7 @@ class BatchHosting:
         return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
-        """Put the bytes of a batch beside its in-band pickle, without a copy."""
+        """Attach the bytes of a batch to its in-band pickle, without a copy."""
         if isinstance(event, TasksReturned):
             for task in event.tasks:
                 self._free(task)
@@ -74,7 +74,7 @@ class BatchHosting:
         return event._replace(result=result._replace(batch=result.batch._replace(body=body)))
 
     def sent(self) -> None:
-        """Use the slots again whose bytes have left."""
+        """Free the slots whose bytes were sent."""
         for slot in self._leaving:
             self._slab.give_back(slot)
         self._leaving.clear()
@@ -86,7 +86,7 @@ class BatchHosting:
 
 
 class RemoteJob:
-    """Makes batches in an interpreter that has nothing but this.
+    """Makes batches in a new interpreter that only has this object.
 
     Args:
         spec: How batches are made, pickled.
@@ -131,7 +131,7 @@ class RemoteJob:
 
 
 def make_known(kind: type) -> None:
-    """Let a class that came by value be pickled by its name, which the trainer knows."""
+    """Make a class that came by value picklable by its name, which the trainer knows."""
     module = sys.modules.get(kind.__module__)
     if module is None:
         module = sys.modules[kind.__module__] = ModuleType(kind.__module__)

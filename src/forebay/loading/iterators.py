@@ -1,4 +1,4 @@
-"""The iterator of a loader: torch's, with a pipeline behind it."""
+"""The iterator of a loader: torch's iterator class, fed by a pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.torch_internals import BaseIterator, profiler_is_on
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
-    """Hands out the batches of one epoch, with torch's checks, warnings and ways to raise.
+    """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
 
     Args:
         loader: The loader. It is kept, unless it keeps this iterator: its workers must not end.
@@ -78,7 +78,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             raise
 
     def _raise(self, request: BatchRequest, result: Any) -> None:
-        """Raise what came instead of a batch."""
+        """Raise the exception that came instead of a batch."""
         if isinstance(result, Failure):
             raise _died(result, request, self._timeout)
         assert isinstance(result, BatchError)
@@ -93,8 +93,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             "this iterator was ended by a later iter(loader), or by load_state_dict(): with "
             "`seed`, `buffer`, `backend`, `on_error` or `world_size` a loader is read by one "
             "iterator at a time\n"
-            "  It had handed out a part of its epoch; nothing more comes from it. Make a second "
-            "loader for a loop within a loop."
+            "  It had returned part of its epoch and returns no more. Make a second "
+            "loader for a nested loop."
         )
 
     def _end(self) -> None:
@@ -128,7 +128,7 @@ def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     attempts = "once" if failure.kind == STREAM else f"{RETRIES + 1} times"
     where = (
         f"  It was processing epoch {epoch}, batch {batch}: {samples}.\n"
-        f"  The batch was tried {attempts}; the loader goes on {after}.\n"
+        f"  The batch was tried {attempts}; the loader continues {after}.\n"
         f"  To reproduce it in this process: {here}.\n"
     )
     if failure.kind == "timeout":

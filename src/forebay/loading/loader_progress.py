@@ -1,4 +1,4 @@
-"""How far a loader has come: its position, its statistics, and which samples of a batch count."""
+"""A loader's progress: its position, its statistics, and which samples of a batch count."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
 
 
 _NO_STATE = (
-    "the state has that of a {0}, and {1} has no load_state_dict\n"
+    "the state includes that of a {0}, but {1} has no load_state_dict\n"
     "  Nothing was changed. Make the loader with the {0} that it was saved with."
 )
 
@@ -127,10 +127,12 @@ def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float
 def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
     """Return which samples of the last batch count; see `DataLoader.mask`."""
     if pipeline is None or pipeline.last is None:
-        raise OptionError("mask is that of the last batch, and none was handed out yet")
+        raise OptionError("mask describes the last batch, and no batch was returned yet")
     request, failures = pipeline.last
     if isinstance(request.index, list) and None in request.index:
-        raise OptionError("mask is about samples of a plan, and an iterable dataset has none")
+        raise OptionError(
+            "mask is not available for an iterable dataset, whose samples are not planned"
+        )
     index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
     counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
     for failure in failures:  # left out of the batch, so also here

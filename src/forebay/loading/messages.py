@@ -1,4 +1,4 @@
-"""What travels between the sampler and the user, as plain records.
+"""The messages between the planner, the workers and the iterator, as plain records.
 
     BatchSpec       to each worker, once: how every batch is made
     BatchRequest    to a worker: one batch to be made
@@ -112,7 +112,7 @@ class BatchResult(NamedTuple):
 
     Attributes:
         batch: The batch; None if every sample of it was left out.
-        timing: What was spent on it.
+        timing: The time spent on it.
         failures: The samples that were left out.
         is_empty: Whether every sample was left out.
         state: Where the worker's copy of the dataset stands now, if that is tracked.

@@ -1,4 +1,4 @@
-"""What runs behind a loader's iterators: source, planner and feed, and where they stand.
+"""The pipeline behind a loader's iterators: source, planner, feed, and their position.
 
     settings, position ──> Pipeline.begin ──> planner ──> iterator
 
@@ -49,7 +49,7 @@ class Pipeline:
 
     Attributes:
         seed: What batches depend on; None by torch's rules, and before it is drawn.
-        mixture: How sources are mixed by now; None if there is one dataset.
+        mixture: The current mixture of sources; None if there is one dataset.
         feed: Where batches come from; None before the first epoch, and when closed.
         planner: Decides what is requested; None before the first epoch.
         recorders: What the user calls `set_epoch` with.
@@ -240,13 +240,13 @@ class Pipeline:
         return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
 
     def refresh(self) -> None:
-        """Have the workers replaced, and what was made ahead made again, at the next epoch."""
+        """Replace the workers and make prefetched batches again, at the next epoch."""
         self._replaces_workers = True
         if self.planner is not None:
             self.planner.refresh()
 
     def close(self) -> None:
-        """End the workers; where the pipeline stands stays known."""
+        """Stop the workers; the position is kept."""
         feed, self.feed = self.feed, None
         if feed is None:
             return
@@ -259,7 +259,7 @@ class Pipeline:
     # ---- a mixture -----------------------------------------------------------------------------
 
     def set_weights(self, weights: tuple[float, ...]) -> None:
-        """Draw from the sources of a mixture by other weights, from the next batch on."""
+        """Use other weights for the sources of a mixture, starting with the next batch."""
         assert self.mixture is not None
         planner = self.planner
         if planner is None or self.seed is None:

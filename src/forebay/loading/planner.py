@@ -1,6 +1,6 @@
-"""Which batch is requested when: epochs ahead, `set_epoch`, turns of workers, and what is dropped.
+"""Decide which batch to request when: prefetching across epochs, `set_epoch`, turns of workers.
 
-Long because a request is made, answered and dropped by one owner of one record of what is out.
+Long because one owner makes, answers and drops requests, with one record of them.
 
     source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 
@@ -66,7 +66,7 @@ class PlannedEpoch:
 
 
 class Planner:
-    """Requests the batches of a source, epoch after epoch, and hands the results on.
+    """Requests the batches of a source, epoch after epoch, and passes on the results.
 
     Args:
         source: Where requests come from.
@@ -221,7 +221,7 @@ class Planner:
         self._is_stale = True
 
     def replan(self) -> None:
-        """Request everything again that was not handed out."""
+        """Request again everything that was not returned."""
         self._is_stale = True
         if self.is_over or self._feed is None:
             return

@@ -1,10 +1,10 @@
-"""Where a loader stands: one record, and one JSON format, for every kind of loader.
+"""The position of a loader: one record, and one JSON format, for every kind of loader.
 
     loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
                                                        └── from_state ──  loader.load_state_dict()
 
 A position counts what was handed out, over all ranks, so it is the same on every rank. It says what
-it was made with; a loader that is made otherwise refuses it, since it would lose or repeat samples.
+it was made with; a loader with other arguments refuses it, to avoid losing or repeating samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DAMAGED = (
 KINDS = {
     "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler of its own",
     "sampler": "with seed=, buffer=, on_error=, backend= or world_size=, and a sampler",
-    "torch": "with torch's arguments alone",
+    "torch": "with only torch's arguments",
     "iterable": "of an iterable dataset",
 }
 
@@ -61,7 +61,7 @@ class MadeWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a loader stands.
+    """The position of a loader.
 
     Attributes:
         made_with: What the loader was made with.
@@ -181,7 +181,7 @@ class Position:
             and len(mixture["counts"]) in (0, len(sources))
         )
         if not is_known:
-            raise ValueError("a value of a kind that state_dict() does not give")
+            raise ValueError("a value that state_dict() does not produce")
         if made.kind == "plan" and self.sample > (self.length or made.length or 0):
             raise ValueError(f"sample {self.sample:,} of an epoch of fewer")
 
@@ -205,34 +205,35 @@ class Position:
             may_resize: Whether an epoch may have another number of samples than the dataset.
 
         Raises:
-            OptionError: The loader was made otherwise; the message names both values.
+            OptionError: The loader has other arguments; the message names both values.
         """
         was, now = self.made_with, made_with
         if was.kind != now.kind:
             raise OptionError(
-                f"the state is of a loader {KINDS.get(was.kind, repr(was.kind))}; this one is a "
+                f"the state was saved by a loader {KINDS.get(was.kind, repr(was.kind))}; this one "
+                "is a "
                 f"loader {KINDS[now.kind]}\n"
-                "  Nothing was changed. Make the loader as the one that was saved."
+                "  Nothing was changed. Make the loader as it was when the state was saved."
             )
         if None not in (self.seed, seed) and self.seed != seed:
             raise OptionError(
-                f"the state is of seed={self.seed}, the loader of seed={seed}\n"
+                f"the state has seed={self.seed}, the loader has seed={seed}\n"
                 "  Nothing was changed. The remaining batches would differ: make the "
                 "loader with the same seed, or with none."
             )
         is_split = was.kind == "iterable" or self.knows_workers
         if is_split and was.num_workers != now.num_workers and self.batch:
             raise OptionError(
-                f"the state is of num_workers={was.num_workers}, the loader of num_workers="
+                f"the state has num_workers={was.num_workers}, the loader has num_workers="
                 f"{now.num_workers}\n"
                 "  Nothing was changed. Each worker has its own part, or copy, of the dataset, so "
                 "their number has to stay the same within an epoch."
             )
         if list((was.sources or {}).items()) != list((now.sources or {}).items()):
             raise OptionError(
-                f"the state is of a mixture of {_shown(was.sources)}, the loader of "
+                f"the state mixes {_shown(was.sources)}, the loader mixes "
                 f"{_shown(now.sources)}\n"
-                "  Nothing was changed: the samples would come from other places. Mix the same "
+                "  Nothing was changed: the samples would come from other sources. Mix the same "
                 "sources, in the same order."
             )
         differing = [
@@ -244,7 +245,7 @@ class Position:
             differing = []
         if "shuffle" in differing:
             raise OptionError(
-                f"the state is of shuffle={was.shuffle}, the loader of shuffle={now.shuffle}\n"
+                f"the state has shuffle={was.shuffle}, the loader has shuffle={now.shuffle}\n"
                 f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
                 "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
                 "it was."
@@ -256,11 +257,15 @@ class Position:
             length = length or was.length or 0
             is_smaller = (now.length or 0) < length
             if is_smaller or not may_resize:
-                why = "some of it is gone" if is_smaller else "the sampler decides the order"
+                why = (
+                    "some of its samples are gone"
+                    if is_smaller
+                    else "the sampler decides the order"
+                )
                 raise OptionError(
-                    f"the state is of {length} samples, the loader of {now.length} samples\n"
+                    f"the state has {length} samples, the loader has {now.length} samples\n"
                     f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing "
-                    f"was changed: the rest of that epoch cannot be given, since {why}.\n"
+                    f"was changed: the rest of that epoch cannot be loaded, because {why}.\n"
                     "  Make the loader with the dataset as it was, or load a state of an "
                     "epoch's end."
                 )
@@ -281,7 +286,7 @@ class Position:
                 f"{old}: {_divisors(old)}"
             )
         return (
-            f"the state is of {named.format(old)}, the loader of {named.format(new)}\n"
+            f"the state has {named.format(old)}, the loader has {named.format(new)}\n"
             f"  It was taken in epoch {self.epoch} after {self.batch} batches ({self.sample} "
             "samples). Nothing was changed: the rest of the epoch would lose or repeat samples.\n"
             f"  {way}, or finish the epoch as it was begun, counted in samples: "

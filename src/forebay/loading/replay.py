@@ -1,4 +1,4 @@
-"""One batch again, in the trainer's thread, for a debugger."""
+"""Rebuild one batch in the trainer's thread, for a debugger."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def _plan_again(
     if is_before or (mixture is not None and origin + sample < mixture.since):
         raise OptionError(
             f"epoch {start.epoch}, batch {start.batch} was made before the weights, or the batch "
-            "size, changed\n  Nothing was changed. Make a loader as it was then, and replay there."
+            "size, changed\n  Nothing was changed. Make a loader with the earlier weights and "
+            "batch size to replay it."
         )
     again = PlanSource(plan, source.auto_collation, source.as_tensors)
     return again, start._replace(sample=sample, origin=origin)
@@ -102,9 +103,9 @@ def _source_again(
     follows = holds_position(sampler)
     if planned is None or (follows and start.batch < planned.start.batch):
         raise OptionError(
-            f"the sampler has a state of its own, and that before epoch {start.epoch}, batch "
+            f"the sampler has a state, and its state before epoch {start.epoch}, batch "
             f"{start.batch} is not known\n"
-            "  Load a state that was taken in this epoch and begin to iterate, or use "
+            "  Load a state that was taken in this epoch and start iterating, or use "
             "shuffle=True, whose order is a function of seed and epoch."
         )
     # The original is being read, and must not be disturbed.
@@ -113,6 +114,6 @@ def _source_again(
     give_back(sampler, planned.carried)
     recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
     again = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
-    if follows:  # it goes on from where it stood by itself
+    if follows:  # it continues from its own position
         return again, planned.start, start.batch - planned.start.batch
     return again, start, 0

@@ -81,7 +81,7 @@ def planned(
 
 
 class UnreadSampler:
-    """Has the length of an epoch, and gives nothing: the planner reads, and not torch's iterator.
+    """Has the length of an epoch but yields nothing, because the planner reads the sampler.
 
     Args:
         steps: Returns the batches of an epoch on this rank.
@@ -136,7 +136,7 @@ def chain_of(sampler: Any) -> list[Any]:
 
 
 def carried_by(sampler: Any) -> Carried | None:
-    """Return what a sampler and the one within it carry from epoch to epoch; None for nothing.
+    """Return the state that a sampler and the one within it carry across epochs; None for none.
 
     It is what the `state_dict` of each says, or else the state of a generator that it holds.
     """

@@ -1,4 +1,4 @@
-"""What `set_epoch` was called with, on a sampler or dataset, and what it will be called with next.
+"""Record the arguments of `set_epoch` on a sampler or dataset, and predict the next ones.
 
     sampler.set_epoch(3)  ──>  SetEpochRecorder.value = 3  ──>  values of the next planned epoch
 

@@ -1,4 +1,4 @@
-"""How a loader is to work, as it follows from what it was made with."""
+"""A loader's settings, derived from its arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRa
 
 
 class Settings:
-    """How a loader is to work. Made anew for each use: attributes of a loader may be set.
+    """A loader's settings. Derived for each use, because attributes of a loader may be set.
 
     Args:
         loader: The loader.
@@ -257,7 +257,7 @@ class Settings:
         """Return how many requests to have out."""
         loader = self.loader
         usual = (loader.prefetch_factor or 1) * loader.num_workers
-        # More than torch would, where nobody can notice it.
+        # More than torch requests, where it makes no visible difference.
         grows = (
             self.by_torchs_rules
             and not loader.prefetch_is_set
@@ -306,7 +306,7 @@ class Settings:
         return replace(limits, max_bytes=buffer.nbytes)
 
     def described(self) -> str:
-        """Return the loader in one line: its dataset, sizes, and what was named."""
+        """Return the loader in one line: its dataset, sizes, and the arguments given."""
         loader, length = self.loader, self.length
         shown = type(loader.dataset).__name__ + ("" if length is None else f"({length:,})")
         parts = [shown, f"batch_size={self.batch_size}", f"num_workers={loader.num_workers}"]

@@ -1,6 +1,6 @@
 """Where requests come from: a plan, a sampler, or an iterable dataset.
 
-Long because the three sources stand side by side, each with the same few methods.
+Long because it holds all three sources, each with the same few methods.
 
     source.open(epoch) ──> reader ── read(count) ──> [Selection, …]
 

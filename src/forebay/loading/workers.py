@@ -1,4 +1,4 @@
-"""Where batches are made: the pool for each backend, and workers as users of torch know them."""
+"""Where batches are made: the pool for each backend, and worker handles as in torch."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def pool_for(
 
 
 class WorkerHandle:
-    """One worker process, with the few methods of a process that torch's users know.
+    """One worker process, with the methods of a process that torch's users rely on.
 
     Attributes:
         name: Its name.
     """
 
     def __init__(self, feed: Feed, incarnation: int) -> None:
-        """Stand for one of the first workers of a feed."""
+        """Refer to one of the first workers of a feed."""
         self.name = f"forebay-worker-{incarnation}"
         self._feed = feed
         self._incarnation = incarnation

@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, summaries, statistics."""
+"""Progress, summaries and statistics of a run."""

@@ -56,7 +56,7 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
         path = find_table(data)
         if not callable(load):
             raise OptionError(
-                f"{os.fspath(data)!r} is a table, and no function makes samples of its rows\n"
+                f"{os.fspath(data)!r} is a table, and no function makes samples from its rows\n"
                 "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
                 "as a dict and returns the sample."
             )
@@ -148,4 +148,4 @@ def _check_dataset(dataset: Any) -> None:
 
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
-        raise OptionError(f"{name}={value!r} is not possible; it takes 1, 2, 3, …")
+        raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, …")

@@ -51,7 +51,7 @@ def device_of(device: str | torch.device | None) -> torch.device | None:
     except (RuntimeError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise OptionError(
-            f"device={device!r} is not possible: {reason}\n"
+            f"device={device!r} is not valid: {reason}\n"
             "  Nothing was started. Name one such as 'cpu', 'cuda' or 'cuda:1'."
         ) from error
 
@@ -67,7 +67,7 @@ def check_device(device: torch.device | None) -> None:
     count = torch.cuda.device_count()  # does not start CUDA, which forked workers could not use
     if (device.index or 0) >= count:
         raise OptionError(
-            f"device={str(device)!r} is not possible: torch finds {count} CUDA devices here\n"
+            f"device={str(device)!r} is not available: torch finds {count} CUDA devices here\n"
             f"  Nothing was started. Use device='cpu'; or look at torch.version.cuda (it is "
             f"{torch.version.cuda}), the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES."
         )

@@ -44,5 +44,7 @@ class PredictionReport:
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
                 lines.append(f"  … and {self.failed - 10:,} more: see .failures")
-            lines.append("  They have no row. retry_failed=True, or `forebay retry`, tries again.")
+            lines.append(
+                "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
+            )
         return "\n".join(lines)

@@ -521,7 +521,7 @@ def test_a_ledger_that_cannot_be_written_says_why_and_keeps_what_it_has(tmp_path
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     """An output that is a file is an error of the ledger's."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match="cannot be made"):
+    with pytest.raises(LedgerError, match="cannot be created"):
         Ledger.open(tmp_path / "file" / "ledger")
 
 

@@ -239,7 +239,7 @@ def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock, im
         over.set()
         thread.join()
     assert "a command" in str(caught.value)
-    assert "0.2 s after its end" in str(caught.value)
+    assert "0.2 s after that" in str(caught.value)
 
 
 def test_a_look_believes_a_young_record_of_another_machine(tmp_path, without_flock):
@@ -302,7 +302,7 @@ def test_of_thirty_that_start_at_once_one_runs(tmp_path, mode):
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    """A lock that cannot be made is an error of the ledger's, not a bare OSError."""
+    """A lock that cannot be created is an error of the ledger's, not a bare OSError."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="cannot be written"):
         FolderLock(tmp_path / "file" / "lock")

@@ -303,7 +303,7 @@ def test_unknown_formats_are_named(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_table(tmp_path / "metadata.csv")
     (tmp_path / "t.xlsx").write_text("")
-    with pytest.raises(InputError, match="is no metadata table"):
+    with pytest.raises(InputError, match="is not a metadata table"):
         read_table(tmp_path / "t.xlsx")
 
 

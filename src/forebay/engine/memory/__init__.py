@@ -1,1 +1,1 @@
-"""Batches in shared memory: how it is cut up, who may read it, and what travels beside it."""
+"""Batches in shared memory: its layout, who may read it, and what is sent by pipe."""

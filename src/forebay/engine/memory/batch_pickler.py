@@ -1,7 +1,7 @@
 """Pickles a batch without the bytes of its tensors and arrays: the in-band pickle of protocol 5.
 
-The bytes go to a slot as pickle meets them, each where there is room next. What finds no room
-stays in the pickle. The functions at the end put a batch together again.
+The bytes are written to a slot in the order in which pickle visits them. What does not fit
+stays in the pickle. The functions at the end rebuild a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forebay import torch_internals
 from forebay.engine.memory.slab_layout import Cursor
 from forebay.torch_internals import TypedStorage, UntypedStorage
 
-# A dtype travels as its place in this list. Both ends run one torch; older ones lack the last few.
+# A dtype is sent as its index in this list. Older torch lacks the last few.
 _DTYPES = [
     getattr(torch, name)
     for name in (
@@ -74,7 +74,7 @@ class BatchPickler(pickle.Pickler):
             self._buffers.clear()
 
     def reducer_override(self, obj: Any) -> Any:
-        """Take the bulky ones apart; pickle asks for all that is none of its own types."""
+        """Reduce tensors and arrays; pickle calls this for every type that is not built in."""
         kind = type(obj)
         if kind is torch.Tensor:
             code = CODES.get(obj.dtype)
@@ -138,7 +138,7 @@ class BatchPickler(pickle.Pickler):
         return np.ndarray, (array.shape, name, room, 0, None, order)
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Say whether a buffer stays in the pickle."""
+        """Return whether a buffer stays in the pickle."""
         if buffer is _PLACED:
             return False
         raw = buffer.raw()
@@ -160,11 +160,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _unusual(tensor: torch.Tensor) -> Any:
-    """Take a tensor apart that is not plain, or say that torch does it well."""
+    """Reduce a tensor that is not plain, or leave it to torch."""
     if tensor.requires_grad:
         if not tensor.is_leaf:
             raise RuntimeError(
-                "a batch holds a tensor with a gradient history, which stays in its process\n"
+                "a batch holds a tensor with a gradient history, which cannot leave its process\n"
                 f"  It has shape {tuple(tensor.shape)} and comes from {tensor.grad_fn}.\n"
                 "  The batch was not sent. Return tensor.detach() from the dataset or collate_fn."
             )

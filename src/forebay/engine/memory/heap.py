@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 
-# Of glibc's mallopt(3): what they are called there, and the most it takes for the second.
+# mallopt(3) constants; glibc's maximum mmap threshold.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_IN_HEAP = 32 << 20
 _KEPT = 256 << 20
 
 
 def keep_freed() -> None:
-    """Have this process keep up to 256 MiB at its heap's end that it freed, for what comes next.
+    """Make this process keep up to 256 MiB of freed heap memory for later allocations.
 
     glibc gives the pages of a freed image back to the system and takes new ones for the next image,
     which the system has to clear first: with JPEGs of 500x400 that is a tenth of a worker's time.
-    Another C library is left as it is.
+    Other C libraries are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

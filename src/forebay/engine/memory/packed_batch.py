@@ -1,6 +1,6 @@
-"""What a worker sends for a batch whose bytes lie in a slot; see `packing.py`.
+"""The message for a batch whose bytes are in a slot; see `packing.py`.
 
-A record alone, which whoever passes it on can read without torch.
+It is a plain record, so that a process without torch can forward it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PackedBatch(NamedTuple):
         body: The used part of the slot, where it travels along and the slot is free; an array
             where it came from another machine, until it has landed.
         nbytes: Bytes that the batch occupies until it is consumed.
-        kept: The worker's own code still refers to the slot, which must never be used again.
+        kept: The user's code in the worker still refers to the slot, so it is never used again.
         refused: Why the slab's disk had no room, so that bytes are in `in_band` instead.
     """
 
@@ -35,7 +35,7 @@ class PackedBatch(NamedTuple):
     refused: str | None = None
 
     def settle(self, slab: Slab, slot: Slot | None) -> Slot | None:
-        """Tell the slab what arrived; called once, by its owner, on arrival.
+        """Record the batch's arrival in the slab; called once, by the slab's owner.
 
         Args:
             slab: The slab that the slot was taken from.

@@ -34,9 +34,9 @@ from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 
-# A batch this small travels whole, by pipe: it never holds a slot.
+# A batch this small is sent entirely by pipe and never uses a slot.
 INLINE_BYTES = 1 << 14
-# A smaller tensor is made sooner in the heap and copied than made in the slot.
+# For a smaller tensor, allocating on the heap and copying is faster than allocating in the slot.
 WORTH_PLACING = 1 << 14
 
 _NOTHING = memoryview(bytearray())
@@ -57,7 +57,7 @@ def unpack(packed: PackedBatch, slab: Slab, slot: Slot | None) -> Any:
 
 
 def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
-    """Bring a packed batch that came from another machine into the slab of this one.
+    """Copy a packed batch from another machine into this machine's slab.
 
     Args:
         packed: One whose body may be an array in memory that is not ours.
@@ -91,7 +91,7 @@ class Packer:
         self._pickler = BatchPickler(meets)
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0
-        # Whether the user's code lets go of the batches that it returns.
+        # Whether the user's code drops its references to the batches that it returns.
         self._trusting = True
         self.begin(None)
 
@@ -102,7 +102,7 @@ class Packer:
         After a batch that failed, `begin(None)` ends it.
 
         Args:
-            slot: Where the bytes shall lie. None: they travel in the in-band pickle.
+            slot: Where to put the bytes. None: they are sent in the in-band pickle.
         """
         self._view = _NOTHING if slot is None else self._slab.view(slot)
         if slot is None:
@@ -128,13 +128,13 @@ class Packer:
         if at is None:
             return None
         if self._alive is None:
-            # All tensors of this batch hang on one array, which tells whether any is left.
+            # All tensors of this batch share one base array, which tells whether any is alive.
             array = np.frombuffer(self._view, np.uint8)
             self._owner, self._alive = array.data, weakref.ref(array)
         return torch.frombuffer(self._owner[at : at + nbytes], dtype=dtype).resize_(shape)
 
     def pack(self, batch: Any) -> PackedBatch:
-        """Pack a batch. Let go of the batch, and `seal` what is returned, before it is sent.
+        """Pack a batch. Drop the batch, then `seal` what is returned, before it is sent.
 
         Raises:
             Exception: Something in the batch cannot be pickled; what pickle says about it.

@@ -1,4 +1,4 @@
-"""Room for a tensor of the batch at hand: in its slot, in a worker that has one, or in the heap.
+"""Allocate a tensor for the current batch: in its slot, in a worker that has one, or on the heap.
 
     collate_into(packer) ── open_room(packer's) ──┐
     collate.pad ─────────── new(shape, dtype) ────┴──> in the slot, or torch.empty

@@ -1,4 +1,4 @@
-"""The slab: one nameless file, mapped in every process that works on batches.
+"""The slab: one unnamed file, mapped in every process that works on batches.
 
 It is mapped an extent at a time, as slots are needed: 64 GiB of addresses, so that a process has
 room for a thousand loaders. Pages come when they are written and stay until they are freed. As the
@@ -6,7 +6,7 @@ file is in memory and no part of a mounted file system, the size of /dev/shm doe
 it has no name, nothing is left of it when its processes are killed. It may lie on a disk instead;
 the system then keeps in memory what it has room for, and a disk can be full.
 
-One process owns the slab and says who may write where. A forked worker has the mapping already;
+One process owns the slab and assigns slots to writers. A forked worker has the mapping already;
 another attaches by the descriptor.
 """
 
@@ -37,7 +37,7 @@ class Slab:
 
     Attributes:
         extent: Bytes that are mapped at a time; a slot lies in one extent.
-        is_bounded: Whether room has to be reserved: to write where there is none would kill.
+        is_bounded: Whether space must be reserved: writing without it would kill the process.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -103,7 +103,7 @@ class Slab:
         return self._space.out
 
     def take(self) -> Slot | None:
-        """Return a slot that nobody else has, or None if the system grants no more addresses."""
+        """Return an unused slot, or None if the system grants no more addresses."""
         if self._returned.slots:
             self._drain()
         space = self._space
@@ -138,12 +138,12 @@ class Slab:
         return -1 if self._space.largest is None else self._space.largest
 
     def saw(self, nbytes: int) -> None:
-        """Take note of a batch's size: slots are cut to suit the largest."""
+        """Record a batch's size: slots are sized for the largest."""
         for slot in self._space.saw(nbytes):
             self.free(slot)
 
     def give_back(self, slot: Slot) -> None:
-        """Let a slot be used again, when it is next asked for one."""
+        """Make a slot available again."""
         self._returned.add(slot, os.getpid())
 
     def _drain(self) -> None:
@@ -154,9 +154,9 @@ class Slab:
                 self.free(slot)
 
     def retire(self) -> None:
-        """Let go of all memory but that of the leases, and of theirs as they end.
+        """Free all memory except that of leases, whose memory is freed as they end.
 
-        Slots are handed out no more.
+        No more slots are given out.
         """
         self._returned.is_retired = True
         self._drain()
@@ -176,7 +176,7 @@ class Slab:
             nbytes: How many.
 
         Returns:
-            Why there is no room, in the system's words; None if there is.
+            The system's error if there is no space; None if there is.
         """
         if not nbytes:
             return None
@@ -211,13 +211,13 @@ class Slab:
         return owner.data
 
     def close(self) -> None:
-        """Unmap the slab, now or when the last lease ends; it hands out nothing any more."""
+        """Unmap the slab, now or when the last lease ends; it gives out no more slots."""
         for view in self._extents.values():
             view.release()
 
 
 class _Returned:
-    """Slots on their way back. Filled by finalizers, which run anywhere, in `take` too: no lock."""
+    """Returned slots. Finalizers fill it at any point, even within `take`, so it has no lock."""
 
     def __init__(self, extent: int) -> None:
         self.is_retired = False
@@ -260,7 +260,7 @@ def _file_in(directory: str | os.PathLike[str]) -> int:
 
 
 def _widest(descriptor: int) -> mmap.mmap:
-    """Map an extent as wide as the system lets us; a shared mapping of a file reserves nothing."""
+    """Map an extent as large as the system allows; a shared file mapping reserves nothing."""
     size = EXTENT
     while True:
         try:
@@ -276,7 +276,8 @@ def _no_file(directory: str | os.PathLike[str], error: OSError) -> str:
     return (
         f"no file for batches can be made in directory={os.fspath(directory)!r}: {error.strerror}\n"
         "  The buffer is one file there, without a name, as large as the batches that are ready.\n"
-        "  No worker was started. Name a folder that you may write to, on a disk with room, or "
+        "  No worker was started. Name a folder that you can write to, on a disk with free space, "
+        "or "
         "leave directory= out to keep the buffer in memory."
     )
 

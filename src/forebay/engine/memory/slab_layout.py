@@ -6,7 +6,7 @@
 
 Slots of one capacity are alike, so the one that came back last, whose pages are warm, goes out
 next. The capacity follows the batches. When it changes, the slots of the old capacity are outdated:
-they do not go out again, their pages are freed and their ranges are cut anew.
+they are not used again, their pages are freed and their ranges are divided again.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Space:
         self.extents += 1
 
     def saw(self, nbytes: int) -> list[Slot]:
-        """Take note of a batch's size.
+        """Record a batch's size.
 
         Returns:
             Idle slots that this made outdated: nobody uses their pages any more.
@@ -142,7 +142,7 @@ class Space:
         return self.trim(0)
 
     def take(self) -> Slot | None:
-        """Return a slot that is nobody's, the warmest one, or None if there is none."""
+        """Return the unused slot that was used last, or None if there is none."""
         slot = self._idle.pop() if self._idle else self._cut()
         if slot is not None:
             self._out.add(slot)

@@ -26,11 +26,11 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self, incarnation: int, worker_id: int) -> None:
-        """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows from `wait`."""
+        """Start a worker; `wait` returns `WorkerStarted` or `WorkerDied` for it later."""
 
     @abstractmethod
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Hand over tasks to be run in this order; never blocks; no-op for a dead worker."""
+        """Send tasks, to be run in this order; never blocks; no-op for a dead worker."""
 
     @abstractmethod
     def kill(self, incarnation: int) -> None:
@@ -47,8 +47,8 @@ class Pool(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Have `wait` return, now or when it is called next. Any thread may call this."""
+        """Make `wait` return, now or at its next call. Any thread may call this."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every worker, within seconds, by force if need be. Safe to call twice."""
+        """Stop every worker within seconds, by force if necessary. Safe to call twice."""

@@ -4,7 +4,7 @@ Both ends are this program's own processes; nothing that arrives here came from 
 shares a channel, so a process that dies in the middle of a write spoils only its own.
 
 Pipes, not a socket: a socket charges each small message some 800 bytes of its buffer and is full
-after 280 of them, long before the driver has come round; a pipe packs them.
+after 280 of them, long before the driver reads them; a pipe packs them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIPE_BYTES = 1 << 20
 
 
 def roomy_pipe() -> tuple[int, int]:
-    """Return the ends (to read, to write) of a pipe with more room than usual, where there is."""
+    """Return the ends (to read, to write) of a pipe with a larger buffer, if the system allows."""
     ends = os.pipe()
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with suppress(OSError):  # the user's pipes hold too much already; it works with less
@@ -88,12 +88,12 @@ class Channel:
         return self._parse()
 
     def queue(self, message: Any) -> None:
-        """Keep an object to be sent by `flush`."""
+        """Queue an object to be sent by `flush`."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._queued += _LENGTH.pack(len(body)) + body
 
     def flush(self) -> bool:
-        """Send what there is room for; return whether something is left over.
+        """Send what the pipe has room for; return whether something is left.
 
         The descriptor must be one that does not block (`os.set_blocking`).
         """

@@ -1,4 +1,4 @@
-"""One worker in the caller's own thread: nothing to start, real tracebacks, a debugger's friend.
+"""One worker in the caller's own thread: nothing to start, real tracebacks, easy to debug.
 
 It cannot be killed: a task that hangs hangs the caller, as any function call would.
 """
@@ -41,18 +41,18 @@ class InlinePool(Pool):
         self._held.extend((incarnation, each) for each in assignments)
 
     def kill(self, incarnation: int) -> None:
-        """Do nothing: whoever calls this is the one who would have to be killed."""
+        """Do nothing: the worker is the calling thread."""
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what is known, or else run one task and return how it went."""
         if not self._events and self._held:
-            # Ctrl-C in the midst of it leaves the task where it was.
+            # Ctrl-C during the task leaves the task in the queue.
             incarnation, assignment = self._held[0]
             self.at_rest = True
             event = perform(incarnation, self._job, assignment)
             if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
                 assert event.failure.exception is not None
-                raise event.failure.exception  # the user at the keyboard, not the task
+                raise event.failure.exception  # Ctrl-C of the user, not the task's error
             self.at_rest = False
             self._held.popleft()
             return [event]
@@ -64,7 +64,7 @@ class InlinePool(Pool):
         """Do nothing: `wait` never waits."""
 
     def close(self) -> None:
-        """Tidy the job up."""
+        """Close the job."""
         if self._open:
             self._open = False
             self._job.close()

@@ -1,4 +1,4 @@
-"""Three ways to bring up the zygote, each of which hands it a job and two descriptors.
+"""Three ways to start the zygote; each passes it a job and two descriptors.
 
 fork      a copy of this process: at once, nothing is pickled; what torch does on Linux
 execute   a fresh interpreter, told by its command line; the job is pickled by cloudpickle
@@ -69,7 +69,7 @@ def pickled(job: Any) -> bytes:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:
         raise OptionError(
-            f"the work cannot be sent to worker processes: {type(error).__name__}: {error}\n"
+            f"the function cannot be sent to worker processes: {type(error).__name__}: {error}\n"
             "  Pickling it failed, so nothing was started. Open files, locks, connections and "
             "generators cannot travel:\n"
             "  open them inside the function, or use backend='thread' or num_workers=0."
@@ -80,7 +80,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
     """Fork the zygote from this process.
 
     Args:
-        control: The zygote's end of the socket that brings orders.
+        control: The zygote's end of the socket that carries orders.
         news: The descriptor it writes to.
         job: The job itself, or pickled.
         closing: Descriptors that the zygote must not keep; None for all but its own two.
@@ -89,7 +89,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
     pid = os.fork()
     if pid == 0:
         try:
-            gc.freeze()  # nothing of the driver may be finalised here
+            gc.freeze()  # no object of the driver may be finalized here
             os.setsid()
             if closing is None:
                 low, high = sorted((control.fileno(), news))
@@ -155,7 +155,7 @@ def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> 
 
 
 def _interpreter_flags() -> list[str]:
-    """Return the flags of this interpreter; multiprocessing passes on the same."""
+    """Return the flags of this interpreter, the same that multiprocessing passes on."""
     return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
@@ -194,6 +194,6 @@ class _Descriptor:
 
 
 def _spawned(control: _Descriptor, news: _Descriptor, job: Job, safe_path: str | None) -> None:
-    _restore_safe_path(safe_path)  # what the user's function starts is none of our business
+    _restore_safe_path(safe_path)  # what the user's function starts must not inherit it
     os.setsid()  # Ctrl-C is for the driver
     zygote.run(socket.socket(fileno=control.detach()), news.detach(), job)

@@ -1,4 +1,4 @@
-"""What Linux does for processes that belong together; elsewhere most of this does nothing."""
+"""Linux calls that tie processes together; on other systems most of them do nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Workers as processes of this machine: every core, and a death that harms nobody else.
+"""Workers as processes on this machine: one per core, and a death affects no other worker.
 
 The driver holds one channel a worker and one to the zygote (see `zygote.py`), and waits on all of
 them at once: an answer, a death and the zygote's own death are each something to read. No lock
-and no queue is shared, so there is nothing that a dying worker could take along.
+and no queue is shared, so a dying worker cannot leave one locked or corrupted.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ProcessPool(Pool):
         start: Literal["auto", "fork"] | BaseContext = "auto",
         keep: Sequence[int] = (),
     ) -> None:
-        """Pickle the job and begin to bring up the zygote, which takes a moment."""
+        """Pickle the job and start the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = 2 * num_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
             raise OptionError(
-                f"num_workers={num_workers} needs about {needed} open files, {soft} are allowed\n"
+                f"num_workers={num_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
         self.pids: dict[int, int] = {}
@@ -83,7 +83,7 @@ class ProcessPool(Pool):
         driver_ends.update((self._woken, self._waker, self._selector.fileno()))
         self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         self._zygote: ZygoteHandle | None = None
-        self._owed: set[tuple[str, int]] = set()  # what the zygote has to say of which worker
+        self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
@@ -131,7 +131,7 @@ class ProcessPool(Pool):
             self._owed.add(("exited", incarnation))
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what the workers said and who died."""
+        """Return the workers' events and deaths."""
         if not self._events:
             if self._owed:
                 timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
@@ -162,7 +162,7 @@ class ProcessPool(Pool):
                 os.write(self._waker, b"w")
 
     def close(self) -> None:
-        """Let idle workers go, kill the others, and see the zygote out.
+        """Stop idle workers, kill the others, and wait for the zygote to end.
 
         In a fork of the driver it does nothing: the workers are not that process's.
         """
@@ -210,8 +210,8 @@ class ProcessPool(Pool):
         driver_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
-    def _lay_to_rest(self, incarnation: int, death: WorkerDied) -> None:
-        """Hear a dead worker's last words, then report its death."""
+    def _report_death(self, incarnation: int, death: WorkerDied) -> None:
+        """Read a dead worker's last messages, then report its death."""
         if incarnation in self._workers:
             channel = self._workers[incarnation]
             if not channel.ended:
@@ -231,13 +231,13 @@ class ProcessPool(Pool):
         for message in self._zygote.receive_nowait():
             self._heed(*message)
         if self._zygote.ended:
-            self._lose_zygote("the process that forks the workers died")
+            self._report_lost_zygote("the process that forks the workers died")
 
     def _look_after_zygote(self) -> None:
-        if self._zygote is not None and (why := self._zygote.look_after(bool(self._owed))):
-            self._lose_zygote(why)
+        if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
+            self._report_lost_zygote(why)
 
-    def _lose_zygote(self, why: str) -> None:
+    def _report_lost_zygote(self, why: str) -> None:
         """Report the deaths of all workers: they die with their zygote, which is dead or killed."""
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
@@ -246,7 +246,7 @@ class ProcessPool(Pool):
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure, blameless=True))
+            self._report_death(incarnation, WorkerDied(incarnation, failure, blameless=True))
 
     def _end_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None
@@ -265,14 +265,14 @@ class ProcessPool(Pool):
             self.exit_codes[incarnation] = code
             message, pid = describe_exit(code, peak_bytes), self.pids.get(incarnation)
             failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
+            self._report_death(incarnation, WorkerDied(incarnation, failure))
         else:  # refused
             (failure,) = facts
-            self._lay_to_rest(incarnation, WorkerDied(incarnation, failure))
+            self._report_death(incarnation, WorkerDied(incarnation, failure))
 
 
 def describe_exit(code: int, peak_bytes: int) -> str:
-    """Say how a worker ended, and what that usually means."""
+    """Describe how a worker ended, and what that usually means."""
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
     if code >= 0:
         return f"the worker exited with code {code} ({peak}): the function ended its process"
@@ -281,9 +281,9 @@ def describe_exit(code: int, peak_bytes: int) -> str:
     except ValueError:
         name, words = f"signal {-code}", "unknown"
     usual = {
-        "SIGKILL": "usually the machine ran out of memory, or somebody killed it",
+        "SIGKILL": "usually the machine ran out of memory, or someone killed it",
         "SIGSEGV": "native code crashed",
         "SIGBUS": "native code crashed, or a mapped file shrank",
-        "SIGABRT": "native code gave up",
-    }.get(name, "something sent it that signal")
+        "SIGABRT": "native code aborted",
+    }.get(name, "another process sent it that signal")
     return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

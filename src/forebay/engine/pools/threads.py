@@ -25,7 +25,7 @@ CLOSE_S = 1.0
 
 
 class _Worker:
-    """A thread and the queue of what it is to do; None in it means that it is over."""
+    """A thread and the queue of its tasks; None in the queue ends the thread."""
 
     def __init__(
         self, incarnation: int, worker_id: int, job: Job, events: queue.SimpleQueue[Event | None]
@@ -95,11 +95,11 @@ class ThreadPool(Pool):
         return [event for event in events if event is not None]
 
     def wake(self) -> None:
-        """Put in an empty event."""
+        """Put an empty event into the queue."""
         self._events.put(None)
 
     def close(self) -> None:
-        """Tell every thread to go; wait a moment for those in the middle of a task."""
+        """Tell every thread to stop; wait briefly for those in the middle of a task."""
         for worker in self._workers.values():
             worker.tasks.put(None)
         share = CLOSE_S / max(len(self._workers), 1)

@@ -1,7 +1,7 @@
-"""The loop inside any worker, whatever hosts it: take a task, run it, answer, at once.
+"""The loop of every worker: take a task, run it, answer immediately.
 
-Answers are never held back: the driver lays a death to the first unanswered task, so each answer
-must be on its way before the next task begins.
+Answers are never delayed: the driver attributes a death to the first unanswered task, so each
+answer must be sent before the next task begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_EXCEPTION_BYTES = 1 << 20
 
 
 def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
-    """Run one task and return the event that tells how it went."""
+    """Run one task and return the event that reports the outcome."""
     task, attempt, _ = assignment
     began = time.perf_counter()
     try:
@@ -63,7 +63,7 @@ def serve(
     receive: Callable[[bool], Sequence[Assignment] | None],
     report: Callable[[Event], None],
 ) -> None:
-    """Serve until `receive` says that it is over.
+    """Run tasks until `receive` returns None.
 
     Args:
         incarnation: See `Job.open`.
@@ -87,7 +87,7 @@ def serve(
         if received is None:
             break
         if not held:
-            began = time.monotonic()  # waiting for work is no work
+            began = time.monotonic()  # waiting does not count
         held.extend(received)
         if not held:
             continue
@@ -112,7 +112,7 @@ class SealedError(Exception):
         self._body = body
 
     def opened(self) -> BaseException | None:
-        """Return the exception; None where it cannot be had."""
+        """Return the exception; None if it cannot be unpickled."""
         try:
             found = pickle.loads(self._body)  # noqa: S301 - from our own worker
         except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
@@ -121,7 +121,7 @@ class SealedError(Exception):
 
 
 def portable(event: TaskFailed) -> TaskFailed:
-    """Return the event fit for pickling: without an exception that does not come through whole."""
+    """Return the event in picklable form: without an exception that pickle would not preserve."""
     failure = event.failure
     assert failure.exception is not None, "it was raised in this process"
     if _pickled(failure.exception, pickle.Pickler) is not None:

@@ -1,4 +1,4 @@
-"""The zygote: a small, single-threaded process that forks the workers and watches over them.
+"""The zygote: a small, single-threaded process that forks the workers and monitors them.
 
     driver ──── start, kill, close ────> zygote ── fork ──> worker, worker, …
        ^  <─── ready, forked, exited, … ────┘                  │
@@ -6,7 +6,7 @@
 
 The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
 job and nothing else, so a replacement for a dead worker is there in milliseconds and safe (as
-long as importing the user's code starts no thread of its own). The
+long as importing the user's code starts no thread). The
 zygote is forked from the driver where that is safe (`processes.py` says when), and is otherwise
 a fresh interpreter.
 
@@ -48,12 +48,12 @@ from forebay.engine.pools.linux import (
 from forebay.engine.pools.worker import failure_of, portable, serve
 from forebay.failures import Failure
 
-# Orders from the driver, all of one size: what, which worker, its lane, seconds. "start" carries
+# Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
 # the worker's ends of its channel.
 ORDER = struct.Struct("!BxxxIId")
 START, KILL, CLOSE = range(3)
 
-# How long a condemned worker has to write down its stacks.
+# How long a worker that will be killed has to write its stacks.
 STACKS_S = 0.25
 # The end of the stacks that is kept: deep recursion makes long ones.
 STACKS_BYTES = 16_384
@@ -71,7 +71,7 @@ def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
 
     Args:
         control: Brings the driver's orders.
-        news: Descriptor of the pipe that takes what there is to tell.
+        news: Descriptor of the pipe for answers and reports.
         job: The job, or the pickled job.
     """
     code = 1
@@ -167,7 +167,7 @@ class _Zygote:
                 os.waitid(os.P_ALL, 0, os.WEXITED)
 
     def _obey(self) -> bool:
-        """Do what the driver says next; return False when it is gone."""
+        """Execute the driver's next order; return False when the driver has ended."""
         try:
             order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 2)
         except ConnectionError:
@@ -213,7 +213,7 @@ class _Zygote:
                     os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
-                _be_a_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
+                _run_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
@@ -245,7 +245,7 @@ class _Zygote:
             self._driver.send(("exited", child.incarnation, code, peak, stacks))
 
 
-def _be_a_worker(
+def _run_worker(
     incarnation: int, worker_id: int, job: Job, channel: Channel, stacks: int
 ) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
@@ -283,14 +283,14 @@ def _be_a_worker(
 
 
 def flush_streams() -> None:
-    """Write out what was printed so far, if anybody can still read it."""
+    """Flush what was printed so far, if the streams are still open."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
             stream.flush()
 
 
 def scratch_file() -> int:
-    """Return the descriptor of a nameless file: in memory, or where there is no such thing on disk.
+    """Return the descriptor of an unnamed file: in memory, or on disk if the system has none there.
 
     Raises:
         OSError: There is no room for it.
@@ -310,7 +310,7 @@ def _read_end(descriptor: int) -> str:
 
 
 def _without_our_frames(stacks: str) -> str:
-    """Drop the frames that led to the job: everything outward of the worker's loop."""
+    """Remove the frames outside the job: the worker's loop and its callers."""
     kept, ours = [], False
     for line in stacks.splitlines(keepends=True):
         ours = line.startswith("  ") and (ours or "/engine/pools/worker.py" in line)

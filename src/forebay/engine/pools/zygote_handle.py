@@ -1,6 +1,6 @@
-"""The driver's end of a zygote: it starts one, sends orders, takes in answers, watches and ends it.
+"""The driver's end of a zygote: starts it, sends orders, receives answers, monitors and ends it.
 
-The zygote has to answer each order, and to report each death. While it owes something and says
+The zygote must answer each order and report each death. While it owes an answer and sends
 nothing it is continued after LOOK_S, should somebody have stopped it, and given up after ZYGOTE_S.
 """
 
@@ -22,9 +22,9 @@ from forebay.engine.pools.channel import Channel
 from forebay.engine.pools.linux import kill_descendants
 from forebay.errors import WorkerDiedError
 
-# How long a zygote that has loaded the job may owe an answer and be silent.
+# How long a zygote that has loaded the job may owe an answer without sending anything.
 ZYGOTE_S = 10.0
-# How often it is looked after while it owes one.
+# How often it is checked while it owes one.
 LOOK_S = 1.0
 
 # The driver's ends of everything, of all pools: a zygote that kept some of them open would hide
@@ -104,7 +104,7 @@ class ZygoteHandle:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known to be dead."""
+        """Whether it is known to have ended."""
         return self._channel.ended
 
     def order(
@@ -131,11 +131,11 @@ class ZygoteHandle:
         self._is_loaded |= ("ready",) in messages
         return [message for message in messages if message != ("ready",)]
 
-    def look_after(self, owes: bool) -> str | None:
-        """Take note of how long it has been silent; continue it should it be stopped.
+    def check_response(self, owes: bool) -> str | None:
+        """Check how long it has been silent; continue it if it was stopped.
 
         Args:
-            owes: Whether there is something that it has to say.
+            owes: Whether it owes an answer.
 
         Returns:
             Why it is to be given up; None where it is not.
@@ -184,7 +184,7 @@ class ZygoteHandle:
 def _unstartable(error: OSError) -> str:
     return (
         f"worker processes cannot be started: {error}\n"
-        "  No input is blamed, and what was done is kept.\n"
+        "  No input counts as failed, and completed work is kept.\n"
         "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of memory, "
-        "or of room for temporary files (TMPDIR). Raise it, or lower num_workers."
+        "or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
     )

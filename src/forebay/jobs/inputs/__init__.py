@@ -1,1 +1,1 @@
-"""Inputs: listed from what the user names, and downloaded for a worker."""
+"""Inputs: listing what the user names, and downloading remote ones for a worker."""

@@ -1,4 +1,4 @@
-"""Remote inputs: brought to a local path for as long as a worker works on them."""
+"""Remote inputs: downloaded to a local path while a worker processes them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _is_local(system: Any) -> bool:
 
 
 def _existing(path: Path, source: str) -> Path:
-    """Return the path of a file, having made sure that it is one."""
+    """Return the path of a file after checking that it is one."""
     if path.is_dir():
         error: OSError = IsADirectoryError(f"{source}: an input is a file, this is a folder")
         raise NoInputError from error
@@ -85,7 +85,7 @@ def _existing(path: Path, source: str) -> Path:
 
 
 def _file_name(remote: str) -> str:
-    """Return the last part of a path, less the query of a web address."""
+    """Return the last part of a path, without the query of a URL."""
     if remote.startswith(("http://", "https://")):
         remote = remote.partition("?")[0].partition("#")[0]
     return remote.rstrip("/").rpartition("/")[2] or "input"

@@ -5,7 +5,7 @@ makes the whole listing unusable (an empty folder, a torn manifest) is an `Input
 raised before the first record. One bad path among many is no error: its identity says "missing"
 or "directory", and the job fails that input alone.
 
-Long because every kind of input is told from the others here, and nowhere else.
+Long because all kinds of input are distinguished here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from forebay.jobs.ledger.records import Input
 from forebay.jobs.outputs.output_names import PRIVATE
 
 TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
-# What makes a folder one that forebay writes to.
+# The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of one job; every iteration looks at each of them anew, once.
+    """The inputs of one job; each iteration reads their state again, once.
 
     **Order.** The user's for a list and a manifest; by path, as text, for a folder or a glob.
 
@@ -71,7 +71,7 @@ def list_inputs(inputs: object) -> Listing:
             .csv file itself rather than its rows, put it into a list.
 
     Raises:
-        InputError: There is nothing there, it cannot be read, or it is no path at all.
+        InputError: There is nothing there, it cannot be read, or it is not a path.
     """
     if isinstance(inputs, str | os.PathLike):
         name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
@@ -99,7 +99,7 @@ def indices(n: int) -> Listing:
         InputError: The Dataset is empty.
     """
     if n < 1:
-        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to work on.")
+        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
     description = f"a Dataset of {n} sample{'s' * (n != 1)}"
     return Listing("indices", (), description, lambda: (Input(str(k)) for k in range(n)))
 
@@ -114,7 +114,7 @@ def _list_path(name: str) -> Listing:
         if _is_absent(error):
             reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
         else:
-            reason, advice = f"it cannot be read: {error}", "Check that you may read it."
+            reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
     if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
         tables = [table for table in TABLES if os.path.isfile(os.path.join(name, table))]
@@ -151,7 +151,7 @@ def _only_table(tables: list[str], shown: str) -> str:
         advice = "preprocess writes it when it ends: make the call that made this folder again."
     raise InputError(
         f"{shown}: this output folder of forebay's {what}\n"
-        f"  An output folder stands for its table. {advice} To work on the files themselves, name "
+        f"  An output folder stands for its table. {advice} To process the files themselves, name "
         f"them by a glob, such as '{os.path.join(shown, '**', '*')}'."
     )
 
@@ -219,7 +219,7 @@ def _found(
     description: str,
     walk: Callable[[], Iterator[Input]],
     reason: str,
-    advice: str = "There is nothing to work on.",
+    advice: str = "There is nothing to process.",
 ) -> Listing:
     if next(walk(), None) is None:
         raise InputError(f"{description}: {reason}\n  {advice}")
@@ -240,7 +240,7 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
         with os.scandir(folder) as entries:
             keys = [_sort_key(entry) for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        advice = "Its files would be left out in silence, so the listing stops: make it readable."
+        advice = "Its files would be skipped silently, so the listing stops: make it readable."
         raise InputError(f"{folder!a}: it cannot be listed: {error}\n  {advice}") from error
     here = (status.st_dev, status.st_ino)
     if here in above:  # a symbolic link to a folder that it is in
@@ -256,7 +256,7 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
 def _sort_key(entry: os.DirEntry[str]) -> str:
     """Return a name that sorts where its whole path belongs: a folder's ends with its separator.
 
-    It is "" for what is no input: a socket, a pipe, a device. A dangling link is a missing file.
+    It is "" for what is not an input: a socket, a pipe, a device. A dangling link is missing.
     """
     try:
         if entry.is_dir():
@@ -271,7 +271,7 @@ def _identity(path: str) -> str:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        # Whatever else is wrong, the function meets it when it opens the file, and says it better.
+        # For other errors, the function raises a better message when it opens the file.
         return "missing" if _is_absent(error) else ""
     if stat.S_ISDIR(status.st_mode):
         return "directory"
@@ -298,7 +298,7 @@ def _url_identity(url: str, fresh: set[Any]) -> str:
 
 
 def _remote_identity(info: Mapping[str, Any]) -> str:
-    """Return what changes with an object's bytes: its etag, or else its size and its age."""
+    """Return a value that changes with an object's bytes: its etag, or its size and age."""
     etag = info.get("etag") or info.get("ETag")
     if etag:
         return str(etag).strip('"')
@@ -353,6 +353,6 @@ def _storable(path: str) -> str:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        advice = "The ledger and the metadata hold UTF-8 alone. Rename the file, or leave it out."
+        advice = "The ledger and the metadata only hold UTF-8. Rename the file, or leave it out."
         raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
     return path

@@ -65,7 +65,7 @@ class Manifest:
                 text.encode()  # a lone surrogate ("\ud800" in JSON) fits into no ledger
             except ValueError as error:
                 reason = f"a value that JSON in UTF-8 cannot hold: {error}"
-                _refuse(f"{self.name}, {place}", reason, "Mend or leave out that value.", error)
+                _refuse(f"{self.name}, {place}", reason, "Fix or remove that value.", error)
             column = next((c for c in path_columns if row.get(c) not in (None, "")), "")
             source = str(row[column]) if column else ""
             yield Input(source, text, self._identity(source, column))
@@ -139,7 +139,7 @@ def located(row: _Row, folder: str | None) -> _Row:
     if not os.path.isabs(path) and ".." in path.split("/"):
         raise InputError(
             f"the table in {folder} names the output {shortened(path)}, which would leave that "
-            "folder\n  preprocess writes no such name. Correct it, or give an absolute path."
+            "folder\n  preprocess never writes such a name. Correct it, or give an absolute path."
         )
     if "://" in folder and not os.path.isabs(path):
         return {**row, DESTINATION: f"{folder}/{path}"}
@@ -189,7 +189,7 @@ def _csv_records(name: str, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 def _without_nul(name: str, lines: Iterator[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if "\0" in line:
-            advice = "It is damaged, or UTF-16 without a mark: save it as UTF-8."
+            advice = "It is damaged, or UTF-16 without a byte order mark: save it as UTF-8."
             _refuse(f"{name}, line {number}", "a NUL byte", advice)
         yield line
 
@@ -215,24 +215,24 @@ def _json_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
             _refuse(
                 place,
                 f"not JSON: {getattr(error, 'msg', error)}",
-                "Every line holds one JSON object.",
+                "Each line must hold one JSON object.",
                 error,
             )
         if not isinstance(row, dict):
             got = f"a JSON {type(row).__name__} instead of an object"
-            _refuse(place, got, 'Every line holds one object such as {"path": "a.wav"}.')
+            _refuse(place, got, 'Each line must hold one object such as {"path": "a.wav"}.')
         yield f"line {number}", row
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise ValueError("an object names a key twice")
+        raise ValueError("an object has the same key twice")
     return row
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value; write null")
+    raise ValueError(f"{name} is not valid JSON; write null")
 
 
 def _parquet_columns(name: str, file: BinaryIO) -> Sequence[str]:
@@ -306,7 +306,7 @@ def _refusing(name: str, open_file: Callable[[], BinaryIO]) -> Iterator[None]:
         _refuse(name + where, reason, "Save it as UTF-8.", error)
     except OSError as error:
         reason = f"it cannot be read: {error}"
-        _refuse(name, reason, "Check its path and that you may read it.", error)
+        _refuse(name, reason, "Check its path and permissions.", error)
 
 
 @contextmanager
@@ -318,7 +318,7 @@ def _arrow_refusing(name: str) -> Iterator[None]:
         _refuse(name, "reading parquet needs pyarrow", "Run: pip install pyarrow", error)
     except Exception as error:  # noqa: BLE001 - ArrowException, OSError, ValueError, KeyError...
         reason = f"pyarrow cannot read it: {error}"
-        _refuse(name, reason, "If it is torn or no parquet file, write it anew.", error)
+        _refuse(name, reason, "If it is truncated or not a parquet file, write it again.", error)
 
 
 def _undecodable(open_file: Callable[[], BinaryIO]) -> tuple[str, str]:

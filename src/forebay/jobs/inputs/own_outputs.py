@@ -1,4 +1,4 @@
-"""The output folder is never part of the inputs: what a run writes is not what the next one reads.
+"""Keep the output folder out of the inputs, so that a run never reads what an earlier one wrote.
 
 It may be reached by a glob, through a symbolic link, or by its name in a list or a manifest.
 """
@@ -60,7 +60,8 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             elif not listing.is_search:
                 raise InputError(
                     f"the input {each.source!r} lies in the output folder {shown!r}\n"
-                    "  What a run writes would be its next input. Nothing was started. Leave it "
+                    "  This run's outputs would be the next run's inputs. Nothing was started. "
+                    "Leave it "
                     f"out of {listing.description}, or choose another output folder."
                 )
 
@@ -68,7 +69,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
     if listing.is_search and next(iter(rest), None) is None:
         raise InputError(
             f"{listing.description}: all of its files lie in the output folder {shown!r}\n"
-            "  What a run writes is never its input. Choose an output folder of its own."
+            "  A run's outputs are never its inputs. Choose a separate output folder."
         )
     return rest
 

@@ -1,1 +1,1 @@
-"""The ledger: what is known of each input, in one SQLite file with one writer."""
+"""The ledger: the state of each input, in one SQLite file with one writer."""

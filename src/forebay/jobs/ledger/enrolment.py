@@ -153,7 +153,7 @@ def _duplicate(db: sqlite3.Connection) -> InputError:
     )
     return InputError(
         f"{what} {shown} is listed twice: at positions {first} and {second}{more}\n"
-        f"  Nothing was started, and the ledger is as it was. {way}"
+        f"  Nothing was started, and the ledger is unchanged. {way}"
     )
 
 

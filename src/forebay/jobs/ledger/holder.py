@@ -1,4 +1,4 @@
-"""Who holds an output folder, and whether that process is alive as far as this one can see."""
+"""The process that holds an output folder, and whether it is alive, as far as this one can see."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Holder:
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether its process can be seen not to be there."""
+        """Whether its process is known to have ended."""
         return self.is_visible and not self.is_alive
 
     def is_copied(self, folder: str | os.PathLike[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The ledger: what is known of every input of an output folder, in one file with one writer.
+"""The ledger: the state of every input of an output folder, in one file with one writer.
 
     driver ── enrol(listing) ──> inputs: todo ── pending() ──> workers
        │                                                          │
@@ -8,7 +8,7 @@ The commit is the only point at which an input becomes done. What has to happen 
 after it (renames out of the staging folder, removals) is in the same commit as chores, and a
 driver that finds chores does them again: each is safe to do twice.
 
-The driver holds the folder's lock from `open` to `close`; everybody else reads through
+The driver holds the folder's lock from `open` to `close`; other processes read through
 `forebay.jobs.ledger.snapshot`. A ledger belongs to the thread that opened it.
 """
 
@@ -103,8 +103,8 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(
-                f"the folder {folder} cannot be made: {error.strerror}\n"
-                "  Nothing was started. Choose an output folder that you may write to."
+                f"the folder {folder} cannot be created: {error.strerror}\n"
+                "  Nothing was started. Choose an output folder that you can write to."
             ) from error
         lock = FolderLock(folder / LOCK_NAME, command)
         try:
@@ -114,11 +114,11 @@ class Ledger:
             raise
 
     def keep_alive(self) -> None:
-        """Show other machines from now on that this driver lives, in a thread of its own."""
+        """Start a thread that shows other machines that this driver is alive."""
         self._lock.keep_alive()
 
     def close(self) -> None:
-        """Close the file and give the folder back; a second call does nothing."""
+        """Close the file and release the folder; a second call does nothing."""
         try:
             self._database.close()
         finally:
@@ -136,7 +136,7 @@ class Ledger:
         self.close()
 
     def get_meta(self, key: str) -> str | None:
-        """Return what was kept under `key`, or None."""
+        """Return the value stored under `key`, or None."""
         rows = self._database.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
@@ -160,7 +160,7 @@ class Ledger:
         self._database.backup(path)
 
     def load(self, path: Path) -> None:
-        """Forget everything, and know what a copy made by `backup` says instead.
+        """Replace the content by that of a copy made by `backup`.
 
         Raises:
             LedgerError: The copy cannot be used; nothing has changed.
@@ -190,7 +190,7 @@ class Ledger:
         return enrolment
 
     def free_contested(self) -> None:
-        """Free the names that inputs fought for, since all of those are tried again."""
+        """Free the names that several inputs claimed, because all of those are tried again."""
         with self._database.transaction() as db:
             if db.execute("SELECT 1 FROM meta WHERE key = '_contested'").fetchone():
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
@@ -238,12 +238,12 @@ class Ledger:
         return [Todo(*row) for row in rows]
 
     def name_of(self, ordinal: int) -> str:
-        """Return an input as a person knows it: its path, or its row."""
+        """Return an input's name for messages: its path, or its row."""
         rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
         return next((source or row for source, row in rows), "")
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
-        """Commit what became of a batch of inputs that `pending` gave out.
+        """Commit the results of a batch of inputs that `pending` returned.
 
         The caller must have done all earlier chores and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both

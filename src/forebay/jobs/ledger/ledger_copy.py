@@ -1,7 +1,7 @@
-"""The ledger of a bucket: at work on a local disk, with a copy in the bucket for other machines.
+"""The ledger of a bucket: used on a local disk, with a copy in the bucket for other machines.
 
-    <url>/.forebay/ledger.sqlite   a whole ledger, some seconds behind the one at work
-    <url>/.forebay/run.json        who works, since when, and when it last said so
+    <url>/.forebay/ledger.sqlite   a whole ledger, some seconds behind the local one
+    <url>/.forebay/run.json        which run is active, since when, and its last heartbeat
 
 A copy goes up before the first input is worked on, now and then during commits, before outputs
 are removed, and when the run ends. Each has a higher `generation`; a run begins a new million of
@@ -31,7 +31,7 @@ from forebay.jobs.outputs.store import Store
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
 RUN = f"{PRIVATE}/run.json"
-# How often a run says that it lives and may send a copy, and after which silence it counts as dead.
+# How often a run sends a heartbeat and maybe a copy, and after which silence it counts as dead.
 BEAT_S = 30.0
 STALE_S = 120.0
 # A copy is taken when at least this many times as long as the last one took has gone by.
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def holder(self) -> Holder | None:
-        """The run as a person is told of it, if it still lives as far as one can know."""
+        """The run's holder for messages, if the run may still be alive."""
         if self.state != "running" or time.time() - self.heartbeat >= STALE_S:
             return None
         if self.host == os.uname().nodename:
@@ -208,12 +208,12 @@ class LedgerCopy:
         self.check()
 
     def _adopt(self, ledger: Ledger, there: Run | None) -> str | None:
-        """Put the bucket's ledger in the place of the local one; return its lineage."""
+        """Replace the local ledger by the bucket's; return its lineage."""
         self._path.unlink(missing_ok=True)
         if self._store.download(LEDGER, self._path):
             ledger.load(self._path)
             return ledger.get_meta("lineage")
-        # What the local ledger may know is of another life of this bucket: its files are gone.
+        # The local ledger belongs to earlier content of this bucket, whose files are gone.
         ledger.restart()
         ledger.clear_chores()
         if there is not None:
@@ -221,7 +221,7 @@ class LedgerCopy:
         strangers = self._store.top() - {PRIVATE}
         if strangers:
             raise OutputError(
-                f"{self._store.url} holds files, such as {min(strangers)!r}, and no ledger\n"
+                f"{self._store.url} holds files, such as {min(strangers)!r}, but no ledger\n"
                 "  They could be overwritten, so nothing was started. Choose an empty folder of "
                 "the bucket."
             )
@@ -265,6 +265,6 @@ class LedgerCopy:
     def _busy(self, holder: Holder) -> BusyError:
         return BusyError(
             f"another run holds {self._store.url}: {holder}\n"
-            "  This run stopped, and what it committed in time is kept. Wait until that one ends, "
+            "  This run stopped, and what it committed before is kept. Wait until that one ends, "
             f"and make the same call again; if it died, wait {STALE_S:g} s."
         )

@@ -1,4 +1,4 @@
-"""The lock that keeps an output folder to one driver, and whom it names to the second one.
+"""The lock that limits an output folder to one driver, and names that driver to a second one.
 
     lock       locked by the kernel (flock) while a driver runs; never removed
     lock.17    the record of the 17th driver: who it is; renewed while it runs
@@ -56,14 +56,14 @@ class _Record:
 
 
 class FolderLock:
-    """One driver per output folder; taken by making it, given back by `close`.
+    """One driver per output folder; locked by the constructor, released by `close`.
 
     It goes with the process that took it, whatever killed it. Forked children give up their copy at
     once: a worker that outlives a killed driver does not keep the folder.
 
     Args:
         path: The lock file; its folder must exist. It is never removed.
-        command: What to tell the one who comes second.
+        command: This run's command, for the message to a second run.
 
     Attributes:
         native: True if the file system has locks.
@@ -74,7 +74,7 @@ class FolderLock:
     """
 
     def __init__(self, path: Path, command: str = "") -> None:
-        """Take the folder; one that a run on another machine left behind, after STALE_S."""
+        """Lock the folder; wait STALE_S if a run on another machine left its record behind."""
         self.path = path.absolute()
         self.native = True
         self._record = self.path
@@ -85,7 +85,7 @@ class FolderLock:
         except OSError as error:
             raise LedgerError(
                 f"the folder {path.parent} cannot be written: {error.strerror}\n"
-                "  Nothing was started. Choose an output folder that you may write to."
+                "  Nothing was started. Choose an output folder that you can write to."
             ) from error
         try:
             self._take_flock()
@@ -96,7 +96,7 @@ class FolderLock:
         _held.add(self)
 
     def close(self) -> None:
-        """Give the folder back; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         if self._fd < 0:
             return
         self._over.set()
@@ -130,7 +130,7 @@ class FolderLock:
             f"another run has taken over {self.path.parent}: {holder}\n"
             f"  This run had not renewed its lock for {STALE_S:g} s: it was stopped, or the file "
             "system did not answer.\n"
-            "  This run ends, and has written nothing since. What it had done stays done."
+            "  This run ends, and has written nothing since. Completed work is kept."
         )
 
     def _take_flock(self) -> None:
@@ -168,7 +168,7 @@ class FolderLock:
                 record.unlink(missing_ok=True)
                 raise LedgerError(
                     f"{record} cannot be written: {error.strerror}\n"
-                    "  Nothing was started. Make room, or choose another folder."
+                    "  Nothing was started. Free some space, or choose another folder."
                 ) from error
             # A slow process may make a file that others had made and removed in the meantime.
             numbers = _numbers(self.path)
@@ -201,8 +201,8 @@ class FolderLock:
             if waited_s >= 2 * BEAT_S and not is_said:
                 is_said = True
                 note(
-                    f"{self.path.parent} was held by {holder or Holder()}, which may be over: "
-                    f"waiting {STALE_S:g} s for a sign of it"
+                    f"{self.path.parent} was held by {holder or Holder()}, which may have ended: "
+                    f"waiting {STALE_S:g} s for it to renew its lock"
                 )
             time.sleep(_PAUSE_S)
             newest = self._look()
@@ -216,7 +216,7 @@ class FolderLock:
         except OSError as error:  # it may be another user's
             raise LedgerError(
                 f"{self.path.parent} may be held by another run: {error}\n"
-                "  Nothing was started. See to the permissions of that file."
+                "  Nothing was started. Check the permissions of that file."
             ) from error
 
     def _renew(self) -> None:
@@ -229,13 +229,14 @@ class FolderLock:
         if holder.command:
             lines.append(f"  It runs: {holder.command}")
         lines.append(
-            "  This run touched nothing. Wait until that one ends, look on with `forebay status`, "
-            "or stop it and call again: what it has done stays done."
+            "  This run changed nothing. Wait until that one ends, watch it with `forebay status`, "
+            "or stop it and call again: completed work is kept."
         )
         if holder.pid and not holder.is_visible:
             lines.append(
-                f"  That machine is not this one. If the run there was killed, {STALE_S:g} s after "
-                "its end this call takes the folder over."
+                "  It runs on another machine. If it was killed there, this call succeeds "
+                f"{STALE_S:g} s "
+                "after that."
             )
         return BusyError("\n".join(lines))
 
@@ -305,7 +306,7 @@ def _newest(lock: Path) -> _Record | None:
     while numbers := _numbers(lock):
         number = max(numbers)
         try:
-            # Opened anew each time, so that a network file system asks its server.
+            # Opened again each time, so that a network file system asks its server.
             with _path(lock, number).open("rb") as file:
                 body = file.read()
                 renewed_ns = os.fstat(file.fileno()).st_mtime_ns

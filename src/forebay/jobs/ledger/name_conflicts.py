@@ -1,4 +1,4 @@
-"""Who may have which output name, and what one batch of results changes in the ledger.
+"""Decide which input may have which output name, and write a batch of results to the ledger.
 
 The rule does not look at time: an input fails if any name it asked for was also asked for by
 another input of this run, whichever came first. So the names of one that lost stay contested, all
@@ -24,14 +24,14 @@ from forebay.jobs.outputs.output_names import recorded_name
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
-_ROBBED = "an output was taken over"
+_ROBBED = "an output was overwritten"
 # The attributes of a failure that are kept as one JSON object.
 _PACKED = ("kind", "error", "message", "traceback")
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What became of one batch of results.
+    """The outcome of recording one batch of results.
 
     Attributes:
         chores: To be done now in the output folder, removals first, and made durable before the

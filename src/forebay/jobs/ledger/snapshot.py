@@ -170,7 +170,7 @@ def _steadily(
             return found
         time.sleep(_PAUSE_S)
     raise BusyError(
-        f"the ledger in {folder} is busy: it changed at each of {_TRIES} looks\n"
+        f"the ledger in {folder} is busy: it changed during each of {_TRIES} attempts to read it\n"
         "  Nothing is wrong with the run. Try again."
     )
 

@@ -181,9 +181,9 @@ def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
 
 def _unable(error: OSError) -> OutputError:
     return OutputError(
-        f"the outputs cannot be brought to their place: {error}\n"
-        "  Nothing is lost: the ledger knows which files are still to be renamed or removed.\n"
-        "  See to the disk's space and health, then make the same call again."
+        f"the outputs cannot be moved into place: {error}\n"
+        "  Nothing is lost: the ledger records which files must still be renamed or removed.\n"
+        "  Check the disk's space and health, then make the same call again."
     )
 
 

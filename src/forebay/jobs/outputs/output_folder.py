@@ -76,7 +76,7 @@ class OutputFolder:
             raise OutputError(
                 f"the output {str(path)!r} is a file, not a folder\n"
                 "  Nothing was started. Name a folder; and if you wrote a glob in a shell, quote "
-                "it, or the shell puts its matches there."
+                "it, or the shell replaces it with its matches."
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class OutputFolder:
         except OSError as error:
             raise OutputError(
                 f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"
-                "  Nothing was started. Choose another folder, or see to its permissions and space."
+                "  Nothing was started. Choose another folder, or check its permissions and space."
             ) from error
         self._real = os.path.realpath(path)
 
@@ -108,7 +108,8 @@ class OutputFolder:
             what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
             raise OutputError(
                 f"{str(odd)!r} is {what}, which forebay does not make\n"
-                "  Nothing was started, since it would be written to. Remove it, or choose another "
+                "  Nothing was started, because the run would write to it. Remove it, or choose "
+                "another "
                 "output folder."
             )
 
@@ -204,8 +205,8 @@ class OutputFolder:
             self._made.discard(parent)
             reason = (
                 f"{name!r} vanished between being staged and being published\n"
-                f"  Something else removes files below {str(self.private)!r}, or its folder. The "
-                "next run makes it again."
+                f"  Something else removes files in {str(self.private)!r}, or its folder. The "
+                "next run creates it again."
             )
         except OSError as error:
             if error.errno not in _OF_THE_NAME:
@@ -220,18 +221,18 @@ class OutputFolder:
         )
         if path is not None and os.path.lexists(f"{self._root}/{path}"):
             return (
-                f"{name!r} needs a folder where there is a file: {path!r}\n"
+                f"{name!r} needs a folder, but there is a file: {path!r}\n"
                 "  Nothing was written there. Name one of the two differently."
             )
         if os.path.lexists(f"{self._root}/{name}"):
             as_folder = " as a folder" * os.path.isdir(f"{self._root}/{name}")
             return (
                 f"{name!r} exists already{as_folder}, and no input of forebay's made it\n"
-                "  It was left as it is. Name the output differently, or move it away."
+                "  It was left as it is. Name the output differently, or move the file away."
             )
         return (
             f"{name!r} cannot be published: {error.strerror}\n"
-            "  Nothing was written there. See to the permissions of its folder, or name the output "
+            "  Nothing was written there. Check the permissions of its folder, or name the output "
             "differently."
         )
 

@@ -62,7 +62,7 @@ def asked_name(name: object) -> str:
             "'speaker1/a.flac'."
         ) from None
     if final.partition("/")[0].casefold() in _OWN:
-        raise OutputError(f"out.file({name!r}): that name is forebay's own; choose another")
+        raise OutputError(f"out.file({name!r}): that name is reserved for forebay; choose another")
     return final
 
 
@@ -75,7 +75,7 @@ def recorded_name(name: object) -> str:
     try:
         final = _as_written(name)
         if final.partition("/")[0] == PRIVATE:
-            raise ValueError("is forebay's own")
+            raise ValueError("is reserved for forebay")
     except ValueError as error:
         raise _foreign(name, error) from None
     return final
@@ -114,13 +114,13 @@ def folders_of(name: str) -> list[str]:
 def _as_written(name: object) -> str:
     final = normalized(name)
     if final != name:
-        raise ValueError("is not in its one spelling")
+        raise ValueError("is not in normal form")
     return final
 
 
 def _foreign(name: object, reason: ValueError) -> LedgerError:
     return LedgerError(
         f"the ledger names an output {shortened(name)}, which {reason}\n"
-        "  It is damaged, or was made to do harm. Nothing was changed. Use another output folder, "
-        "or bring back a copy of this one that you trust."
+        "  It is damaged or malicious. Nothing was changed. Use another output folder, "
+        "or restore a copy of this one that you trust."
     )

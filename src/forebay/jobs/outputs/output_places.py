@@ -147,7 +147,7 @@ def check_in_reach(text: str, options: PreprocessOptions) -> None:
         return
     if any(part.startswith("memory://") for part in text.split("::")):
         raise OptionError(
-            f"{text} is in the memory of this process, and the workers would be others\n"
+            f"{text} is in the memory of this process, but workers are other processes\n"
             "  Nothing was started. Use num_workers=0, or backend='thread' if the call takes it."
         )
 

@@ -47,9 +47,9 @@ class Output:
         other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
             raise OutputError(
-                f"out.file({final!r}) clashes with {other!r}, which this input asked for before\n"
-                "  A name is that of a file or of a folder, never of both. Name one "
-                "of the two differently."
+                f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
+                "  A name cannot be both a file and a folder. Rename one "
+                "of the two."
             )
         self._folders.update(dict.fromkeys(folders, final))
         path = f"{self.folder}/{final}"
@@ -82,10 +82,12 @@ class Output:
                 status = os.lstat(staged)
             except FileNotFoundError:
                 raise OutputError(
-                    f"out.file({name!r}) was asked for, but the function never wrote it"
+                    f"out.file({name!r}) was requested, but the function never wrote it"
                 ) from None
             if (status.st_mode & 0o170000) != 0o100000:
-                raise OutputError(f"out.file({name!r}): the function left no regular file there")
+                raise OutputError(
+                    f"out.file({name!r}): the function did not leave a regular file there"
+                )
             files.append(OutputFile(name, status.st_size, staged[start:]))
         return tuple(files)
 

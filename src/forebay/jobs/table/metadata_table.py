@@ -49,7 +49,7 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
         OutputError: The file cannot be written.
     """
     if fmt not in _WRITERS:
-        raise OptionError(f"metadata={fmt!r} is no table format: choose from {sorted(_WRITERS)}")
+        raise OptionError(f"metadata={fmt!r} is not a table format: choose from {sorted(_WRITERS)}")
     front = [name for name in columns if name not in ("source", "destination")]
     kinds = dict.fromkeys([*front, "source", "destination"], NULL)
     rows = _rows(records(), columns)
@@ -66,8 +66,8 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"
-            "  The inputs are done and in the ledger; an earlier table is as it was.\n"
-            "  Make room, or give the folder's rights back, and run again to write it."
+            "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
+            "  Free some space, or fix the folder's permissions, and run again to write it."
         ) from error
     return count
 

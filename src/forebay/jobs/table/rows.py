@@ -33,7 +33,7 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     if mappings:
         other = next(value for value in values if not isinstance(value, Mapping))
         raise TypeError(
-            f"metadata must be all dicts, but one of {len(values)} values is of type "
+            f"metadata must all be dicts, but one of {len(values)} values is of type "
             f"{type(other).__name__}"
         )
     return [{"metadata": values}]

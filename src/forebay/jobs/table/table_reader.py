@@ -40,7 +40,7 @@ def find_table(table: str | os.PathLike[str]) -> Path:
             )
         path /= tables[0]
     if not path.is_file() or path.suffix.lower() not in SUFFIXES:
-        what = "is no table" if path.exists() else "does not exist"
+        what = "is not a table" if path.exists() else "does not exist"
         raise InputError(
             f"{str(path)!r} {what}\n"
             f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
@@ -62,7 +62,7 @@ def read_table(path: Path) -> pyarrow.Table:
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
-        what = "is no metadata table" if path.exists() else "does not exist"
+        what = "is not a metadata table" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: looked for a file ending in {sorted(readers)}")
     try:
         return reader(path)
@@ -72,7 +72,8 @@ def read_table(path: Path) -> pyarrow.Table:
             for _ in open_manifest(str(path), lambda: path.open("rb"), None):
                 pass
         raise InputError(
-            f"{path} cannot be read: {error}\n  If it is torn or of another format, write it again."
+            f"{path} cannot be read: {error}\n  If it is truncated or has another format, write "
+            "it again."
         ) from error
 
 

@@ -32,7 +32,7 @@ def load_work(reference: str) -> Any:
     except Exception as error:
         raise OptionError(
             f"{place!r} cannot be imported: {type(error).__name__}: {error}\n"
-            "  Nothing was started. Try it by itself: "
+            "  Nothing was started. Try the import alone: "
             + (f"python {place}" if is_file else f"python -c 'import {place}'")
         ) from error
     found: Any = module
@@ -53,9 +53,9 @@ def parse_reference(reference: str) -> tuple[str, str]:
     if place and name:
         return place, name
     if os.path.isdir(reference):
-        what = f"{reference!r} is a folder, where a file or module and a name in it are expected"
+        what = f"{reference!r} is a folder; a file or module and a name in it are expected"
     elif os.path.isfile(reference):
-        what = f"{reference!r} is a file, and names no function in it"
+        what = f"{reference!r} is a file; the name of a function in it is missing"
     else:
         what = f"{reference!r} names no function"
     raise OptionError(f"{what}\n  Write FILE.py:NAME, as in split.py:split_audio, or MODULE:NAME.")
@@ -75,10 +75,11 @@ def _from_file(path: Path) -> ModuleType:
     import cloudpickle
 
     if not path.is_file():
-        raise OptionError(f"{str(path)!r} is no file; looked from {os.getcwd()!r}")
+        raise OptionError(f"{str(path)!r} is not a file; looked from {os.getcwd()!r}")
     if path.stem in sys.stdlib_module_names:
         raise OptionError(
-            f"{str(path)!r} has the name of a module of Python itself, {path.stem!r}\n"
+            f"{str(path)!r} has the same name as a module of Python's standard library, "
+            f"{path.stem!r}\n"
             "  Nothing was started. Rename the file."
         )
     add_folder(str(path.resolve().parent))

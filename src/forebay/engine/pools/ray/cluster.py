@@ -1,4 +1,4 @@
-"""The cluster as Ray knows it: joining it, looking at its nodes, leaving it."""
+"""The connection to a Ray cluster: join it, look at its nodes, leave it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from forebay.errors import OptionError
 
 # Where `ray start` put a cluster's address, and what asks Ray for it.
 _AUTO = "auto"
-# What has Ray start one.
+# The address that makes Ray start a cluster.
 _LOCAL = "local"
-# How an address that nobody gave is known.
+# Where an address comes from that was not passed.
 _BY_ENVIRONMENT = ", which RAY_ADDRESS names"
-_BY_RAY = ", where the last one on this machine was"
+_BY_RAY = ", the address of the last one on this machine"
 _START_ONE = (
     "  Nothing was started. On the cluster's first node: ray start --head --port=6379; then give "
     "that address, or 'auto' on one of its nodes."
 )
 # How long an address may take to answer at all.
-KNOCK_S = 10.0
+CONNECT_S = 10.0
 # How many pools rely on the connection as it is.
 _guards = 0
 _guards_lock = threading.Lock()
@@ -42,7 +42,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         say: Called with a line for people.
 
     Raises:
-        OptionError: Ray is not installed, nothing answers at the address, or it turns us away.
+        OptionError: Ray is not installed, nothing answers at the address, or it refuses us.
     """
     ray = _ray()
     if ray.is_initialized():
@@ -54,7 +54,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         raise OptionError(f"no Ray cluster runs on this machine: address='auto'\n{_START_ONE}")
     if at is not None:
         try:
-            _knock(at)
+            _check_port(at)
         except OSError as error:
             missing = f"no Ray cluster answers at {at!r}{whose}"
             if address is not None or whose == _BY_ENVIRONMENT:
@@ -62,7 +62,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         else:
             _connect(address or _AUTO, at, options)
             return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
     ray.init(_LOCAL, include_dashboard=False, **options)
     say(f"{missing}, so one was started on this machine: {_summary(ray)}")
     return True
@@ -127,7 +127,7 @@ def hold(on: bool) -> None:
 
 @contextmanager
 def up() -> Iterator[None]:
-    """Be sure that Ray is there, and is not shut down meanwhile: for calls that do not take long.
+    """Make sure that Ray is running and is not shut down meanwhile; for short calls only.
 
     Raises:
         ConnectionError: It is not there.
@@ -139,7 +139,7 @@ def up() -> Iterator[None]:
 
 
 def session() -> str | None:
-    """Return what tells this connection to a cluster from a later one; None if there is none."""
+    """Return an ID of this connection to a cluster; None if there is none."""
     ray = _ray()
     return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
 
@@ -169,11 +169,11 @@ def nodes() -> list[Node]:
     ]
 
 
-def _knock(address: str) -> None:
-    """Raise OSError where nothing listens at an address; Ray itself would ask for minutes."""
+def _check_port(address: str) -> None:
+    """Raise OSError if nothing listens at an address; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _summary(ray: Any) -> str:

@@ -1,4 +1,4 @@
-"""A host: the actor that looks after one worker, on whatever node Ray put it.
+"""A host: the actor that runs and supervises one worker on a node.
 
     driver ── order() ──> inbox ──┐
        ^                          v
@@ -26,14 +26,14 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.ray.shipping import find_in, leave_out
 
-# How long answers may pile up before they travel.
+# How long to collect answers before they are sent.
 COLLECT_S = 0.003
 # A message takes no further result once it has these.
 MESSAGE_BYTES = 1 << 24
 
 
 class Hosting(Protocol):
-    """What a host needs to know of the work; travels by pickle, as bytes where it is user code."""
+    """What a host needs to know about the work; sent by pickle, user code as bytes."""
 
     def pool(self) -> Pool:
         """Return the pool for the one worker."""
@@ -44,15 +44,15 @@ class Hosting(Protocol):
         ...
 
     def outgoing(self, event: Event) -> Event:
-        """Return an event as it is to travel."""
+        """Return an event in the form in which it is sent."""
         ...
 
     def sent(self) -> None:
-        """Take note that all outgoing events are on their way."""
+        """Record that all outgoing events were sent."""
 
 
 class PlainHosting:
-    """Hosts a job whose payloads and results travel as they are.
+    """Hosts a job whose payloads and results are sent as they are.
 
     Args:
         job: The job, pickled (`shipped`).
@@ -74,7 +74,7 @@ class PlainHosting:
         return event
 
     def sent(self) -> None:
-        """Nothing was kept for it."""
+        """Do nothing: nothing was kept for it."""
 
 
 class Host:
@@ -98,7 +98,7 @@ class Host:
         self._over = False
 
     def order(self, what: str, incarnation: int, payload: Any = None) -> None:
-        """Take an order for the worker: "send" (with assignments), "kill" or "close"."""
+        """Process an order for the worker: "send" (with assignments), "kill" or "close"."""
         if what == "send":
             self._inbox.append(lambda pool: pool.send(incarnation, self._incoming(payload)))
         elif what == "kill":
@@ -109,7 +109,7 @@ class Host:
             self._pool.wake()
 
     def _messages(self, events: Sequence[Event]) -> Iterator[list[Event]]:
-        """Cut events into messages that any object store has room for."""
+        """Split events into messages that fit into any object store."""
         message, nbytes = [], 0
         for number, event in enumerate(events, 1):
             message.append(self._hosting.outgoing(event))
@@ -132,7 +132,7 @@ class Host:
                 while self._inbox:
                     self._inbox.popleft()(pool)
                 events = pool.wait(None)
-                if len(events) > 1:  # they come fast: let there be more
+                if len(events) > 1:  # they come fast: collect more
                     time.sleep(COLLECT_S)
                     events += pool.wait(0.0)
                 is_alive = not any(isinstance(event, WorkerDied) for event in events)

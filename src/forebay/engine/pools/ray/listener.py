@@ -1,4 +1,4 @@
-"""What a thread does that listens to one host: it hands on what the host reports."""
+"""The thread that receives the reports of one host and passes them on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def listen(
     report: Callable[[Message], None],
     closed: threading.Event,
 ) -> None:
-    """Start a host's worker and hand on what the host reports, until it ends.
+    """Start a host's worker and pass on what the host reports, until it ends.
 
     Args:
         incarnation: Which worker.
         worker_id: The worker's ID.
         host: The actor.
-        ahead: Messages that may wait on the host's node before it is held up; -1 for any number.
+        ahead: Messages that may wait on the host's node before it blocks; -1 for any number.
         report: Takes a message. The next one is fetched when this one was taken.
         closed: Set when a lost host need not be reported any more.
     """
@@ -67,7 +67,7 @@ def listen(
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
         why = (
-            f"Ray killed it for want of memory: {cluster.first_line(error)}; with "
+            f"Ray killed it because memory ran out: {cluster.first_line(error)}; with "
             "forebay.Ray(num_cpus=2), say, fewer share a node"
         )
         blameless = False

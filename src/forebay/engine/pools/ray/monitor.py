@@ -38,7 +38,7 @@ class ClusterLost:
 
 
 class ClusterMonitor:
-    """Asks the cluster every PERIOD_S, in a thread of its own: it may be slow to answer.
+    """Asks the cluster every PERIOD_S, in a separate thread, because it may answer slowly.
 
     Args:
         where: What a worker needs; smaller nodes are not checked.
@@ -72,7 +72,7 @@ class ClusterMonitor:
         self._thread.start()
 
     def close(self, patience_s: float) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over.set()
         self._thread.join(patience_s)
 
@@ -81,7 +81,7 @@ class ClusterMonitor:
             try:
                 nodes = cluster.nodes()
                 if cluster.session() != self._session:
-                    raise ConnectionError("Ray was shut down, and connected to anew")
+                    raise ConnectionError("Ray was shut down, and connected again")
                 refused = self._check_new(nodes)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
                 if not self._over.is_set():

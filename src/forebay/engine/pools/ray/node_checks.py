@@ -2,7 +2,7 @@
 
     driver writes a nonce ──> node reads it, writes one of its own ──> driver reads that
 
-A folder of one node's own disk would take outputs that nobody ever finds. A module that is
+A folder on a node's local disk would take outputs that nobody ever finds. A module that is
 missing on one node would fail every input that happens to go there.
 """
 
@@ -175,7 +175,7 @@ def _verdict(
     if seen.folder:
         return OutputError(
             f"node {node.name} cannot write to the output folder {check.folder!r}: {seen.folder}\n"
-            "  See to its mount and permissions there."
+            "  Check its mount and permissions there."
         )
     name = _probe(check.folder, nonce)
     if name is not None:
@@ -188,7 +188,7 @@ def _verdict(
         if not agrees:
             return OutputError(
                 f"what node {node.name} writes to the output folder {check.folder!r} does not "
-                "arrive here\n  Mount the same folder everywhere, or use a bucket."
+                "appear on this machine\n  Mount the same folder everywhere, or use a bucket."
             )
     ours = versions()
     differing = [
@@ -199,7 +199,7 @@ def _verdict(
     if differing:
         return OptionError(
             f"node {node.name} has other versions: {', '.join(differing)}\n"
-            "  Results would depend on where they are made. Install the same everywhere."
+            "  Results would depend on the node. Install the same versions on every node."
         )
     if seen.unloadable:
         return OptionError(
@@ -210,7 +210,7 @@ def _verdict(
     if seen.missing:
         return OptionError(
             f"node {node.name} does not see the inputs: {seen.missing[0]!r} is not there\n"
-            "  Put them where every node mounts them at the same path, or into a bucket."
+            "  Put them in a folder that every node mounts at the same path, or in a bucket."
         )
     return None
 

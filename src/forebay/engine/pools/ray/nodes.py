@@ -1,4 +1,4 @@
-"""Which node gets the next worker: a pure decision over plain records."""
+"""Choose the node for the next worker: a pure function of plain records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the cluster as the last look at it found it.
+    """A node of the cluster at the last look.
 
     Attributes:
         id: Ray's name for it.
-        name: People's: its address, and the start of its id.
+        name: Name for messages: its address, and the start of its id.
         total: What it has of each resource.
-        free: What of that nobody uses.
+        free: The unused part of that.
     """
 
     id: str
@@ -25,7 +25,7 @@ class Node:
 
 def room(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
     """Return how many workers fit into resources."""
-    # A hair more, for halves and thirds of a GPU do not add up to one exactly.
+    # A little more, because halves and thirds of a GPU do not add up to one exactly.
     return min(int(resources.get(name, 0.0) / each + 1e-9) for name, each in need.items())
 
 
@@ -73,12 +73,12 @@ def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
 
 
 def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
-    """Say what workers wait for that have no place."""
+    """Return what workers without a place are waiting for."""
     wish = _amounts(need)
     if not any(room(node.total, need) for node in nodes):
-        hint = "No node has that much: start one that does, or ask for less."
+        hint = "No node has that much: start a larger one, or ask for less."
     else:
-        hint = "All of it is in use: it goes on when somebody lets go, or a node joins."
+        hint = "All of it is in use: the run continues when resources are freed or a node joins."
     lines = [f"  {node.name}: {_free(node, need)}" for node in nodes] or ["  there are no nodes"]
     plural = "s wait" if wanted != 1 else " waits"
     return "\n".join(

@@ -1,10 +1,10 @@
-"""Workers on the nodes of a Ray cluster: one more pool, under the same engine.
+"""Workers on the nodes of a Ray cluster: another pool for the same engine.
 
     engine ── start, send, kill ──> RayPool ── order() ──> host (an actor), host, …
        ^                               ^                     │
        └────────── events ─────────────┴──── events() <──────┘   a thread a worker listens
 
-Long because who has a place, waits for one or lost it is one record with one owner.
+Long because one owner keeps the record of which workers have, await or lost a place.
 
 Ray places and connects; it decides nothing else. Hosts are never restarted and their calls never
 retried by Ray, for the flow owns every retry. A host that is lost, with its node or by itself, is
@@ -47,9 +47,9 @@ from forebay.options import Ray
 
 # How long a host may take to kill its worker before it is killed itself.
 KILL_S = 10.0
-# How long `close` leaves workers and hosts to tidy up.
+# How long `close` gives workers and hosts to clean up.
 CLOSE_S = 2.0
-# How long workers may wait for room before that is said, and then again.
+# How long workers may wait for room before a message says so, and between such messages.
 SAY_S, SAY_AGAIN_S = 5.0, 60.0
 
 
@@ -74,7 +74,7 @@ class RayPool(Pool):
         check: What is checked on each node before it gets work.
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
-        ahead: Messages of a worker that may wait to be listened to before it is held up.
+        ahead: Messages of a worker that may wait to be received before it blocks.
         arrive: Called, in the thread of `wait`, with each event as it comes; returns what the
             engine is to have. What it refers to in the object store must not stay there.
         say: Called, in the thread of `wait`, with lines for people.
@@ -136,7 +136,7 @@ class RayPool(Pool):
         atexit.register(self.close)
 
     def start(self, incarnation: int, worker_id: int) -> None:
-        """Give the worker a place; it waits for one if there is no room."""
+        """Place the worker on a node; it waits if there is no room."""
         self._waiting.append((incarnation, worker_id))
         self._settle()
 
@@ -152,7 +152,7 @@ class RayPool(Pool):
         self._order(incarnation, "kill")
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what hosts told, and see to those who wait for room.
+        """Return the events of hosts, and place workers that wait for room.
 
         Raises:
             WorkerDiedError: The cluster is gone.
@@ -162,7 +162,7 @@ class RayPool(Pool):
         while not events:
             if self._gone is not None:
                 raise WorkerDiedError(
-                    f"{self._gone}\n  The run was stopped; what was done is kept, and no input is "
+                    f"{self._gone}\n  The run was stopped; completed work is kept, and no input is "
                     "blamed.\n  Make the same call again, on a cluster or on this machine."
                 )
             now = time.monotonic()
@@ -187,11 +187,11 @@ class RayPool(Pool):
         return events
 
     def wake(self) -> None:
-        """Put in a message that says nothing."""
+        """Put an empty message into the queue."""
         self._heard.put(None)
 
     def close(self) -> None:
-        """Tell every host to go, kill those that do not, and leave a cluster of our own."""
+        """Tell every host to stop, kill those that do not, and leave a cluster that we started."""
         if self._closed.is_set() or os.getpid() != self._owner:
             return  # in a fork of the driver, the hosts are not this process's
         self._closed.set()
@@ -225,7 +225,7 @@ class RayPool(Pool):
     # ---- places --------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Give places to those who wait, as far as there is room."""
+        """Place waiting workers, as far as there is room."""
         if not self._ray.is_initialized():
             return  # the monitor reports that
         placed = Counter(member.node for member in self._members.values())
@@ -253,7 +253,7 @@ class RayPool(Pool):
                     **environment_of(self._where),
                 ).remote(self._hosting, os.getcwd(), list(sys.path))
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
-            message = f"no host could be made for it: {cluster.first_line(error)}"
+            message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
             self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
             return

@@ -1,4 +1,4 @@
-"""Code on its way to machines that may not have it.
+"""Pickling code for machines that may not have it.
 
     __main__, a notebook      travels by value, as cloudpickle does anyway
     a module of the project   travels by value: it need not be on the nodes
@@ -35,12 +35,12 @@ def shipped(thing: Any) -> bytes:
 
 
 def find_in(path: Sequence[str]) -> None:
-    """Have a process on a node find modules where the driver does, after its own places."""
+    """Make a process on a node find modules where the driver does, after its own folders."""
     sys.path.extend(each for each in path if each not in sys.path)
 
 
 def leave_out(folder: str, path: Sequence[str]) -> None:
-    """Take the driver's working folder off `sys.path`, unless the driver itself has it there.
+    """Remove the driver's working folder from `sys.path`, unless the driver has it there too.
 
     Ray puts it first in each of its processes, before the standard library.
 
