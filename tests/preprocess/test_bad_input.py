@@ -277,10 +277,10 @@ BAD_NAMES = [
     (None, "is not the name of a file"),
     (b"x", "is not the name of a file"),
     ("a\0b", "holds a NUL character"),
-    (".forebay/x", "forebay's own"),
-    ("./.forebay/ledger.sqlite", "forebay's own"),
-    ("metadata.parquet", "forebay's own"),
-    ("metadata.csv", "forebay's own"),
+    (".forebay/x", "reserved for forebay"),
+    ("./.forebay/ledger.sqlite", "reserved for forebay"),
+    ("metadata.parquet", "reserved for forebay"),
+    ("metadata.csv", "reserved for forebay"),
 ]
 
 

@@ -306,7 +306,7 @@ def test_folders_that_a_restart_leaves_empty_go_too(three, output):
 def test_names_that_would_be_in_forebays_way_are_refused(three, output, name):
     """When they are asked for; the table is written."""
     report = run(partial(claim, {"0001": [name]}), three, output)
-    assert "forebay's own" in report.failures[0].message
+    assert "reserved for forebay" in report.failures[0].message
     assert report.metadata.num_rows == 2
 
 
