@@ -6,9 +6,9 @@ what an earlier run printed. The format stands in docs/benchmarks/index.md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -59,4 +59,8 @@ def _cells(line: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[2]), Path(sys.argv[1]).read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("printed", type=Path, help="what `python -m benchmarks` printed")
+    parser.add_argument("file", type=Path, help="the JSON file to write")
+    arguments = parser.parse_args()
+    write(arguments.file, arguments.printed.read_text(encoding="utf-8"))
