@@ -70,7 +70,7 @@ def test_on_a_full_disk_batches_travel_otherwise_and_the_user_is_told_once(small
 def test_a_batch_that_a_collate_fn_made_travels_otherwise_too(small_disk):
     """It is copied into its slot, or not."""
     with loader_on(small_disk, collate_fn=as_arrays) as loader:
-        with pytest.warns(RuntimeWarning, match="no room"):
+        with pytest.warns(RuntimeWarning, match="the buffer's disk is full"):
             batches = list(loader)
     assert [batch[0, 0, 0] for batch in batches] == list(range(12))
     assert {batch.sum() / batch[0, 0, 0] for batch in batches[1:]} == {256 * 1024}
@@ -84,7 +84,7 @@ def as_arrays(samples):
 def test_a_disk_with_room_again_is_used_again(small_disk):
     """What was kept in the slots is let go, and the slots go out once more."""
     with loader_on(small_disk) as loader:
-        with pytest.warns(RuntimeWarning, match="no room"):
+        with pytest.warns(RuntimeWarning, match="the buffer's disk is full"):
             kept = list(loader)
         assert sum(lies_in(loader._pipeline.feed._slab, batch) for batch in kept) <= 4
         del kept

@@ -83,7 +83,7 @@ def test_a_full_disk_stops_the_run_and_blames_no_input(tmp_path, work, workers):
         with pytest.raises((OutputError, LedgerError)) as caught:
             run(work, inputs, output, num_workers=workers)
         text = str(caught.value)
-        assert "cannot be written" in text or "disk is full" in text
+        assert "can no longer be written" in text or "disk is full" in text
         sizes = {name: len(body) for name, body in published(output).items()}
         assert all(size >= MIB for size in sizes.values())
 

@@ -571,7 +571,7 @@ def test_a_bucket_that_goes_away_stops_the_run_and_blames_no_input(bucket, undis
     code, _, err = finish(process)
     assert code == 1
     assert "can no longer be written" in err
-    assert "no input is blamed" in err
+    assert "no input counts as failed" in err
     states = Path(os.environ["XDG_STATE_HOME"], "forebay")
     (ledger,) = states.rglob("ledger.sqlite")
     with Ledger.open(ledger.parent) as opened:
