@@ -49,7 +49,7 @@ def train(planting: Planting, seed: int, advice: Mapping[str, Any] | None = None
     return Measured(rate, waits, spent, diagnosis, _readiness(made, got_at))
 
 
-def _start(seconds: float, worker_id: int) -> None:
+def _start(seconds: float, _worker_id: int) -> None:
     time.sleep(seconds)
 
 

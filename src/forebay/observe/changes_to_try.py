@@ -108,6 +108,11 @@ class Trial:
             return f"the {cores:g} core{'s' * (cores != 1)} are the limit"
         return f"training still waits {outcome.wait_share:.0%} of the time"
 
+    @property
+    def cores_needed(self) -> float:
+        """How many cores training would use if it did not wait."""
+        return (self.recorded.cpu_s + self.trainer_cpu_s) / max(self.recorded.step_s, 1e-9)
+
     # ---- changes -------------------------------------------------------------------------------
 
     def more_workers(self) -> Change | None:
@@ -122,8 +127,8 @@ class Trial:
         def rate(num_workers: int) -> float:
             if num_workers not in outcomes:
                 setup = replace(self.setup, num_workers=num_workers)
-                work = replace(self._work, batch_s=self._batches(num_workers))
-                outcomes[num_workers] = simulate(work, self._arranged(setup))
+                work = self._work.in_rounds(num_workers, self._batches(num_workers))
+                outcomes[num_workers] = self._within_cores(simulate(work, self._arranged(setup)))
             return outcomes[num_workers].rate
 
         best = max(rate(most), rate(min(max(needed, now + 1), most)))
@@ -134,7 +139,7 @@ class Trial:
         """Return what it would be without other programs on the cores."""
         count = self.setup.num_workers
         work = replace(self._work, batch_s=self._batches(count, disturbance=1.0))
-        return Change({}, simulate(work, self._arrangement), count)
+        return Change({}, self._within_cores(simulate(work, self._arrangement)), count)
 
     def without_slow_samples(self) -> Change | None:
         """Return what it would be if the slowest 1 % of the samples took what others take.
@@ -212,6 +217,14 @@ class Trial:
             return Change({"prefetch_factor": each}, outcomes[depth], setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
         return Change(advice, outcomes[depth], setup.num_workers)
+
+    def _within_cores(self, outcome: Outcome) -> Outcome:
+        """Return an outcome whose processor time the cores can give."""
+        cpu_s, cores = self.recorded.cpu_s + self.trainer_cpu_s, self.setup.cores
+        if cores is None or outcome.rate * cpu_s <= cores:
+            return outcome
+        share = (1.0 - outcome.wait_share) * cores / (cpu_s * outcome.rate)
+        return replace(outcome, rate=cores / cpu_s, wait_share=1.0 - share)
 
     def _stretched(self, num_workers: int) -> float:
         """Return by what factor the loader's own processes lengthen processor time."""

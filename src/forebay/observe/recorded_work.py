@@ -18,9 +18,13 @@ MAX_STEPS = 2048
 # measured beyond it is something else.
 MAX_HANDOFF_S = 0.0002
 MAX_MESSAGE_S = 0.0005
-# Batches that were made next to fewer others than usual, for telling whether they disturb another.
-ENOUGH = 4
-FEWER = 0.75
+# Batches that take longer by more than this power of their number at the same time share a rate;
+# and how many standard errors a measured power must be away from it.
+SHARED_RATE = 0.4
+ERRORS = 2.0
+# The logarithm of that number must be so large, and must differ by so much.
+LEAST_LOAD = 0.2
+LEAST_SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,6 @@ def recorded_work(
     count = len(step_s)
     warmup = min(max(num_workers, 1), count // 2)
     counted = range(warmup + 1, count)
-    paused = sum(seconds for number, seconds in epochs.items() if number > warmup)
     wait_s = sum(waited[number] for number in counted)
     first_s = sum(waited[number] for number in counted if number in epochs)
     elapsed = wait_s + sum(step_s[number - 1] for number in counted)
@@ -163,9 +166,7 @@ def _expanded_steps(
     return [*(each or 0.0 for each in spent), usual], waited, epochs
 
 
-def _expanded_batches(
-    batches: Sequence[MadeRecord], count: int
-) -> tuple[list[float], list[float]]:
+def _expanded_batches(batches: Sequence[MadeRecord], count: int) -> tuple[list[float], list[float]]:
     """Return the seconds of the last `count` batches, and of their slowest samples.
 
     If fewer are known they are repeated.
@@ -194,34 +195,38 @@ def _message_s(batches: Sequence[MadeRecord]) -> float:
 def slowdown(batches: Sequence[MadeRecord]) -> float | None:
     """Return by what power of the batches made at the same time each takes longer; see above.
 
-    Compares batches that were made next to few others, at the beginning and the end of epochs or
-    while the buffer was full, with the others.
+    It is the slope of a line through logarithms. Batches that are made next to fewer others are
+    those at the beginning and the end of an epoch, and those before a worker had nothing to do.
     """
     if any(after.made - before.made != 1 for before, after in pairwise(batches)):
         return None
-    spans = [(each.ended_at - each.seconds, each.ended_at) for each in batches if each.seconds > 0]
-    if len(spans) < 2 * ENOUGH:
+    points = [(math.log(load), math.log(seconds)) for load, seconds in _loads(batches)]
+    if len(points) < 2:
         return None
-    # The integral of the number of batches that are being made.
+    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if mean_x < LEAST_LOAD or math.sqrt(spread / len(points)) < LEAST_SPREAD:
+        return None
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    off = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points) / len(points)
+    return slope if abs(slope - SHARED_RATE) > ERRORS * math.sqrt(off / spread) else None
+
+
+def _loads(batches: Sequence[MadeRecord]) -> list[tuple[float, float]]:
+    """Return how many batches were made at the same time as each, on average, and its seconds."""
+    spans = [(each.ended_at - each.seconds, each.ended_at) for each in batches if each.seconds > 0]
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     times = [at for at, _ in changes]
     counts = list(accumulate(change for _, change in changes))
-    areas = [0.0, *accumulate(
-        count * (later - at) for count, (at, later) in zip(counts, pairwise(times), strict=False)
-    )]
+    steps = zip(counts, pairwise(times), strict=False)
+    areas = [0.0, *accumulate(count * (later - at) for count, (at, later) in steps)]
 
     def area(at: float) -> float:
+        """Return the integral of the number of batches until a moment."""
         place = max(bisect_left(times, at), 1) - 1
         return areas[place] + counts[place] * max(at - times[place], 0.0)
 
     loads = [
         ((area(ended) - area(began)) / (ended - began), ended - began) for began, ended in spans
     ]
-    usual = median(load for load, _ in loads)
-    few = [each for each in loads if each[0] <= usual * FEWER]
-    many = [each for each in loads if each[0] > usual * FEWER]
-    if usual < 1.5 or len(few) < ENOUGH or len(many) < ENOUGH:
-        return None
-    fewer = median(load for load, _ in few) / median(load for load, _ in many)
-    faster = median(seconds for _, seconds in few) / median(seconds for _, seconds in many)
-    return math.log(faster) / math.log(fewer)
+    return [(load, seconds) for load, seconds in loads if load > 0.0]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # Batches outstanding where nothing limits them.
 UNLIMITED = 1 << 40
+# Batches that each worker makes, at least, where they are counted in rounds.
+LEAST_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,30 @@ class Work:
     handoff_s: float = 0.0
     ready: int = 0
     warmup: int = 0
+
+    def in_rounds(self, num_workers: int, batch_s: Sequence[float]) -> Work:
+        """Return it with other times of batches, for so many workers that begin together.
+
+        Such workers may also end together, round after round. It is repeated until there are
+        enough rounds, all of them whole; the first does not count.
+        """
+        count = len(self.step_s)
+        whole = num_workers * max(count // num_workers, LEAST_ROUNDS)
+        times = -(-whole // count)
+        epochs = {
+            number + count * time: pause_s
+            for time in range(times)
+            for number, pause_s in self.epochs.items()
+            if time == 0 or number > 0
+        }
+        return replace(
+            self,
+            batch_s=(list(batch_s) * times)[:whole],
+            step_s=(list(self.step_s) * times)[:whole],
+            epochs=epochs,
+            ready=0,
+            warmup=num_workers - 1,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

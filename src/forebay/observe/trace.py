@@ -3,9 +3,9 @@
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
 A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches follow
-each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
-account for the others, so that tracing costs next to nothing on tiny batches.
+run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches take
+less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
+others, so that tracing costs next to nothing on tiny batches.
 
 Times are seconds of `time.perf_counter()`, which on one machine all processes share.
 """
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
-# Records of one kind are at least this far apart.
+# Steps that follow each other faster, and batches that take less, are not all kept one by one.
 FINEST_S = 0.001
 # Processor time is measured over at least so long: asking the system takes several microseconds.
 MEASURED_S = 0.01
@@ -243,7 +243,7 @@ class Trace:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
         ended_at = timing.ended_at
-        if ended_at < self._made_due:
+        if seconds < FINEST_S and ended_at < self._made_due:
             return
         self._made_due = ended_at + FINEST_S
         worker_id = timing.worker_id
