@@ -69,7 +69,7 @@ def trace_of(
             MadeRecord(end, seconds, number % max(workers, 1), *spent, 10_000, slowest, *sums)
         )
         cpu_s = trainer_cpu * (number + 1)
-        taken.append(StepRecord(asked[-1], wait, is_first, 0, number + 1, waited, cpu_s))
+        taken.append(StepRecord(asked[-1], wait, is_first, 0, number + 1, waited, cpu_s, 0.0))
         now += steps[number]
     return taken, made
 
@@ -207,7 +207,7 @@ def test_storage_with_a_fixed_rate_is_told_by_batches_that_take_longer_together(
         asked = 0.0 if not number else steps[-1].got_at + 0.01
         waited = max(each.ended_at - asked, 0.0)
         total += waited
-        steps.append(StepRecord(asked, waited, number == 0, 0, number + 1, total, 0.0))
+        steps.append(StepRecord(asked, waited, number == 0, 0, number + 1, total, 0.0, 0.0))
     found = diagnose(steps, batches, workers(4, keeps_workers=True))
     assert (found.cause, found.advice, found.expected_rate) == ("storage", {}, None)
     assert "fixed rate" in str(found)
@@ -430,7 +430,7 @@ def trained(loader, step_s=0.0, epochs=1):
 def test_a_real_loader_with_too_few_workers(arguments):
     """One worker that sleeps 20 ms a batch, whatever kind of loader it is."""
     found = trained(DataLoader(Sleepy(40, 0.02), batch_size=1, num_workers=1, **arguments))
-    assert found.cause in ("storage", "startup")
+    assert found.cause not in ("healthy", "consumer")
     assert found.wait_share > 0.5
     assert found.evidence["batch_s"] >= 0.02
 

@@ -138,7 +138,13 @@ class Trial:
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""
         count = self.setup.num_workers
-        work = replace(self._work, batch_s=self._batches(count, disturbance=1.0))
+        step_s = max(self.recorded.step_s, 1e-9)
+        alone = max(1.0 - self.recorded.trainer_queued_s / step_s, 0.0)
+        work = replace(
+            self._work,
+            batch_s=self._batches(count, disturbance=1.0),
+            step_s=[seconds * alone for seconds in self._work.step_s],
+        )
         return Change({}, self._within_cores(simulate(work, self._arrangement)), count)
 
     def without_slow_samples(self) -> Change | None:

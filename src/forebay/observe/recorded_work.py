@@ -24,7 +24,7 @@ SHARED_RATE = 0.4
 ERRORS = 2.0
 # The logarithm of that number must be so large, and must differ by so much.
 LEAST_LOAD = 0.2
-LEAST_SPREAD = 0.02
+LEAST_SPREAD = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class RecordedWork:
         cpu_s: Processor time in that.
         queued_s: In that, the worker could have run but waited for a core.
         trainer_cpu_s: Processor time of the trainer's process for one step.
+        trainer_queued_s: In a step, the trainer could have run but waited for a core.
         start_s: From the call of `iter` until workers begin: the median.
         nbytes: Bytes of a batch.
         slowest_s: For each batch, seconds of its slowest sample; 0 if not known.
@@ -60,6 +61,7 @@ class RecordedWork:
     cpu_s: float
     queued_s: float
     trainer_cpu_s: float
+    trainer_queued_s: float
     start_s: float
     nbytes: float
     slowest_s: Sequence[float]
@@ -109,6 +111,7 @@ def recorded_work(
         warmup=warmup,
     )
     taken = steps[-1].taken - steps[0].taken
+    trainer_queued_s = (steps[-1].trainer_queued_s - steps[0].trainer_queued_s) / taken
     return RecordedWork(
         work=work,
         steps=len(counted),
@@ -120,10 +123,12 @@ def recorded_work(
         cpu_s=min((last.total_cpu_s - first.total_cpu_s) / made, mean_s),
         queued_s=min((last.total_queued_s - first.total_queued_s) / made, mean_s),
         trainer_cpu_s=(steps[-1].trainer_cpu_s - steps[0].trainer_cpu_s) / taken,
+        # Only what falls on the steps, as opposed to waking up when a batch is ready.
+        trainer_queued_s=max(trainer_queued_s, 0.0) * (1.0 - wait_s / elapsed),
         start_s=median(begins) if begins else 0.0,
         nbytes=fmean(each.nbytes for each in batches),
         slowest_s=slowest_s,
-        slowdown=slowdown(batches),
+        slowdown=slowdown([each for each in batches if each.made > num_workers]),
     )
 
 

@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.observe.run_queue import queued_s
+
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
 # Steps that follow each other faster, and batches that take less, are not all kept one by one.
@@ -126,6 +128,8 @@ class StepRecord(NamedTuple):
         taken: Steps so far.
         total_waited_s: Seconds waited in all of them.
         trainer_cpu_s: Processor time of the trainer's process so far.
+        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
+            most once in `MEASURED_S`.
     """
 
     asked_at: float
@@ -135,6 +139,7 @@ class StepRecord(NamedTuple):
     taken: int
     total_waited_s: float
     trainer_cpu_s: float
+    trainer_queued_s: float
 
     @property
     def got_at(self) -> float:
@@ -225,6 +230,7 @@ class Trace:
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = 0.0
         self._is_first, self._began_s = True, 0.0
+        self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
 
     # ---- the workers ---------------------------------------------------------------------------
@@ -296,9 +302,11 @@ class Trace:
             return
         self._step_due = asked_at + FINEST_S
         self._is_first = False
-        cpu_s = time.process_time()
+        if asked_at >= self._queued_due:
+            self._queued_due, self._queued_s = asked_at + MEASURED_S, queued_s()
         count, total = self.taken_count, self.waited_s
-        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, cpu_s))
+        used = time.process_time(), self._queued_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
             span = self._span(asked_at + waited_s)
             span.taken += count - self._taken_before
