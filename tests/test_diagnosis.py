@@ -17,7 +17,7 @@ from forebay.observe.diagnosis import LEAST_STEPS, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work, slowdown
 from forebay.observe.simulation import UNLIMITED, Arrangement, Work, simulate, stretched
-from forebay.observe.trace import MadeRecord, StepRecord
+from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -238,10 +238,12 @@ def test_slow_samples_are_told_from_slow_workers():
     """One batch in twenty-five has a sample that takes twelve steps."""
     times = [0.012 + (0.24 if number % 25 == 7 else 0.0) for number in range(300)]
     slow = {number: 0.24 if number % 25 == 7 else 0.003 for number in range(300)}
-    found = told([0.02] * 300, workers(2, batch_size=4), times, slow=slow)
+    setup = workers(2, batch_size=4)
+    trace = trace_of([0.02] * 300, setup, times, slow=slow)
+    found = diagnose(*trace, setup, SlowSample(0.24, 29, 0, 7))
     assert found.cause == "skew"
     assert found.expected_rate > 1.1 * found.rate
-    assert "slow samples, of up to 240 ms" in str(found)
+    assert "slow samples, such as sample 29, of up to 240 ms" in str(found)
 
 
 def test_epochs_that_begin_slowly():
@@ -307,7 +309,7 @@ def test_witnesses_are_evidence_only():
     """They appear, and change nothing."""
     trace = trace_of(STEPS, workers(2), 0.03)
     plain = diagnose(*trace, workers(2))
-    seen = diagnose(*trace, workers(2), {"pressure_cpu": 0.9})
+    seen = diagnose(*trace, workers(2), witnesses={"pressure_cpu": 0.9})
     assert seen.evidence == {**plain.evidence, "pressure_cpu": 0.9}
     assert replace(seen, evidence={}) == replace(plain, evidence={})
 

@@ -202,4 +202,5 @@ def setup_of(loader: Any, settings: Settings) -> Setup:
 def diagnosis_of(loader: Any, settings: Settings, trace: Trace) -> Diagnosis:
     """Return why training with a loader waits."""
     steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
-    return diagnose(steps, batches, setup_of(loader, settings), pressure())
+    slowest = next(iter(trace.slowest), None)
+    return diagnose(steps, batches, setup_of(loader, settings), slowest, pressure())

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from forebay.errors import shortened
 from forebay.observe.changes_to_try import Change, Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
+from forebay.observe.trace import SlowSample
 
 Cause = Literal[
     "healthy",
@@ -63,9 +65,11 @@ class Causes:
 
     Args:
         trial: What was recorded, and its simulation.
+        slowest: The slowest sample; None if it is not known.
     """
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, slowest: SlowSample | None = None) -> None:
+        self._slowest = slowest
         self._trial, self._setup, self._recorded = trial, trial.setup, trial.recorded
 
     def finding(self) -> Finding:
@@ -152,15 +156,16 @@ class Causes:
         even = trial.without_slow_samples()
         if even is None or not trial.removes_waits(even.outcome):
             return None
-        slow = max(self._recorded.slowest_s)
+        slow, sample = max(self._recorded.slowest_s), self._slowest
+        name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
-            f"A few slow samples, of up to {_time(slow)}, hold up the others: with all as fast as "
-            f"most, training would come to {even.outcome.rate:,.3g} batches/s."
+            f"A few slow samples{name}, of up to {_time(slow)}, hold up the others: with all as "
+            f"fast as most, training would come to {even.outcome.rate:,.3g} batches/s."
         )
         deeper = trial.deeper()
         if deeper is not None and trial.helps(deeper):
             return Finding("skew", why, deeper)
-        return Finding("skew", why, remedy="Look at these samples: statistics().slowest.")
+        return Finding("skew", why, remedy="Make these samples as fast as the others.")
 
     def _buffer(self) -> Finding | None:
         deeper = self._trial.deeper()

@@ -17,7 +17,7 @@ from forebay.observe.causes import Cause, Causes, Finding
 from forebay.observe.changes_to_try import Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work
-from forebay.observe.trace import MadeRecord, StepRecord
+from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
 
 # Fewer steps are too few to judge by.
 LEAST_STEPS = 20
@@ -65,6 +65,7 @@ def diagnose(
     steps: Sequence[StepRecord],
     batches: Sequence[MadeRecord],
     setup: Setup,
+    slowest: SlowSample | None = None,
     witnesses: Mapping[str, float] | None = None,
 ) -> Diagnosis:
     """Return why training waits.
@@ -73,6 +74,7 @@ def diagnose(
         steps: Of a trace, in order.
         batches: Of the same trace, in order.
         setup: How the loader that they are from is set up.
+        slowest: The slowest sample, if it is known.
         witnesses: Further numbers for the evidence; they decide nothing.
     """
     recorded = recorded_work(steps, batches, setup.num_workers)
@@ -85,7 +87,7 @@ def diagnose(
         rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
         return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)
     trial = Trial(recorded, setup)
-    finding = Causes(trial).finding()
+    finding = Causes(trial, slowest).finding()
     change, expected = finding.change, None
     if finding.cause in ("healthy", "consumer"):
         expected = recorded.rate
