@@ -186,22 +186,33 @@ def test_storage_where_it_cannot_be_told_gives_no_number():
 
 
 def shared_rate(workers, count, epoch, read_s):
-    """Return batches that read from storage with a fixed rate, in epochs that begin alone."""
-    made, now, total = [], 0.0, 0.0
-    for number in range(count):
-        place, left = number % epoch, epoch - number % epoch
-        at_once = min(workers, left)
-        seconds, now = read_s * at_once, now + read_s
-        total += seconds
-        sums = (number + 1, total, 0.0, 0.0)
-        made.append(MadeRecord(now, seconds, place % workers, 0.0, 0.0, 0.0, 100, 0.0, *sums))
+    """Return batches that share storage of a fixed rate equally, epoch after epoch."""
+    needs, now, total, made = jittered(read_s, count), 0.0, 0.0, []
+    for first in range(0, count, epoch):
+        waiting = list(range(first, min(first + epoch, count)))
+        active = {}  # by worker: number, when it began, what is left to read
+        while waiting or active:
+            for worker in range(workers):
+                if worker not in active and waiting:
+                    number = waiting.pop(0)
+                    active[worker] = (number, now, needs[number])
+            share = len(active)
+            next_s = min(left for *_, left in active.values())
+            now += next_s * share
+            active = {each: (*told, left - next_s) for each, (*told, left) in active.items()}
+            for worker in [each for each, (*_, left) in active.items() if left < 1e-9]:
+                _, began, _ = active.pop(worker)
+                total += now - began
+                sums = (len(made) + 1, total, 0.0, 0.0)
+                spent = (0.0, 0.0, 0.0)
+                made.append(MadeRecord(now, now - began, worker, *spent, 100, 0.0, *sums))
     return made
 
 
 def test_storage_with_a_fixed_rate_is_told_by_batches_that_take_longer_together():
     """Then no number of workers helps, and the advice is to read less."""
     batches = shared_rate(4, 240, 24, 0.03)
-    assert slowdown(batches) > 0.6
+    assert slowdown(batches, 4) > 0.6
     steps, total = [], 0.0
     for number, each in enumerate(batches):
         asked = 0.0 if not number else steps[-1].got_at + 0.01

@@ -153,14 +153,14 @@ def storage_latency(draw: random.Random) -> Planting:
     step_s, workers = draw.uniform(0.008, 0.016), draw.choice([1, 2, 3])
     sleep_s = step_s * workers * draw.uniform(1.5, 3) / BATCH
     sample = Sample(sleep_s=sleep_s, jitter=draw.uniform(0.3, 0.9))
-    settings = {"num_workers": workers, "persistent_workers": True}
+    settings = {"num_workers": workers, "persistent_workers": True, "shuffle": True}
     return Planting("storage", "storage latency", sample, settings, step_s, epoch=24)
 
 
 def storage_rate(draw: random.Random) -> Planting:
     step_s, workers = draw.uniform(0.008, 0.016), draw.choice([2, 3, 4])
     bucket = TokenBucket(step_s * draw.uniform(1.5, 3) / BATCH)
-    settings = {"num_workers": workers, "persistent_workers": True}
+    settings = {"num_workers": workers, "persistent_workers": True, "shuffle": True}
     return Planting("storage", "storage rate", Sample(bucket=bucket), settings, step_s, epoch=24)
 
 

@@ -24,7 +24,7 @@ SHARED_RATE = 0.4
 ERRORS = 2.0
 # The logarithm of that number must be so large, and must differ by so much.
 LEAST_LOAD = 0.2
-LEAST_SPREAD = 0.05
+LEAST_SPREAD = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def recorded_work(
         start_s=median(begins) if begins else 0.0,
         nbytes=fmean(each.nbytes for each in batches),
         slowest_s=slowest_s,
-        slowdown=slowdown([each for each in batches if each.made > num_workers]),
+        slowdown=slowdown(batches, num_workers),
     )
 
 
@@ -197,7 +197,7 @@ def _message_s(batches: Sequence[MadeRecord]) -> float:
     return min(idle[len(idle) // 10], MAX_MESSAGE_S)
 
 
-def slowdown(batches: Sequence[MadeRecord]) -> float | None:
+def slowdown(batches: Sequence[MadeRecord], num_workers: int) -> float | None:
     """Return by what power of the batches made at the same time each takes longer; see above.
 
     It is the slope of a line through logarithms. Batches that are made next to fewer others are
@@ -205,7 +205,9 @@ def slowdown(batches: Sequence[MadeRecord]) -> float | None:
     """
     if any(after.made - before.made != 1 for before, after in pairwise(batches)):
         return None
-    points = [(math.log(load), math.log(seconds)) for load, seconds in _loads(batches)]
+    # Next to the first and the last ones, others were made that are not recorded.
+    inner = _loads(batches)[2 * num_workers : -num_workers or None]
+    points = [(math.log(load), math.log(seconds)) for load, seconds in inner]
     if len(points) < 2:
         return None
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
