@@ -25,9 +25,11 @@ from forebay.observe.run_queue import queued_s
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
 # Steps that follow each other faster, and batches that take less, are not all kept one by one.
-FINEST_S = 0.001
+FINEST_S = 0.002
 # Processor time is measured over at least so long: asking the system takes several microseconds.
 MEASURED_S = 0.01
+# So often the trainer's thread asks how long it waited for a core: that takes longer still.
+TRAINER_MEASURED_S = 0.1
 # Spans of the whole run; when there are more, each two become one.
 MAX_SPANS = 512
 FIRST_SPAN_S = 0.25
@@ -129,7 +131,7 @@ class StepRecord(NamedTuple):
         total_waited_s: Seconds waited in all of them.
         trainer_cpu_s: Processor time of the trainer's process so far.
         trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
-            most once in `MEASURED_S`.
+            most once in `TRAINER_MEASURED_S`.
     """
 
     asked_at: float
@@ -303,7 +305,7 @@ class Trace:
         self._step_due = asked_at + FINEST_S
         self._is_first = False
         if asked_at >= self._queued_due:
-            self._queued_due, self._queued_s = asked_at + MEASURED_S, queued_s()
+            self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
         count, total = self.taken_count, self.waited_s
         used = time.process_time(), self._queued_s
         self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
