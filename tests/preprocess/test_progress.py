@@ -72,12 +72,13 @@ def run(command, *, prefix=(), stderr=subprocess.PIPE):
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=100,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_lines_are_shown_where_somebody_reads_them(command, verb):
     """So that the next tests are about lines that would be written."""
