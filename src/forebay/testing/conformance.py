@@ -29,7 +29,7 @@ from forebay.engine.pools.base import Pool
 from forebay.testing.faults import FaultyJob, Gate
 
 # Longest wait for something that is sure to happen, on a loaded machine.
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 
 
 class PoolTests:
