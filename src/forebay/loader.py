@@ -396,15 +396,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator"))
+        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator", "_trace"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
-        made = {"_trace": Trace(), "_failures": FailureLog(), "_next_epoch": epoch}
+        made = {"_failures": FailureLog(), "_next_epoch": epoch}
         return {**self.__dict__, **fresh, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the attributes of a copy."""
         self.__dict__.update(state)
-        self._passes = weakref.WeakSet()
+        self._passes, self._trace = weakref.WeakSet(), Trace()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
