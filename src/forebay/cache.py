@@ -28,10 +28,12 @@ from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.outputs.output_places import local_path
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 SHARD_BYTES = 64 * 2**20
 # At least so many shards, if there are as many samples: every core has work, and a kill costs
@@ -42,6 +44,7 @@ _VERB = "cache"  # in the ledger
 Transform = Callable[[Any], Any]
 
 
+@short_tracebacks
 def cache(
     dataset: Any,
     directory: str | os.PathLike[str],
@@ -121,6 +124,7 @@ def cache(
     return CachedDataset(folder, index.plan, transform, classes)
 
 
+@short_tracebacks
 def open_cache(
     directory: str | os.PathLike[str], transform: Transform | None = None
 ) -> CachedDataset:
@@ -215,7 +219,8 @@ def _made(
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         session.hire("rows", doing=ShardWork(dataset, plan, marks))
         done, visible = min(counts.done * cut.size, samples), session.options.progress
-        progress = SampleProgress(samples, done, visible, cut.size)
+        label = label_of(_VERB, session.output)
+        progress = SampleProgress(samples, done, visible, cut.size, label)
         report = session.work_off("rows", progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, plan, marks))

@@ -62,3 +62,12 @@ def shortened(value: object) -> str:
     """Return the repr of a value, shortened to fit into a message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def printable(text: str) -> str:
+    """Return a string with all characters escaped that cannot be printed, line breaks included."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

@@ -23,6 +23,7 @@ from forebay.errors import InputError, OptionError, shortened
 from forebay.jobs.inputs.listing import list_folder
 from forebay.jobs.inputs.manifest import located
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_table
+from forebay.observe.notebook_html import nbytes_as_text, summary
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
@@ -74,6 +75,19 @@ class ItemDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts: dict[str, object] = {
+            "samples": len(self),
+            "memory": nbytes_as_text(self.items.nbytes),
+        }
+        if len(self):
+            facts |= {
+                "first item": shortened(self.items[0]),
+                "last item": shortened(self.items[-1]),
+            }
+        return summary("ItemDataset", facts)
 
 
 def from_folder(

@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from forebay.errors import OptionError
+from forebay.observe.notebook_html import summary
 from forebay.plan.mixture import Mixture
 
 # Larger weights could overflow when they are added.
@@ -150,3 +151,12 @@ class MixedDataset(Dataset[Any]):
         pairs = zip(self.datasets, self.mixture.lengths, self.mixture.weights, strict=True)
         shown = ", ".join(f"{name}: {length:,} x {weight:g}" for name, length, weight in pairs)
         return f"<MixedDataset {shown}>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        weights = self.mixture.weights
+        facts: dict[str, object] = {"samples of an epoch": self.samples}
+        for name, length, weight in zip(self.datasets, self.mixture.lengths, weights, strict=True):
+            share = weight / sum(weights)
+            facts[f"{name}"] = f"{length:,} samples, weight {weight:g}: {share:.1%} of an epoch"
+        return summary("MixedDataset", facts)

@@ -17,6 +17,9 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from forebay.errors import shortened
+from forebay.observe.notebook_html import nbytes_as_text, summary
+
 _T_co = TypeVar("_T_co", covariant=True)
 
 # Items that are ordinary objects at one time while a sequence is packed.
@@ -127,8 +130,21 @@ class PackedSequence(Sequence[_T_co]):
     __hash__ = None  # type: ignore[assignment]  # its items may have none
 
     def __repr__(self) -> str:
-        kind = "objects" if self._kind is _ANYTHING else self._kind.__name__
-        return f"<PackedSequence: {len(self):,} {kind}, {self.nbytes:,} bytes>"
+        return f"<PackedSequence: {len(self):,} {self._kind_name()}, {self.nbytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts: dict[str, object] = {
+            "items": len(self),
+            "stored as": self._kind_name(),
+            "memory": nbytes_as_text(self.nbytes),
+        }
+        if len(self):
+            facts |= {"first": shortened(self[0]), "last": shortened(self[-1])}
+        return summary("PackedSequence", facts)
+
+    def _kind_name(self) -> str:
+        return "objects" if self._kind is _ANYTHING else self._kind.__name__
 
     def __reduce__(self) -> Any:
         """Travel as two arrays, which pickle can take out of band; of a view, its own items."""

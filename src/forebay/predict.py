@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import FailuresError, OptionError
 from forebay.jobs.ledger.records import Todo
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
+from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
@@ -34,6 +36,7 @@ PART_SIZE = 8192
 _VERB = "predict"  # in the ledger
 
 
+@short_tracebacks
 def predict(
     model: Any,
     data: Any,
@@ -172,9 +175,8 @@ def _work_off(
         session.remember_work()
         return before.samples
     resumed = before.samples - sum(_range(each)["count"] for each in again)
-    progress = SampleProgress(
-        reader.samples, resumed, session.options.progress, size, by_batch=not makes
-    )
+    label, visible = label_of(_VERB, session.output), session.options.progress
+    progress = SampleProgress(reader.samples, resumed, visible, size, label, by_batch=not makes)
     work = PartWork(
         reader,
         model,

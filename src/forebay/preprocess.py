@@ -17,8 +17,10 @@ from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 
+@short_tracebacks
 def preprocess(
     work: Any,
     inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
@@ -114,6 +116,7 @@ def preprocess(
         return session.work_off(listing.kind)
 
 
+@short_tracebacks
 def retry(
     work: Any,
     output: str | os.PathLike[str],

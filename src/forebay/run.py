@@ -20,6 +20,7 @@ from forebay.jobs.ledger.records import FailedInput, Todo
 from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
+from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
 from forebay.options import PreprocessOptions
 
@@ -108,7 +109,7 @@ def run(
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
-    engine = Engine(pool, limits, todo)
+    engine = Engine(pool, limits, todo, name_of=_name_of)
     commits = Commits(ledger, folder)
     committed = 0
     try:
@@ -121,9 +122,9 @@ def run(
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
                 engine.release(commit.delivered)
-                progress.update(commit.done, commit.failed)
+                progress.update(commit.done, commit.failed, commit.metadata)
                 committed += len(commit.delivered) + commit.failed
-                _stop_if_refused(commit.refused, budget, options)
+                _stop_if_refused(commit.refused, budget, options, ledger)
     finally:
         # Whatever ends the run, Ctrl-C included: no worker stays, and what was delivered is kept.
         engine.close()
@@ -132,6 +133,12 @@ def run(
         finally:
             progress.close()
     return committed > 0
+
+
+def _name_of(payload: tuple[str, str | None]) -> str:
+    """Return what the log calls an input: its path, its row, or its index."""
+    source, row = payload
+    return source or row or ""
 
 
 def run_here(
@@ -170,7 +177,7 @@ def run_here(
             commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
             commit = commits.go_on(at_once=True)
             assert commit is not None
-            progress.update(commit.done, commit.failed)
+            progress.update(commit.done, commit.failed, commit.metadata)
             for _, failure in commit.refused:
                 raise OutputError(failure.message)
     finally:
@@ -215,10 +222,11 @@ def _full(failure: Failure) -> OutputError:
 
 
 def _stop_if_refused(
-    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions
+    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
 ) -> None:
     """Raise what ends the run, if inputs that were refused on their way out do."""
-    for _, failure in refused:
+    for ordinal, failure in refused:
+        log_failed(ledger.name_of(ordinal), failure)
         if options.stops_at_first_failure:
             raise OutputError(failure.message)
         reason = budget.failed()

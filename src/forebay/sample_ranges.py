@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -22,6 +22,7 @@ from forebay.jobs.ledger.database import FAILED, TODO, reading
 from forebay.jobs.ledger.records import Counts, Input
 from forebay.jobs.ledger.snapshot import Entry, Snapshot, read_entries, read_failures, read_snapshot
 from forebay.jobs.outputs.output_places import newest_ledger
+from forebay.observe.event_log import log_samples_failed
 from forebay.observe.progress import Progress
 from forebay.session import Session
 
@@ -125,19 +126,33 @@ class SampleProgress(Progress):
         done: Samples of ranges that were done before.
         visible: Show anything at all.
         size: Samples of a range.
+        label: See `Progress`.
         by_batch: Whether `advance` is called for every batch; otherwise ranges are counted.
     """
 
     def __init__(
-        self, total: int, done: int, visible: bool, size: int, by_batch: bool = False
+        self,
+        total: int,
+        done: int,
+        visible: bool,
+        size: int,
+        label: str,
+        by_batch: bool = False,
     ) -> None:
-        super().__init__(total, done, visible, unit="sample")
+        super().__init__(total, done, visible, unit="sample", label=label)
         self._size, self._by_batch, self._left = size, by_batch, total - done
 
-    def update(self, done: int, failed: int) -> None:
-        """Count the samples of ranges that ended."""
-        if not self._by_batch:
-            self.advance(self._samples_of(done), self._samples_of(failed))
+    def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
+        """Count and log the samples of ranges that ended.
+
+        Of a range that failed no sample has a result, so all of them count as failed.
+        """
+        if self._by_batch:
+            return
+        lost = [each for text in metadata for each in _failures_in(text)]
+        log_samples_failed(lost)
+        samples = self._samples_of(done)
+        self.advance(samples - len(lost), self._samples_of(failed) + len(lost))
 
     def advance(self, done: int, failed: int) -> None:
         """Count samples that ended."""
@@ -197,9 +212,8 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
     """Return the failed samples of a range that are named, and how many there are."""
     if entry.failure is None:
         with reading("a range"):
-            record = json.loads(entry.metadata or "[{}]")[0]
-            listed = record.get("failures", ())
-            return [sample_failure(*one) for one in listed], len(listed)
+            listed = _failures_in(entry.metadata or "[{}]")
+            return listed, len(listed)
     from forebay.caching.shard_job import read_description  # it loads torch
 
     failure = entry.failure
@@ -214,6 +228,12 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
             error, message = "MisfitError", words
         named.append(replace(failure, source=index, error=error, message=message))
     return named, count
+
+
+def _failures_in(metadata: str) -> list[Failure]:
+    """Return the failed samples that the record of a range lists."""
+    record = json.loads(metadata)[0]
+    return [sample_failure(*one) for one in record.get("failures", ())]
 
 
 def sample_failure(index: int, error: str, message: str, traceback: str) -> Failure:

@@ -38,7 +38,7 @@ from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.metadata_table import write_metadata
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
-from forebay.observe.progress import Progress
+from forebay.observe.progress import Progress, label_of
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.run import run, run_here, workers_for
@@ -55,6 +55,7 @@ class Session:
         has_table: Whether a table of metadata is part of the output.
 
     Attributes:
+        output: The folder, or its URL.
         starts_over: Whether an earlier run counts for nothing; known once it is entered.
     """
 
@@ -74,7 +75,7 @@ class Session:
         self.folder = open_place(output)
         self.ledger: Ledger
         self._work = work
-        self._output = os.fspath(output)
+        self.output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
         self._fingerprint = fingerprint
@@ -166,6 +167,7 @@ class Session:
             progress: Counts the inputs that end; None to show them as they are.
         """
         ledger, options = self.ledger, self.options
+        label = label_of("retry" if failed_only else "preprocess", self.output)
         before = self._begin_work()
         last = options.limit if options.limit is not None else before.total
         total = min(last, before.total)
@@ -182,7 +184,7 @@ class Session:
                 self.folder,
                 options,
                 FailureBudget(options.max_failures, total, watch=not before.done),
-                progress or Progress(total, before.done, options.progress),
+                progress or Progress(total, before.done, options.progress, label=label),
                 at_once=at_once,
             )
         self.settle()
@@ -190,7 +192,7 @@ class Session:
             self._update_table(kind)
         counts = ledger.counts()
         return Report(
-            output=self._output,
+            output=self.output,
             done=counts.done,
             failed=counts.failed,
             resumed=before.done,
@@ -248,7 +250,7 @@ class Session:
             return True
         keep = was_version or "2"
         raise ChangedError(
-            f"{now.name} changed since the earlier run: {self._output!r} would mix "
+            f"{now.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"

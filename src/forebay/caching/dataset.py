@@ -24,6 +24,7 @@ from forebay.caching.sample_layout import (
     rebuilder,
 )
 from forebay.caching.shard_reader import Shards
+from forebay.observe.notebook_html import summary
 
 
 class CachedDataset(Dataset[Any]):
@@ -92,6 +93,16 @@ class CachedDataset(Dataset[Any]):
             f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards:,} "
             f"shard{'s' * (shards != 1)}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "samples": len(self),
+            "shards": len(self._shards),
+            "directory": self.directory,
+            "transform": self.transform,
+        }
+        return summary("CachedDataset", facts)
 
     def __reduce__(self) -> Any:
         classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}

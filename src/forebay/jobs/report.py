@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forebay.failures import Failure
 from forebay.jobs.inputs.download import fetched
+from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 
 if TYPE_CHECKING:
@@ -65,6 +66,18 @@ class Report:
                 lines.append(f"  … and {self.failed - 10:,} more: see `forebay failures`")
             lines.append("  To try them again, repeat the call or use `forebay retry`.")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "done": self.done,
+            "of them earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "outputs": self.output,
+            "metadata": self.metadata_path,
+        }
+        return summary("preprocess", facts, self.failures, self.failed)
 
 
 # ---- Proof that an output folder holds what its ledger says, and nothing else --------------------

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from forebay.errors import FailuresError, OutputError
 from forebay.failures import MAX_TRACED, Failure
+from forebay.observe.event_log import log_samples_failed
 from forebay.predicting.bisection import Bisection, Predicted
 from forebay.predicting.completed import record_of
 from forebay.predicting.model import Model
@@ -100,7 +101,9 @@ class PartWork:
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else replace(outcome, traceback=""))
                     self._stop_if_all_fail(outcome)
-                if self._advance is not None:
+                if self._advance is not None:  # this is the user's process
+                    if isinstance(outcome, Failure):
+                        log_samples_failed([outcome])
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
                     self._advance(done, 0 if done else 1)
         return record_of(rows, self._known, failures)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.failures import Failure
+from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 
 
@@ -48,3 +49,14 @@ class PredictionReport:
                 "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "predicted": self.done,
+            "samples done earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "output": self.output,
+        }
+        return summary("predict", facts, self.failures, self.failed)

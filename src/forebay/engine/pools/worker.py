@@ -25,6 +25,7 @@ from forebay.engine.events import (
 from forebay.engine.job import Assignment, Job, Refusal
 from forebay.engine.limits import GIVE_BACK_S
 from forebay.failures import Failure, message_of, traceback_of
+from forebay.tracebacks import cut_own_frames
 
 # The most that is sent of an exception: its attributes may be whole data sets.
 MAX_EXCEPTION_BYTES = 1 << 20
@@ -48,11 +49,9 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
 
 
 def failure_of(error: BaseException, kind: str = "exception") -> Failure:
-    """Describe an exception, without the frames of forebay's own loop that led to it."""
-    trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    text = traceback_of(error, trace)
+    """Describe an exception, without the frames of forebay that led to it."""
+    cut_own_frames(error)
+    text = traceback_of(error, error.__traceback__)
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 

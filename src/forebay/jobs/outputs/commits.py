@@ -37,12 +37,14 @@ class Commit:
         delivered: The inputs whose results it took in.
         done: How many more inputs are done, less those that were withdrawn.
         failed: How many more have failed.
+        metadata: What the ledger records of each delivered input, as JSON.
         refused: Inputs that came through and failed all the same, for the names they chose.
     """
 
     delivered: list[int]
     done: int
     failed: int
+    metadata: list[str]
     refused: list[FailedInput]
 
 
@@ -147,7 +149,9 @@ class Commits:
         self._folder.keep(self._ledger)
         self._last = time.monotonic()
         ordinals = [done.ordinal for done in delivered]
-        return Commit(ordinals, len(delivered) - len(late), len(failed) + len(late), late)
+        metadata = [done.metadata for done in delivered]
+        lost = len(late)
+        return Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
 
 
 def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
