@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,16 @@ class Holder:
             folder=os.path.realpath(folder),
         )
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Holder:
+        """Return the holder that a record in JSON describes.
+
+        Raises:
+            ValueError, TypeError, AttributeError, ArithmeticError: The record is damaged.
+        """
+        kinds: dict[str, Any] = {"pid": int}
+        return cls(**{name: kinds.get(name, str)(value) for name, value in record.items()})
+
     @property
     def is_visible(self) -> bool:
         """Whether this process would see the holder's: they share a kernel and its process ids."""
@@ -58,7 +70,7 @@ class Holder:
         """Whether the process of a visible holder is there, and not another with the same id."""
         try:
             os.kill(self.pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
         except OSError:
             pass  # another user's process

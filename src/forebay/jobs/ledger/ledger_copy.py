@@ -13,15 +13,12 @@ bucket was emptied, or it is another store's of the same name) counts for nothin
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from forebay.errors import BusyError, OutputError
 from forebay.jobs.ledger.holder import Holder
@@ -38,6 +35,8 @@ STALE_S = 120.0
 REST = 20
 # Generations that one run has to itself.
 RUN_STEP = 1_000_000
+# What a damaged run.json raises where it is read.
+_DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,66 +44,55 @@ class Run:
     """What run.json says of the last run.
 
     Attributes:
-        host: Name of its machine.
-        pid: Process id on it.
+        holder: The process that runs it.
         state: "running" or "ended".
-        began: When it began, ISO 8601 in UTC.
-        heartbeat: When it last wrote this, in seconds since 1970.
+        heartbeat: When it last wrote this, in seconds since 1970 by the clock of its machine.
         generation: Of its last copy.
         lineage: Of its ledger.
-        command: What it runs, as it was told.
     """
 
-    host: str
-    pid: int
+    holder: Holder
     state: str
-    began: str
     heartbeat: float
     generation: int
     lineage: str
-    command: str = ""
 
     @property
-    def holder(self) -> Holder | None:
-        """The run's holder for messages, if the run may still be alive."""
-        if self.state != "running" or time.time() - self.heartbeat >= STALE_S:
+    def live_holder(self) -> Holder | None:
+        """The holder if it may still be alive; None if the run ended or its process is dead.
+
+        A process of this machine is looked up. One of another machine counts as dead after
+        `STALE_S` without a heartbeat, so the clocks of the machines should agree within a minute.
+        """
+        if self.state != "running":
             return None
-        if self.host == os.uname().nodename:
-            try:
-                os.kill(self.pid, 0)
-            except (ProcessLookupError, OverflowError):
-                return None
-            except OSError:
-                pass  # somebody else's process
-        return Holder(self.host, self.pid, self.began, self.command)
+        if self.holder.is_visible:
+            return self.holder if self.holder.is_alive else None
+        return self.holder if time.time() - self.heartbeat < STALE_S else None
 
     def is_same_as(self, other: Run) -> bool:
-        """Tell whether both are one and the same run, at any time of its life."""
+        """Tell whether both are records of the same run, at any time of its life."""
         mine, theirs = (
-            (one.host, one.pid, one.lineage, one.generation // RUN_STEP) for one in (self, other)
+            (one.holder, one.lineage, one.generation // RUN_STEP) for one in (self, other)
         )
         return mine == theirs
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("host", "state", "began", "lineage"), str),
-    **dict.fromkeys(("pid", "generation"), int),
-    "heartbeat": float,
-}
-
-
 def read_run(store: Store) -> Run | None:
-    """Return what run.json says; None if there is none or it is torn."""
+    """Return the record in run.json; None if there is none, or it is truncated or damaged."""
     text = store.read(RUN)
     if text is None:
         return None
     try:
         found = json.loads(text)
         return Run(
-            **{name: kind(found[name]) for name, kind in _KINDS.items()},
-            command=str(found.get("command", "")),
+            holder=Holder.from_record(found["holder"]),
+            state=str(found["state"]),
+            heartbeat=float(found["heartbeat"]),
+            generation=int(found["generation"]),
+            lineage=str(found["lineage"]),
         )
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+    except _DAMAGES:
         return None
 
 
@@ -140,23 +128,21 @@ class LedgerCopy:
             OutputError: The bucket cannot be written, or holds files that no ledger knows.
         """
         there = read_run(self._store)
-        holder = None if there is None else there.holder
-        if holder is not None and (holder.host, holder.pid) != (os.uname().nodename, os.getpid()):
-            raise self._busy(holder)
+        this = Holder.this_process(command, self._path.parent)
+        other = None if there is None else there.live_holder
+        if other is not None and (other.host, other.pid) != (this.host, this.pid):
+            raise self._busy(other)
         lineage, generation = ledger.get_meta("lineage"), int(ledger.get_meta("generation") or 0)
         if there is None or lineage != there.lineage or generation < there.generation:
             lineage = self._adopt(ledger, there)
             generation = int(ledger.get_meta("generation") or 0)
         newest = max(generation, there.generation if there is not None else 0)
         self._run = Run(
-            host=os.uname().nodename,
-            pid=os.getpid(),
+            holder=this,
             state="running",
-            began=datetime.now(UTC).isoformat(timespec="seconds"),
             heartbeat=time.time(),
             generation=(newest // RUN_STEP + 1) * RUN_STEP,
             lineage=lineage or uuid.uuid4().hex,
-            command=command,
         )
         self._store.write(RUN, json.dumps(asdict(self._run)).encode())
         self.keep(ledger, now=True)
@@ -189,7 +175,7 @@ class LedgerCopy:
     def check(self) -> None:
         """Raise BusyError if another machine has taken over."""
         if self._usurper is not None:
-            raise self._busy(self._usurper.holder or Holder(self._usurper.host, self._usurper.pid))
+            raise self._busy(self._usurper.holder)
 
     def leave(self, ledger: Ledger) -> None:
         """Send the last copy and say that the run has ended.

@@ -318,8 +318,8 @@ def _newest(lock: Path) -> _Record | None:
 
 def _holder(body: bytes) -> Holder | None:
     try:
-        return Holder(**json.loads(body)) if body != _OVER else None
-    except (ValueError, TypeError):
+        return Holder.from_record(json.loads(body)) if body != _OVER else None
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 

@@ -204,7 +204,7 @@ def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
                 f"{store.url} holds no ledger: it is not an output of forebay's\n"
                 "  Give the URL that was given as `output`."
             )
-        yield Path(scratch), None if there is None else there.holder
+        yield Path(scratch), None if there is None else there.live_holder
 
 
 def _is_written(path: Path) -> bool:
