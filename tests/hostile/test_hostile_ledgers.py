@@ -11,7 +11,9 @@ import pytest
 from doctored import CALLS, contents, doctor, run, verify
 
 from forebay.errors import ForebayError, LedgerError
-from forebay.jobs.ledger.snapshot import read_failures, read_snapshot
+from forebay.jobs.ledger.holder import Holder
+from forebay.jobs.ledger.records import Counts
+from forebay.jobs.ledger.snapshot import Snapshot, read_failures, read_snapshot
 
 OUTSIDE = ["../outside/precious", "sub/../../outside/precious", "{tmp}/outside/precious"]
 NO_NAMES = ["", ".", "./sub/a", "sub//a", "sub/a\0", b"sub/\xff", b"\xff"]
@@ -108,6 +110,16 @@ def test_meta_may_be_anything(inputs, output, key):
         doctor(output, "INSERT OR REPLACE INTO meta VALUES(?, ?)", key, value)
         with suppress(ForebayError):
             call(inputs, output)
+
+
+@pytest.mark.parametrize(
+    "run", ["not JSON", "7", "[]", '{"began": "x"}', '{"done": {}}', '{"done": 1e999}', DEEP]
+)
+def test_the_state_of_a_run_with_a_damaged_record_is_an_error(run):
+    """`forebay status` says which record it is."""
+    snapshot = Snapshot(Counts(3, 1, 0), {"run": run}, Holder("here", 1))
+    with pytest.raises(LedgerError, match="the ledger's record of the run is damaged"):
+        snapshot.text(0.0)
 
 
 @pytest.mark.parametrize("ordinal", [0, -(1 << 63), (1 << 63) - 1])

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
-from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words
+from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words, reading
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
 from forebay.jobs.ledger.name_conflicts import unpacked
@@ -63,20 +63,25 @@ class Snapshot:
     unit: str = "input"
 
     def text(self, now: float) -> str:
-        """Return the state of the run for people: counts, who works on it, and the time left.
+        """Return the state of the run for people: counts, which process runs it, the time left.
 
         Args:
             now: Seconds since 1970.
+
+        Raises:
+            LedgerError: The record of the run is damaged.
         """
         counts, total = self.counts, counted(self.counts.total, self.unit)
         lines = [
             f"{counts.done:,} of {total} done, {counts.failed:,} failed, {counts.todo:,} to do"
         ]
-        run = json.loads(self.meta.get("run", "{}"))
         if self.live is not None:
-            elapsed = max(now - run.get("began", now), 1e-9)
-            rate = max(counts.done + counts.failed - run.get("done", 0), 0) / elapsed
-            left = duration(counts.todo / rate) if rate else "unknown"
+            with reading("the run"):
+                run = json.loads(self.meta.get("run", "{}"))
+                elapsed = max(now - float(run.get("began", now)), 1e-9)
+                ended = max(counts.done + counts.failed - int(run.get("done", 0)), 0)
+                rate = ended / elapsed
+                left = duration(counts.todo / rate) if rate else "unknown"
             lines.append(f"running: {self.live}")
             lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
         elif counts.todo:
