@@ -187,7 +187,7 @@ class _Walk:
             names = list(_signature(work.func))
             names += (f"argument {place + 1}" for place in range(len(names), len(work.args)))
             for name, value in (*zip(names, work.args, strict=False), *work.keywords.items()):
-                self._put(self.parameters, name, self._text_of(value))
+                self._add_parameter(name, value)
             return self.add_work(work.func)
         inner = inspect.unwrap(getattr(work, "__func__", work))
         if isinstance(inner, BuiltinFunctionType):
@@ -198,15 +198,25 @@ class _Walk:
         owner = getattr(work, "__self__", work)
         self._add(owner)  # of a method, its object; or what a decorator made
         if owner is not work or inner is type(work) or is_own(type(work)):
-            for name, tensor in weights_of(owner):
-                self._put(self.parameters, f"{_WEIGHTS}{name}", self._text_of(tensor))
-                self._seen[_WEIGHTS, id(tensor)] = tensor
+            self._add_weights("", owner)
             for name, value in state_of(owner).items():
-                self._put(self.parameters, name, self._text_of(value))
+                self._add_parameter(name, value)
         for name, parameter in _signature(work).items():
             if parameter.default is not parameter.empty and name not in self.parameters:
-                self.parameters[name] = self._text_of(parameter.default)
+                self._add_parameter(name, parameter.default)
         return label_of(inner)
+
+    def _add_parameter(self, name: str, value: Any) -> None:
+        """Add a value by name, and each weight of it by its own name if it is an nn.Module."""
+        with suppress(Exception):  # an object that raises when looked at
+            self._add_weights(f"{name}.", value)
+        self._put(self.parameters, name, self._text_of(value))
+
+    def _add_weights(self, prefix: str, value: Any) -> None:
+        for name, tensor in weights_of(value):
+            if (_WEIGHTS, id(tensor)) not in self._seen:
+                self._put(self.parameters, f"{_WEIGHTS}{prefix}{name}", self._text_of(tensor))
+                self._seen[_WEIGHTS, id(tensor)] = tensor
 
     def _add(self, value: Any, *, is_work: bool = False) -> bool:
         """Add a function or class of the user's own, or any one that is the work itself.
@@ -234,7 +244,7 @@ class _Walk:
             self._put(self.code, label_of(value), source_of(value))
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 with suppress(ValueError):  # not filled yet
-                    self._put(self.parameters, name, self._text_of(cell.cell_contents))
+                    self._add_parameter(name, cell.cell_contents)
             self._add_names(value, value.__code__)
             return True
         text, code = class_source(value)
