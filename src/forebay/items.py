@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
-from forebay.jobs.inputs.listing import list_folder
+from forebay.jobs.inputs.listing import list_folder, tables_in
 from forebay.jobs.inputs.manifest import located
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_table
 from forebay.packed import PackedSequence
@@ -82,7 +82,8 @@ def from_folder(
     """Return a dataset of the files in a folder: one sample per file.
 
     The folder is listed once, now. Files come in the order of their paths as strings, the same on
-    every machine. Hidden files, and files in hidden folders, are left out; links are followed.
+    every machine. Links are followed. Hidden files, and files in hidden folders, are left out, and
+    so is the metadata table of an output folder: `from_table` is for its rows.
 
     Args:
         folder: Where the files are, directly or in subfolders.
@@ -108,7 +109,10 @@ def from_folder(
         raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
     start = len(os.path.join(root, ""))
     names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
-    items = PackedSequence(name for name in names if _matches(name.split("/"), wanted))
+    tables = tables_in(str(root))
+    items = PackedSequence(
+        name for name in names if name not in tables and _matches(name.split("/"), wanted)
+    )
     if not items:
         raise InputError(
             f"from_folder: no file in {root} matches pattern={pattern!r}\n"

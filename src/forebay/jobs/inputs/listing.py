@@ -117,8 +117,7 @@ def _list_path(name: str) -> Listing:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
     if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
-        tables = [table for table in TABLES if os.path.isfile(os.path.join(name, table))]
-        return _list_path(os.path.join(name, _only_table(tables, shown)))
+        return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
     if is_folder:
         return list_folder(name)
     if name.lower().endswith(SUFFIXES):
@@ -138,6 +137,13 @@ def list_folder(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
     return _found(shown, partial(_walk_folder, name, ()), reason)
+
+
+def tables_in(folder: str) -> list[str]:
+    """Return the file names of the metadata tables in an output folder; [] for another folder."""
+    if not os.path.isfile(os.path.join(folder, _LEDGER)):
+        return []
+    return [table for table in TABLES if os.path.isfile(os.path.join(folder, table))]
 
 
 def _only_table(tables: list[str], shown: str) -> str:
