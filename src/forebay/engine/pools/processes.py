@@ -66,6 +66,8 @@ class ProcessPool(Pool):
                 f"num_workers={num_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
+        # By incarnation. A dead worker stays in both, for the loader's process handles; that is
+        # some 200 bytes for each death, which costs milliseconds.
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self._owner = os.getpid()
@@ -242,7 +244,7 @@ class ProcessPool(Pool):
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
         for incarnation in list(self._workers):
-            # The kernel kills the worker, and nobody what it had started.
+            # The kernel kills the worker itself, but not the processes that it started.
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
