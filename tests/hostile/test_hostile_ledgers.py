@@ -18,7 +18,7 @@ from forebay.jobs.ledger.snapshot import Snapshot, read_failures, read_snapshot
 OUTSIDE = ["../outside/precious", "sub/../../outside/precious", "{tmp}/outside/precious"]
 NO_NAMES = ["", ".", "./sub/a", "sub//a", "sub/a\0", b"sub/\xff", b"\xff"]
 OWN = [".forebay/ledger.sqlite", ".forebay/lock", ".forebay/staging"]
-CHORE = "INSERT INTO chores VALUES(?, ?)"
+FILE_CHANGE = "INSERT INTO file_changes VALUES(?, ?)"
 DEEP = "[" * 100_000
 
 
@@ -43,8 +43,8 @@ def refused(inputs, output, words=r"which|damaged"):
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside, name):
     """Any other name is an error that shows it, and nothing at all is removed."""
-    doctor(output, CHORE, "sub/b", None)
-    doctor(output, CHORE, named(name, tmp_path), None)
+    doctor(output, FILE_CHANGE, "sub/b", None)
+    doctor(output, FILE_CHANGE, named(name, tmp_path), None)
     refused(inputs, output)
     assert {"sub/a", "sub/b", "metadata.parquet"} <= set(contents(output))
 
@@ -52,7 +52,7 @@ def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_rename_goes_into_the_folder(tmp_path, inputs, output, outside, name):
     """Never to another name."""
-    doctor(output, CHORE, named(name, tmp_path), staged(output))
+    doctor(output, FILE_CHANGE, named(name, tmp_path), staged(output))
     refused(inputs, output)
 
 
@@ -62,7 +62,7 @@ NOT_STAGED = ["sub/a", ".forebay/stagingx/a", ".forebay/staging/../../../outside
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN, *NOT_STAGED])
 def test_a_pending_rename_comes_from_the_staging_folder(tmp_path, inputs, output, outside, name):
     """Nothing else is moved into the folder, nor within it."""
-    doctor(output, CHORE, "new", named(name, tmp_path))
+    doctor(output, FILE_CHANGE, "new", named(name, tmp_path))
     refused(inputs, output)
     assert "new" not in contents(output)
 
@@ -141,7 +141,7 @@ def test_text_that_is_not_utf8_is_damage(inputs, output):
 @pytest.mark.parametrize(
     "sql",
     [
-        "CREATE TRIGGER t AFTER DELETE ON chores BEGIN DELETE FROM inputs; END",
+        "CREATE TRIGGER t AFTER DELETE ON file_changes BEGIN DELETE FROM inputs; END",
         "CREATE VIEW v AS SELECT 1",
         "ALTER TABLE meta ADD COLUMN more TEXT DEFAULT 'x'",
         "DROP TABLE outputs",

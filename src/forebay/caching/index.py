@@ -1,6 +1,6 @@
 """The index of a finished cache: a small JSON file, written last, that lists the shards.
 
-While it is missing, the cache is not finished. It is all that a second call has to read.
+Without it, the cache is not finished. A second call reads only this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.errors import InputError, shortened
 
 NAME = "cache.json"
 FORMAT = 1
-# What wrong types, missing keys, huge numbers and endless nesting raise.
+# Exceptions of wrong types, missing keys, huge numbers and deep nesting.
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -31,13 +31,13 @@ def shard_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a dataset is cut into shards.
+    """How a dataset is divided into shards.
 
     Attributes:
-        samples: How many there are.
-        per_shard: How many a shard has; the last one may have fewer.
-        structure: How each is built.
-        specs: What their leaves are, as far as it was known before all were made.
+        samples: Number of samples.
+        per_shard: Samples of a shard; the last one may have fewer.
+        structure: The structure of every sample.
+        specs: The types of their leaves, as far as known before all samples were read.
     """
 
     samples: int
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
         return -(-self.samples // self.per_shard)
 
     def names(self) -> list[str]:
@@ -55,7 +55,7 @@ class Plan:
         return [shard_name(at) for at in range(self.shards)]
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return it as a JSON string."""
         return json.dumps(self.told())
 
     def told(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return what `to_json` wrote.
+        """Return the plan that `to_json` wrote.
 
         Raises:
             InputError: It is damaged.
@@ -96,10 +96,10 @@ class Index:
     """A finished cache.
 
     Attributes:
-        plan: How it is cut.
-        sizes: The bytes of each shard.
-        fingerprint: What the dataset was, as the ledger has it.
-        version: The user's own name for that, if there is one.
+        plan: How it is divided into shards.
+        sizes: The size of each shard in bytes.
+        fingerprint: The description of the dataset, as in the ledger.
+        version: The user's name for the state of the dataset, if any.
     """
 
     plan: Plan
@@ -108,7 +108,7 @@ class Index:
     version: str | None
 
     def write(self, private: Path) -> None:
-        """Write it to forebay's own folder, whole or not at all."""
+        """Write it to forebay's own folder, atomically."""
         told = {
             "format": FORMAT,
             "plan": self.plan.told(),
@@ -128,7 +128,7 @@ class Index:
         """Return the index in forebay's own folder; None if the cache is not finished.
 
         Raises:
-            InputError: It is damaged, or of another forebay.
+            InputError: It is damaged, or of another version of forebay.
         """
         path = private / NAME
         if path.exists() and not path.is_file():
@@ -166,7 +166,7 @@ class Index:
         """Return the shards that the folder lacks.
 
         Raises:
-            InputError: One is not of its size, or not of this cache.
+            InputError: A shard has the wrong size, or belongs to another cache.
         """
         names = self.plan.names()
         with os.scandir(folder) as entries:
@@ -193,7 +193,7 @@ class Index:
 
 
 def check_size(path: Path, there: int, written: int) -> None:
-    """Raise InputError if a shard is not of the size that was written."""
+    """Raise InputError if a shard does not have the size that was written."""
     if there != written:
         raise InputError(
             f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"

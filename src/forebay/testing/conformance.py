@@ -1,4 +1,4 @@
-"""What every pool promises, as tests that any pool can inherit.
+"""The contract of every pool, as tests that any pool can inherit.
 
     class TestMyPool(PoolTests):
         def make_pool(self, job): return MyPool(job)
@@ -28,23 +28,23 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
 from forebay.testing.faults import FaultyJob, Gate
 
-# Longest wait for something that is sure to happen, on a loaded machine.
+# Longest wait for an event that must happen, on a loaded machine.
 PATIENCE_S = 30.0
 
 
 class PoolTests:
-    """Inherit, and say how to make the pool; override the flags that do not hold for it."""
+    """Inherit and define `make_pool`; override the flags that do not apply to the pool."""
 
-    survives_death = True  # a worker can die without taking the pool along
-    can_kill = True  # a worker that hangs can be got rid of
+    survives_death = True  # a worker can die without ending the pool
+    can_kill = True  # a worker that hangs can be killed
 
     def make_pool(self, job: Job) -> Pool:
-        """Return a fresh pool for `job`, with room for two workers."""
+        """Return a new pool for `job`, with room for two workers."""
         raise NotImplementedError
 
     @contextmanager
     def running(self, job: Job | None = None, workers: int = 1) -> Iterator[Pool]:
-        """A pool with so many started workers, closed at the end."""
+        """Yield a pool with `workers` started workers; close it at the end."""
         pool = self.make_pool(job or FaultyJob())
         try:
             for incarnation in range(workers):
@@ -57,7 +57,7 @@ class PoolTests:
             pool.close()
 
     def hear(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
-        """Collect events until `until` is content."""
+        """Return events, collected until `until` returns true."""
         heard: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
         while not until(heard):
@@ -80,7 +80,7 @@ class PoolTests:
             pool.close()
 
     def test_tasks_are_answered_in_order_one_by_one(self) -> None:
-        """Each task of a message gets an answer of its own, in the order sent."""
+        """Each task of a message gets a separate answer, in the order sent."""
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, f"payload {task}") for task in range(5)])
             heard = self.hear(pool, lambda heard: len(heard) == 5)
@@ -89,7 +89,7 @@ class PoolTests:
         ]
 
     def test_an_answer_names_its_worker_and_attempt(self) -> None:
-        """What the flow needs to tell a late answer from a good one is there."""
+        """The flow needs both to recognize a late answer."""
         with self.running() as pool:
             pool.send(0, [Assignment(3, 2, "x")])
             (event,) = self.hear(pool)
@@ -99,7 +99,7 @@ class PoolTests:
 
     @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
     def test_an_exception_fails_its_task_and_the_worker_lives_on(self, fault: str) -> None:
-        """The failure tells the type, the words and the user's frames; the next task runs."""
+        """The failure has the type, the message and the user's frames; the next task runs."""
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
             failed, finished = self.hear(pool, lambda heard: len(heard) == 2)
@@ -123,7 +123,7 @@ class PoolTests:
         assert (death.failure.kind, death.failure.error) == ("exception", "ValueError")
 
     def test_large_payloads_and_results_come_through(self) -> None:
-        """Megabytes both ways at once neither block nor tear."""
+        """Megabytes in both directions at once neither block nor are damaged."""
         blob = b"x" * (8 << 20)
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, blob) for task in range(3)])
@@ -132,7 +132,7 @@ class PoolTests:
         assert finished and all(event.result == blob for event in finished)
 
     def test_waiting_ends_by_the_timeout(self) -> None:
-        """With nothing to report, `wait` comes back empty."""
+        """With nothing to report, `wait` returns an empty list."""
         with self.running() as pool:
             assert pool.wait(0.0) == []
 
@@ -144,7 +144,7 @@ class PoolTests:
 
     @pytest.mark.parametrize("fault", ["os._exit", "SIGSEGV", "SIGKILL"])
     def test_a_death_comes_after_all_that_the_worker_said(self, fault: str) -> None:
-        """Answers given before the death are not lost, and the death says how it came."""
+        """Answers given before the death are not lost, and the death has its cause."""
         if not self.survives_death:
             pytest.skip("a death here is the death of everything")
         with self.running() as pool:
@@ -158,7 +158,7 @@ class PoolTests:
         assert word in death.failure.message
 
     def test_a_death_leaves_the_other_workers_alone(self) -> None:
-        """One worker's death is nobody else's, and a replacement can be started."""
+        """One worker's death affects no other worker, and a replacement can be started."""
         if not self.survives_death:
             pytest.skip("a death here is the death of everything")
         with self.running(workers=2) as pool:
@@ -172,7 +172,7 @@ class PoolTests:
 
     @pytest.mark.parametrize("fault", ["hang", "hang, deaf"])
     def test_a_worker_that_hangs_can_be_killed(self, fault: str) -> None:
-        """`kill` is followed by the death, which tells where it hung."""
+        """`kill` is followed by the death, which says where the worker hung."""
         if not self.can_kill:
             pytest.skip("a worker here cannot be killed")
         with self.running() as pool:

@@ -3,8 +3,8 @@
     collate_into(packer) ── open_room(packer's) ──┐
     collate.pad ─────────── new(shape, dtype) ────┴──> in the slot, or torch.empty
 
-Whoever collates need not know whether it runs in a worker. What was made in the slot is where it
-must be, and is not copied again.
+A collate function need not know whether it runs in a worker. A tensor that is created in the slot
+is not copied again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-# Makes a tensor in the slot, or says None where it cannot.
+# Returns a tensor in the slot, or None if that is impossible.
 Source = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
-# The last counts. It is the process's, as torch's table of collate functions is: a worker makes one
+# The last one is used. It is global, like torch's table of collate functions: a worker makes one
 # batch at a time.
 _sources: list[Source] = []
 
@@ -25,15 +25,15 @@ _sources: list[Source] = []
 def new(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a contiguous tensor in this process's memory, its values unset, to be written to.
 
-    It is the caller's, to be returned in the batch; in a worker it may be memory that is used
-    again once the batch is gone.
+    It must be returned in the batch: in a worker, its memory may be used again once the batch is
+    gone.
     """
     made = _sources[-1](shape, dtype) if _sources else None
     return torch.empty(tuple(shape), dtype=dtype, device="cpu") if made is None else made
 
 
 def open_room(source: Source) -> Callable[[], None]:
-    """Have `new` ask `source` first.
+    """Make `new` call `source` first.
 
     Returns:
         A function that undoes it.

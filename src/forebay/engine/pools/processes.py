@@ -1,6 +1,6 @@
 """Workers as processes on this machine: one per core, and a death affects no other worker.
 
-The driver holds one channel a worker and one to the zygote (see `zygote.py`), and waits on all of
+The driver holds one channel per worker and one to the zygote (see `zygote.py`), and waits on all of
 them at once: an answer, a death and the zygote's own death are each something to read. No lock
 and no queue is shared, so a dying worker cannot leave one locked or corrupted.
 """
@@ -26,25 +26,25 @@ from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends
 from forebay.errors import OptionError
 from forebay.failures import Failure
 
-# How long `close` leaves a worker to finish what it is doing before it is killed.
+# How long `close` waits for a worker to finish its task before killing it.
 CLOSE_S = 0.5
 _WAKE = -1
-# What the driver needs besides two descriptors a worker: files, the ledger, the terminal.
+# What the driver needs besides two descriptors per worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
 
 
 @final
 class ProcessPool(Pool):
-    """Runs each worker in a process of its own.
+    """Runs each worker in a separate process.
 
     Args:
-        job: What the workers do. It is pickled once, or not at all, however many workers there
-            are. One that is pickled already comes up in an interpreter of its own.
-        num_workers: How many will live at once, to see early whether descriptors suffice.
-        start: How the zygote comes up, see `launch.py`. "auto" forks if this process has but one
+        job: What the workers do. It is pickled at most once, however many workers there are. If it
+            is already pickled, the zygote is a new interpreter.
+        num_workers: Number of workers at a time, to check early whether descriptors suffice.
+        start: How the zygote is started, see `launch.py`. "auto" forks if this process has but one
             thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
             always forks, with the job as it is and every descriptor that the user has open.
-        keep: Descriptors that a job which is pickled already needs, under the same numbers.
+        keep: Descriptors that an already pickled job needs, under the same numbers.
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
@@ -77,7 +77,7 @@ class ProcessPool(Pool):
         self._job = launch.pickled(job) if start == "auto" and not is_pickled else job
         launch.occupy_standard_descriptors()
         self._selector = selectors.DefaultSelector()
-        # Held for a moment only; by one thread twice if its garbage collector ends a pool.
+        # Held briefly; reentrant because the garbage collector may close a pool while it is held.
         self._waking = threading.RLock()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
@@ -87,7 +87,7 @@ class ProcessPool(Pool):
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
-        self._blocked: set[int] = set()  # workers with messages that there was no room for
+        self._blocked: set[int] = set()  # workers whose pipe is full
         self._events: list[Event] = []
         try:
             self._start_zygote()
@@ -158,15 +158,15 @@ class ProcessPool(Pool):
 
     def wake(self) -> None:
         """Write to a pipe that `wait` watches."""
-        # The lock is for the number, which may soon be that of another file.
-        with self._waking, suppress(BlockingIOError):  # it is full, which is as good
+        # The lock prevents a write to the descriptor's number after it was closed and reused.
+        with self._waking, suppress(BlockingIOError):  # the pipe is full, so `wait` returns anyway
             if self._waker >= 0:
                 os.write(self._waker, b"w")
 
     def close(self) -> None:
         """Stop idle workers, kill the others, and wait for the zygote to end.
 
-        In a fork of the driver it does nothing: the workers are not that process's.
+        In a fork of the driver it does nothing, since the workers belong to the driver.
         """
         if self._woken < 0 or os.getpid() != self._owner:
             return
@@ -188,7 +188,7 @@ class ProcessPool(Pool):
     def _hear(self, incarnation: int) -> None:
         channel = self._workers[incarnation]
         self._events.extend(channel.receive_nowait())
-        if channel.ended:  # it is dead or dying; the zygote tells how
+        if channel.ended:  # it is dead or dying; the zygote reports how
             self._selector.unregister(channel)
             self._owed.add(("exited", incarnation))
 

@@ -18,7 +18,7 @@ from forebay.jobs.outputs.store import Store
 
 
 def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that lies in the folder of the inputs.
+    """Raise OptionError if the output folder lies in the folder of the inputs.
 
     Raises:
         OptionError: It does.
@@ -43,8 +43,8 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
 def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
     """Return a listing without what lies in the output folder.
 
-    Files that were found, in a folder or by a glob, are left out. One that the user named is an
-    error when it is come to.
+    Files that were found, in a folder or by a glob, are left out. One that the user named
+    is an error when it is reached.
 
     Raises:
         InputError: Nothing is left.
@@ -75,7 +75,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
 
 
 def _path_of(each: Input, folder: str | None) -> str:
-    """Return the path of an input; that of a manifest's row may start at the manifest."""
+    """Return the path of an input; in a manifest, it may be relative to the manifest."""
     if each.row is None or not folder or "\0" in each.source or os.path.lexists(each.source):
         return each.source
     beside = os.path.join(folder, each.source)

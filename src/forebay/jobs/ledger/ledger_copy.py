@@ -1,13 +1,13 @@
 """The ledger of a bucket: used on a local disk, with a copy in the bucket for other machines.
 
-    <url>/.forebay/ledger.sqlite   a whole ledger, some seconds behind the local one
+    <url>/.forebay/ledger.sqlite   a complete ledger, some seconds behind the local one
     <url>/.forebay/run.json        which run is active, since when, and its last heartbeat
 
 A copy goes up before the first input is worked on, now and then during commits, before outputs
 are removed, and when the run ends. Each has a higher `generation`; a run begins a new million of
-them, so of two machines that continued from the same copy the later one is told from the earlier.
-`lineage` is a word drawn when the bucket was first used: a local ledger of another lineage (the
-bucket was emptied, or it is another store's of the same name) counts for nothing.
+them, so if two machines continued from the same copy, the later run has the higher numbers.
+`lineage` is a random string, made when the bucket was first used. A local ledger of another lineage
+is ignored: the bucket was emptied, or it is a bucket of the same name in another store.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from forebay.jobs.outputs.store import Store
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
 RUN = f"{PRIVATE}/run.json"
-# How often a run sends a heartbeat and maybe a copy, and after which silence it counts as dead.
+# How often a run sends a heartbeat and maybe a copy, and how long without one until it counts as
+# dead.
 BEAT_S = 30.0
 STALE_S = 120.0
-# A copy is taken when at least this many times as long as the last one took has gone by.
+# A copy is due once this many times the duration of the last one has passed.
 REST = 20
-# Generations that one run has to itself.
+# Generations reserved for one run.
 RUN_STEP = 1_000_000
 # What a damaged run.json raises where it is read.
 _DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -41,14 +42,14 @@ _DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What run.json says of the last run.
+    """The last run, as run.json describes it.
 
     Attributes:
         holder: The process that runs it.
         state: "running" or "ended".
         heartbeat: When it last wrote this, in seconds since 1970 by the clock of its machine.
-        generation: Of its last copy.
-        lineage: Of its ledger.
+        generation: That of its last copy.
+        lineage: That of its ledger.
     """
 
     holder: Holder
@@ -97,14 +98,14 @@ def read_run(store: Store) -> Run | None:
 
 
 class LedgerCopy:
-    """Keeps the copy in the bucket in step with the ledger at work, from `join` to `leave`.
+    """Keeps the copy in the bucket up to date with the local ledger, from `join` to `leave`.
 
     A thread sends what `keep` took, since a slow network must not hold up the workers. What it
     fails to send goes up with the next copy; the last one, in `leave`, says so if it fails.
 
     Args:
         store: The bucket.
-        scratch: A local folder for a copy on its way.
+        scratch: A local folder for a copy that is being sent.
     """
 
     def __init__(self, store: Store, scratch: Path) -> None:
@@ -124,8 +125,8 @@ class LedgerCopy:
         """Bring the local ledger up to date, and make this the bucket's run.
 
         Raises:
-            BusyError: Another run is at work on it.
-            OutputError: The bucket cannot be written, or holds files that no ledger knows.
+            BusyError: Another run is using it.
+            OutputError: The bucket cannot be written, or holds files but no ledger.
         """
         there = read_run(self._store)
         this = Holder.this_process(command, self._path.parent)
@@ -201,7 +202,7 @@ class LedgerCopy:
             return ledger.get_meta("lineage")
         # The local ledger belongs to earlier content of this bucket, whose files are gone.
         ledger.restart()
-        ledger.clear_chores()
+        ledger.clear_file_changes()
         if there is not None:
             return there.lineage
         strangers = self._store.top() - {PRIVATE}
