@@ -33,8 +33,8 @@ class ItemDataset(Dataset[Any]):
     """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`.
 
     Attributes:
-        items: One for each sample, in the dataset's order, as they are stored: the paths of a
-            folder are relative to it, and the rows of a table are tuples.
+        items: One for each sample, in the dataset's order, as stored: the paths of a folder are
+            relative to it, and the rows of a table are tuples.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ItemDataset(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        """Load a sample and return it.
+        """Load and return a sample.
 
         Args:
             index: From 0, or negative to count from the end.
@@ -59,7 +59,7 @@ class ItemDataset(Dataset[Any]):
         Raises:
             IndexError: There is no such sample.
             TypeError: The index is not an integer.
-            Exception: What loading it raised, with a note that names the item.
+            Exception: An exception of `load`, with a note that names the item.
         """
         place = _place(index)
         item = self.items[place]
@@ -129,15 +129,15 @@ def from_table(
     """Return a dataset of the rows of a table, such as a manifest or what `preprocess` wrote.
 
     The table is read once, now. A row is a dict of its columns, in the table's order, with None
-    where there is nothing. `destination` is how `preprocess` names an output, relative to its
-    table; it comes as the file's absolute path, and may not lead out of that folder. All other
-    columns come as they are.
+    for a missing value. The column `destination` names an output of `preprocess`, relative to the
+    table; the row has the file's absolute path, which may not lead out of that folder. All other
+    columns are passed unchanged.
 
     Args:
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a
-            `pyarrow.Table`, whose paths are left alone. Of a CSV file a column is bool, int or
-            float if all its cells are written like that.
-        load: Called with a row when its sample is asked for; it returns the sample. Without it the
+            `pyarrow.Table`, whose paths are not changed. A column of a CSV file is bool, int or
+            float if all its cells can be read as such.
+        load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
 
     Raises:
@@ -169,10 +169,9 @@ def from_ids(
     """Return a dataset of IDs: one sample per ID.
 
     Args:
-        ids: Any iterable of what names a sample: strings, numbers, tuples. A set is sorted by
-            `str`.
-        load: Called with an ID when its sample is asked for; it returns the sample, such as
-            that of `torch.load(f"data/{id}.pt")`.
+        ids: Any iterable of IDs: strings, numbers, tuples. A set is sorted by `str`.
+        load: Called with an ID when its sample is requested; it returns the sample, such as
+            `torch.load(f"data/{id}.pt")`.
         labels: A mapping from ID to label, looked up and packed now; or a function of an ID, called
             together with `load`. With either the sample is (what load returned, label).
 
@@ -222,11 +221,11 @@ def _place(index: object) -> int:
             "a dataset returns one sample at a time and does not support slices\n"
             "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
         )
-    return as_index(index)  # type: ignore[arg-type]  # it says what is wrong with others
+    return as_index(index)  # type: ignore[arg-type]  # it raises TypeError for others
 
 
 def _matches(names: list[str], wanted: list[str]) -> bool:
-    """Tell whether the names of a path are those of a pattern, `**` being any number of them."""
+    """Tell whether a path matches a pattern, in which `**` stands for any number of names."""
     if not (names and wanted):
         return not names and all(each == "**" for each in wanted)
     if wanted[0] == "**":

@@ -18,7 +18,7 @@ import torch
 
 from forebay.collating.misfits import Misfit, Path, described, odd_one, refusal, shown
 from forebay.collating.rules import Collation
-from forebay.engine.memory import room
+from forebay.engine.memory.allocation import new_tensor
 from forebay.errors import InputError, OptionError
 
 # Bytes. For a smaller batch, it is faster to fill the whole than each margin.
@@ -72,7 +72,7 @@ class Pad(Collation):
         shape = [len(tensors)]
         for sizes, multiple in zip(zip(*shapes, strict=True), multiples, strict=False):
             shape.append(-(-max(sizes) // multiple) * multiple)
-        values = room.new(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
+        values = new_tensor(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
         lengths = [sizes[0] for sizes in shapes] if first.dim() else []
         self._fill(values, tensors, lengths)
         if not self.lengths:

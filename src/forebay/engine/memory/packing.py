@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from forebay import torch_internals
-from forebay.engine.memory import room
+from forebay.engine.memory.allocation import set_allocator
 from forebay.engine.memory.batch_pickler import CODES, BatchPickler, is_plain
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab import Slab
@@ -166,7 +166,7 @@ def collate_into(packer: Packer) -> Callable[[], None]:
     """Make torch's default_collate stack tensors in the packer's slot; for a worker process.
 
     This also works if a user's `collate_fn` calls default_collate. The results equal torch's.
-    Tensors allocated with `room.new` are in the slot, too.
+    Tensors from `allocation.new_tensor` are in the slot, too.
 
     Returns:
         A function that undoes it.
@@ -190,14 +190,14 @@ def collate_into(packer: Packer) -> Callable[[], None]:
 
         return collate_tensors
 
-    def place(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+    def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         return packer.new(shape, dtype) if dtype in CODES else None
 
     restore_torch = torch_internals.replace_tensor_collation(replace)
-    close_room = room.open_room(place)
+    unset_allocator = set_allocator(allocate)
 
     def undo() -> None:
         restore_torch()
-        close_room()
+        unset_allocator()
 
     return undo

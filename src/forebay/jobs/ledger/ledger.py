@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.errors import LedgerError
@@ -135,12 +134,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_meta(self, key: str) -> str | None:
@@ -255,8 +249,7 @@ class Ledger:
 
         The caller must have done all earlier file changes and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both
-        fail, whichever finished first, and the files that they left in the folder are to be
-        removed.
+        fail, whichever finished first, and their files in the folder are to be removed.
 
         Raises:
             BusyError: A driver on another machine took the folder over; nothing has changed.

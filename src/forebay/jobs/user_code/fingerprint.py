@@ -219,12 +219,9 @@ class _Walk:
                 self._seen[_WEIGHTS, id(tensor)] = tensor
 
     def _add(self, value: Any, *, is_work: bool = False) -> bool:
-        """Add a function or class of the user's own, or any one that is the work itself.
+        """Add a function or class of the user, or the work itself; return whether it was code.
 
         Of any other value, add its class, what a decorator wrapped, the functions in a container.
-
-        Returns:
-            Whether code was added; if so, the value needs no other description.
         """
         if not isinstance(value, _CODE) or not (is_work or is_own(value)):
             inside = [getattr(value, "__wrapped__", None)]

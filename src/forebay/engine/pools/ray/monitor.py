@@ -9,9 +9,9 @@ from typing import Any
 
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.node_checks import NodeCheck, check_nodes
-from forebay.engine.pools.ray.nodes import Node, room
+from forebay.engine.pools.ray.nodes import Node, fitting
 from forebay.errors import ForebayError
-from forebay.options import Ray
+from forebay.options import Ray, worker_resources
 
 # How often the cluster is polled for new nodes and free resources.
 PERIOD_S = 1.0
@@ -57,7 +57,7 @@ class ClusterMonitor:
         self, where: Ray, check: NodeCheck, report: Callable[[ClusterState | ClusterLost], None]
     ) -> None:
         """Poll once, and check every node."""
-        self._need = where.need()
+        self._need = worker_resources(where)
         self._environment: dict[str, Any] = environment_of(where)
         self._check = check
         self._report = report
@@ -96,7 +96,7 @@ class ClusterMonitor:
     def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
         """Check the nodes that are large enough and new."""
         known = self._good | self._bad
-        new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
+        new = [node for node in nodes if node.id not in known and fitting(node.total, self._need)]
         if not new:
             return {}
         refused = check_nodes(new, self._check, self._environment)

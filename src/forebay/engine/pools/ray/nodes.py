@@ -23,7 +23,7 @@ class Node:
     free: Mapping[str, float]
 
 
-def room(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
+def fitting(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
     """Return how many workers fit into resources."""
     # With a tolerance, because thirds of a GPU do not add up to exactly one.
     return min(int(resources.get(name, 0.0) / each + 1e-9) for name, each in need.items())
@@ -53,8 +53,8 @@ def place(
     held = {}
     for node in nodes:
         held[node.id] = placed.get(node.id, 0)
-        ours = room(node.total, need) - held[node.id]
-        left[node.id] = min(ours, room(node.free, need) - fresh.get(node.id, 0))
+        ours = fitting(node.total, need) - held[node.id]
+        left[node.id] = min(ours, fitting(node.free, need) - fresh.get(node.id, 0))
     chosen: list[str] = []
     while len(chosen) < wanted:
         open_ones = [each for each in left if left[each] > 0]
@@ -69,13 +69,13 @@ def place(
 
 def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
     """Return how many workers the nodes could hold if nothing else ran on them."""
-    return sum(max(room(node.total, need), 0) for node in nodes)
+    return sum(max(fitting(node.total, need), 0) for node in nodes)
 
 
 def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
     """Return a message that says what workers without a node are waiting for."""
     wish = _amounts(need)
-    if not any(room(node.total, need) for node in nodes):
+    if not any(fitting(node.total, need) for node in nodes):
         hint = "No node has that much: start a larger one, or ask for less."
     else:
         hint = "All of it is in use: the run continues when resources are freed or a node joins."

@@ -43,7 +43,7 @@ from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.engine.pools.worker import failure_of
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
-from forebay.options import Ray
+from forebay.options import Ray, worker_resources
 
 # How long a host may take to kill its worker before the host is killed.
 KILL_S = 10.0
@@ -105,7 +105,7 @@ class RayPool(Pool):
         self._ray = ray
         self._say = say
         self._where = where
-        self._need = where.need()
+        self._need = worker_resources(where)
         self._most = most if most is not None else where.max_workers
         self._ahead = ahead
         self._arrive = arrive

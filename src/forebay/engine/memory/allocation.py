@@ -1,7 +1,7 @@
 """Allocate a tensor for the current batch: in its slot, in a worker that has one, or on the heap.
 
-    collate_into(packer) ── open_room(packer's) ──┐
-    collate.pad ─────────── new(shape, dtype) ────┴──> in the slot, or torch.empty
+    collate_into(packer) ── set_allocator(packer's) ──┐
+    collate.pad ─────────── new_tensor(shape, dtype) ─┴──> in the slot, or torch.empty
 
 A collate function need not know whether it runs in a worker. A tensor that is created in the slot
 is not copied again.
@@ -15,28 +15,28 @@ from functools import partial
 import torch
 
 # Returns a tensor in the slot, or None if that is impossible.
-Source = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
+Allocator = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
 
 # The last one is used. It is global, like torch's table of collate functions: a worker makes one
 # batch at a time.
-_sources: list[Source] = []
+_allocators: list[Allocator] = []
 
 
-def new(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a contiguous tensor in this process's memory, its values unset, to be written to.
 
     It must be returned in the batch: in a worker, its memory may be used again once the batch is
     gone.
     """
-    made = _sources[-1](shape, dtype) if _sources else None
+    made = _allocators[-1](shape, dtype) if _allocators else None
     return torch.empty(tuple(shape), dtype=dtype, device="cpu") if made is None else made
 
 
-def open_room(source: Source) -> Callable[[], None]:
-    """Make `new` call `source` first.
+def set_allocator(allocator: Allocator) -> Callable[[], None]:
+    """Make `new_tensor` call `allocator` first.
 
     Returns:
         A function that undoes it.
     """
-    _sources.append(source)
-    return partial(_sources.remove, source)
+    _allocators.append(allocator)
+    return partial(_allocators.remove, allocator)
