@@ -225,7 +225,7 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
 def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     """Return the code and parameters that the predictions depend on, for change detection.
 
-    A table's rows are not included: each part has a fingerprint of its own rows.
+    A table's rows are not included: each part has a separate fingerprint of its rows.
     """
     parts = {"model": model}
     parts |= {"data": reader.dataset} if load is None else {"load": load}

@@ -186,7 +186,7 @@ def _ray() -> Any:
     except ImportError as error:
         raise OptionError(
             "backend='ray' needs Ray, which is not installed\n"
-            "  Nothing was started. Install it on every node: pip install 'forebay[ray]'"
+            "  Nothing was started. On every node, in a clone of forebay: pip install '.[ray]'"
         ) from error
     return ray
 
