@@ -32,7 +32,7 @@ class Failure:
         traceback: The user's frames, or the stack of a hang or a crash, shortened too; "" if none.
         source: What failed: an input's path, a manifest row as JSON, or a sample's index.
         epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
-        batch: Number of the sample's batch in the epoch, from 0; None likewise.
+        batch: Number of the sample's batch in the epoch, from 0; None for anything else.
         attempts: Number of attempts.
         seconds: Duration of the last attempt.
         pid: Number of the worker process that died; None for anything else.

@@ -107,14 +107,14 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.predicting.completed import CompletedParts
-    from forebay.predicting.data import Wanted, reader_of, table_of
+    from forebay.predicting.data import ReaderSettings, reader_of, table_of
     from forebay.predicting.model import check_device, device_of, evaluating, is_factory
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
     makes = is_factory(model)
     place = device_of(device)
-    wanted = Wanted(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
+    wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
     table = table_of(data, load)
     reader = reader_of(data, load, table, wanted)
     _check_workers(reader, makes)
@@ -133,7 +133,7 @@ def predict(
     with evaluating(model):
         described = _described(model, reader, load)
         with Session(model, output, options, fingerprint=described, has_table=False) as session:
-            resumed = _work_off(
+            resumed = _process_parts(
                 session, model, reader, table, place, makes=makes, retry_failed=retry_failed
             )
             done = CompletedParts.of(session.ledger.results())
@@ -142,7 +142,7 @@ def predict(
     return PredictionReport(where, done.rows, failures.total, resumed, tuple(failures), took)
 
 
-def _work_off(
+def _process_parts(
     session: Session,
     model: Any,
     reader: RangeReader,
@@ -187,10 +187,10 @@ def _work_off(
     )
     try:
         if makes:
-            session.hire("rows", doing=work)
-            session.work_off("rows", todo=todo, at_once=True, progress=progress)
+            session.start_workers("rows", doing=work)
+            session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
         else:
-            session.work_off_here(work, todo, progress)
+            session.process_inputs_here(work, todo, progress)
     except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise

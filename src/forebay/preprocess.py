@@ -109,9 +109,9 @@ def preprocess(
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
     with Session(work, output, options) as session:
-        session.hire(listing.kind, inputs, folder=listing.folder)
+        session.start_workers(listing.kind, inputs, folder=listing.folder)
         session.enrol(listing)
-        return session.work_off(listing.kind)
+        return session.process_inputs(listing.kind)
 
 
 def retry(
@@ -173,8 +173,8 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
-        session.hire(kind, folder=folder)
-        return session.work_off(kind, failed_only=True)
+        session.start_workers(kind, folder=folder)
+        return session.process_inputs(kind, failed_only=True)
 
 
 def listing_for(work: Any, inputs: Any) -> Listing:

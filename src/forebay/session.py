@@ -101,7 +101,7 @@ class Session:
             error.add_note("forebay: interrupted; completed work is kept, the same call continues")
         self._closing.__exit__(kind, error, traceback)
 
-    def hire(
+    def start_workers(
         self, kind: str, inputs: Any = None, doing: Any = None, folder: str | None = None
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed.
@@ -147,7 +147,7 @@ class Session:
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
 
-    def work_off(
+    def process_inputs(
         self,
         kind: str,
         *,
@@ -171,7 +171,7 @@ class Session:
         total = min(last, before.total)
         listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
         tasks = ((each.ordinal, each[1:]) for each in listed)
-        assert self._pool is not None, "hire comes first"
+        assert self._pool is not None, "start_workers comes first"
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
             self._changed |= run(
@@ -199,7 +199,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
         )
 
-    def work_off_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
+    def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
         """Call the work for each row in this thread, and commit each result immediately.
 
         Args:

@@ -87,9 +87,9 @@ WRONG = ["{}", '{"a": 1}', '[["x"]]', '[["x", "much"]]', '[["x", 1e999]]', "7", 
 @pytest.mark.parametrize("value", [*WRONG[1:], b"\xff\xfe"])
 @pytest.mark.parametrize("column", ["outputs", "metadata"])
 def test_a_done_input_with_anything_in_its_columns_is_an_error(inputs, output, column, value):
-    """Wrong types, huge numbers, torn or endless JSON, bytes: never a raw error."""
+    """Wrong types, huge numbers, truncated or endless JSON, bytes: never a raw error."""
     doctor(output, f"UPDATE inputs SET {column} = ? WHERE ordinal = 1", value)
-    (inputs / "d").write_text("d")  # so that the table is written anew
+    (inputs / "d").write_text("d")  # so that the table is written again
     with pytest.raises(ForebayError):
         run(inputs, output)
 

@@ -269,7 +269,7 @@ def test_a_rename_that_the_system_forbids_costs_its_input(three, output, monkeyp
 
 
 def test_staged_files_that_vanish_cost_their_inputs(three, output):
-    """Somebody cleans up below `.forebay`: the run goes on, and the same call makes them again."""
+    """Files below `.forebay` are removed: the run continues, and the same call makes them again."""
 
     def lose(source, out):
         path = out.file(source.name)

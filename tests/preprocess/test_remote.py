@@ -465,7 +465,7 @@ def test_the_other_commands_take_the_url(memory, inputs, machine):
     assert command("verify", OUT)[0] == 0
 
 
-def test_verify_finds_what_is_missing_altered_or_nobodys(memory, inputs):
+def test_verify_finds_missing_altered_and_unknown_files(memory, inputs):
     """And the next run redoes what was lost."""
     run(copy, inputs)
     memory.rm_file("/bucket/out/0001.txt")

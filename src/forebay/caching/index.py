@@ -56,9 +56,9 @@ class Plan:
 
     def to_json(self) -> str:
         """Return it as a JSON string."""
-        return json.dumps(self.told())
+        return json.dumps(self.to_dict())
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
             "samples": self.samples,
@@ -80,13 +80,13 @@ class Plan:
             raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
 
-def _plan_of(told: Any) -> Plan:
+def _plan_of(found: Any) -> Plan:
     try:
-        specs = [columns.from_json(spec) for spec in told["columns"]]
-        samples, per_shard = int(told["samples"]), int(told["per_shard"])
+        specs = [columns.from_json(spec) for spec in found["columns"]]
+        samples, per_shard = int(found["samples"]), int(found["per_shard"])
         if not 1 <= samples <= sys.maxsize or per_shard < 1:
             raise ValueError(f"{samples} samples, {per_shard} in a shard")
-        return Plan(samples, per_shard, layout.from_json(told["structure"]), specs)
+        return Plan(samples, per_shard, layout.from_json(found["structure"]), specs)
     except _DAMAGES as error:
         raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
@@ -109,16 +109,16 @@ class Index:
 
     def write(self, private: Path) -> None:
         """Write it to forebay's own folder, atomically."""
-        told = {
+        found = {
             "format": FORMAT,
-            "plan": self.plan.told(),
+            "plan": self.plan.to_dict(),
             "sizes": list(self.sizes),
             "fingerprint": self.fingerprint,
             "version": self.version,
         }
         staged = private / f"{NAME}.new"
         with staged.open("w", encoding="utf-8") as file:
-            json.dump(told, file)
+            json.dump(found, file)
             file.flush()
             os.fsync(file.fileno())
         staged.replace(private / NAME)
@@ -136,14 +136,15 @@ class Index:
                 f"{str(path)!r} is not a file\n  Remove it and call forebay.cache again."
             )
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
                 raise InputError(
-                    f"{str(path)!r} has format {told['format']}; this forebay reads format {FORMAT}"
-                    "\n  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
+                    f"{str(path)!r} has format {found['format']}; this forebay reads format "
+                    f"{FORMAT}\n"
+                    "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
-            sizes = tuple(map(int, told["sizes"]))
-            index = cls(_plan_of(told["plan"]), sizes, str(told["fingerprint"]), told["version"])
+            sizes = tuple(map(int, found["sizes"]))
+            index = cls(_plan_of(found["plan"]), sizes, str(found["fingerprint"]), found["version"])
             if len(sizes) != index.plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except FileNotFoundError:

@@ -73,16 +73,16 @@ class Shard:
         try:
             self._map = _mapped(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
-            told = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
-            if told["format"] != FORMAT:
-                raise InputError(f"it has format {told['format']}; this forebay reads {FORMAT}")
-            self.specs = [from_json(spec) for spec in told["columns"]]
+            header = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
+            if header["format"] != FORMAT:
+                raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
+            self.specs = [from_json(spec) for spec in header["columns"]]
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
             if plan is not None:
-                _check_place(plan, number, told, ends[-1] if ends else 0)
+                _check_place(plan, number, header, ends[-1] if ends else 0)
             self._getters = [
                 [
                     _getter(spec, column, self._map)
@@ -122,17 +122,17 @@ class Shard:
         return self._reader.read_all()
 
 
-def _check_place(plan: Plan, number: int, told: Any, rows: int) -> None:
+def _check_place(plan: Plan, number: int, header: Any, rows: int) -> None:
     """Raise InputError if a shard is not the one with this number."""
     first = number * plan.per_shard
     wanted = min(plan.per_shard, plan.samples - first)
-    if (told["first"], rows) != (first, wanted):
+    if (header["first"], rows) != (first, wanted):
         raise InputError(
-            f"it holds {rows:,} samples, starting at sample {told['first']:,}, instead of "
+            f"it holds {rows:,} samples, starting at sample {header['first']:,}, instead of "
             f"{wanted:,}"
             f", starting at sample {first:,}"
         )
-    if told["structure"] != layout.to_json(plan.structure):
+    if header["structure"] != layout.to_json(plan.structure):
         raise InputError("its samples have a different structure from those of this cache")
 
 

@@ -71,7 +71,7 @@ class ShardWriter:
         self.specs = specs
         self._columns = [Column(spec) for spec in specs]
         self._nbytes = 0
-        told = {
+        header = {
             "format": FORMAT,
             "structure": to_json(self._structure),
             "columns": [columns.to_json(spec) for spec in specs],
@@ -82,7 +82,7 @@ class ShardWriter:
                 pa.field(name, arrow_type(spec))
                 for name, spec in zip(self._names, specs, strict=True)
             ],
-            {KEY: json.dumps(told)},
+            {KEY: json.dumps(header)},
         )
         self._file = self._path.open("wb")
         self._writer = pa.ipc.new_file(self._file, self._schema)

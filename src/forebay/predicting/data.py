@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReaderSettings:
     """The arguments of `predict` that determine how data is read."""
 
     batch_size: int | None
@@ -70,7 +70,10 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
 
 
 def reader_of(
-    data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
+    data: Any,
+    load: Callable[[dict[str, Any]], Any] | None,
+    table: Table | None,
+    wanted: ReaderSettings,
 ) -> RangeReader:
     """Return the reader of the samples.
 

@@ -51,12 +51,12 @@ class PoolTests:
                 pool.start(incarnation, worker_id=0)
             heard: list[Event] = []
             while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
-                heard += self.hear(pool)
+                heard += self.collect(pool)
             yield pool
         finally:
             pool.close()
 
-    def hear(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
+    def collect(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
         """Return events, collected until `until` returns true."""
         heard: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
@@ -75,7 +75,7 @@ class PoolTests:
         pool = self.make_pool(FaultyJob())
         try:
             pool.start(7, worker_id=0)
-            assert self.hear(pool) == [WorkerStarted(7)]
+            assert self.collect(pool) == [WorkerStarted(7)]
         finally:
             pool.close()
 
@@ -83,7 +83,7 @@ class PoolTests:
         """Each task of a message gets a separate answer, in the order sent."""
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, f"payload {task}") for task in range(5)])
-            heard = self.hear(pool, lambda heard: len(heard) == 5)
+            heard = self.collect(pool, lambda heard: len(heard) == 5)
         assert [(event.task, event.result) for event in heard] == [  # type: ignore[union-attr]
             (task, f"payload {task}") for task in range(5)
         ]
@@ -92,7 +92,7 @@ class PoolTests:
         """The flow needs both to recognize a late answer."""
         with self.running() as pool:
             pool.send(0, [Assignment(3, 2, "x")])
-            (event,) = self.hear(pool)
+            (event,) = self.collect(pool)
         assert isinstance(event, TaskFinished)
         assert (event.incarnation, event.task, event.attempt, event.nbytes) == (0, 3, 2, 1)
         assert event.seconds >= 0
@@ -102,7 +102,7 @@ class PoolTests:
         """The failure has the type, the message and the user's frames; the next task runs."""
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
-            failed, finished = self.hear(pool, lambda heard: len(heard) == 2)
+            failed, finished = self.collect(pool, lambda heard: len(heard) == 2)
         assert isinstance(failed, TaskFailed)
         assert failed.failure.error == ("ValueError" if fault == "raise" else "SystemExit")
         assert failed.failure.kind == "exception"
@@ -114,7 +114,7 @@ class PoolTests:
         pool = self.make_pool(FaultyJob(broken="raise"))
         try:
             pool.start(0, worker_id=0)
-            heard = self.hear(pool, self.died)
+            heard = self.collect(pool, self.died)
         finally:
             pool.close()
         death, *later = heard
@@ -127,7 +127,7 @@ class PoolTests:
         blob = b"x" * (8 << 20)
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, blob) for task in range(3)])
-            heard = self.hear(pool, lambda heard: len(_answered(heard)) == 3)
+            heard = self.collect(pool, lambda heard: len(_answered(heard)) == 3)
         finished = [event for event in heard if isinstance(event, TaskFinished)]
         assert finished and all(event.result == blob for event in finished)
 
@@ -150,7 +150,7 @@ class PoolTests:
         with self.running() as pool:
             tasks = [Assignment(0, 1, "a"), Assignment(1, 1, "b"), Assignment(2, 1, fault)]
             pool.send(0, [*tasks, Assignment(3, 1, "never")])
-            *answers, death = self.hear(pool, self.died)
+            *answers, death = self.collect(pool, self.died)
         assert [event.task for event in answers] == [0, 1]  # type: ignore[union-attr]
         assert isinstance(death, WorkerDied)
         assert death.failure.kind == "crash"
@@ -163,11 +163,11 @@ class PoolTests:
             pytest.skip("a death here is the death of everything")
         with self.running(workers=2) as pool:
             pool.send(0, [Assignment(0, 1, "SIGKILL")])
-            assert self.died(self.hear(pool))
+            assert self.died(self.collect(pool))
             pool.send(0, [Assignment(1, 1, "to the dead")])
             pool.send(1, [Assignment(2, 1, "to the living")])
             pool.start(2, worker_id=0)
-            heard = self.hear(pool, lambda heard: len(heard) == 2)
+            heard = self.collect(pool, lambda heard: len(heard) == 2)
         assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
 
     @pytest.mark.parametrize("fault", ["hang", "hang, deaf"])
@@ -178,7 +178,7 @@ class PoolTests:
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault)])
             pool.kill(0)
-            (death,) = self.hear(pool, self.died)
+            (death,) = self.collect(pool, self.died)
         assert isinstance(death, WorkerDied)
 
     def test_the_stack_of_a_hang_is_told(self, tmp_path: Any) -> None:
@@ -190,7 +190,7 @@ class PoolTests:
             pool.send(0, [Assignment(0, 1, ("gate", gate))])
             gate.wait_reached()
             pool.kill(0)
-            (death,) = self.hear(pool, self.died)
+            (death,) = self.collect(pool, self.died)
             if not self.survives_death:
                 gate.open()  # let the abandoned thread end
         assert isinstance(death, WorkerDied)

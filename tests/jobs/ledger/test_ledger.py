@@ -299,7 +299,7 @@ def test_two_inputs_with_one_name_both_fail(ledger, batches):
 
 
 def test_a_third_claimant_fails_too(ledger):
-    """A contested name goes to nobody until it is freed for another try."""
+    """No input gets a contested name until it is freed for another try."""
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(1, "x"), done(2, "x")], [])
     recorded = ledger.record([done(3, "x")], [])
@@ -446,7 +446,7 @@ def test_long_results_come_page_by_page_and_as_often_as_asked(ledger):
 
 
 def test_a_file_that_is_no_database_is_damaged(tmp_path):
-    """A torn ledger is said to be damaged and left as it is."""
+    """A truncated ledger is reported as damaged and left as it is."""
     (tmp_path / "ledger.sqlite").write_bytes(b"no database at all, just text" * 100)
     with pytest.raises(LedgerError, match="is damaged") as caught:
         Ledger.open(tmp_path)
@@ -490,7 +490,7 @@ def test_a_record_too_large_is_no_damage(tmp_path):
         assert states(ledger) == {"a": "todo"}
 
 
-def test_somebody_elses_database_is_foreign(tmp_path):
+def test_a_database_of_another_program_is_foreign(tmp_path):
     """Another program's SQLite file is not touched."""
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
     db.execute("CREATE TABLE songs(name)")

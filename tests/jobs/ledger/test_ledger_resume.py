@@ -126,7 +126,7 @@ def test_a_second_shell_sees_a_working_driver(tmp_path, driver):
 
 
 def test_a_snapshot_has_failures_and_what_the_driver_kept(tmp_path):
-    """Without a driver there is nobody live, and the ledger's own keys stay inside."""
+    """Without a driver `live` is None, and the ledger's own keys are left out."""
     failure = Failure("crash", "Killed", "signal 9", attempts=3, seconds=0.5)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol([Input("a"), Input("", '{"n": 1}'), Input("c")], ("n",), True)
@@ -167,7 +167,7 @@ def test_a_commit_between_two_looks_is_noticed(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_never_rests_is_busy_not_damaged(tmp_path, monkeypatch):
-    """A reader that cannot get a whole look says so and blames nobody."""
+    """A reader that cannot read a consistent state says so and reports no damage."""
     monkeypatch.setattr(status, "_TRIES", 3)
     monkeypatch.setattr(status, "_PAUSE_S", 0)
     with Ledger.open(tmp_path) as ledger:

@@ -19,7 +19,7 @@ class PackedBatch(NamedTuple):
 
     Attributes:
         in_band: The batch, pickled without its buffers.
-        buffers: Where each buffer lies, in the slot or in `body`: its offset and its length.
+        buffers: Offset and length of each buffer, in the slot or in `body`.
         body: The used part of the slot, if it is sent along and the slot is free again; an array if
             it came from another machine, until it is copied to the slab.
         nbytes: Bytes that the batch occupies until it is consumed.

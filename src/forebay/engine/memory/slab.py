@@ -36,7 +36,7 @@ class Slab:
     program; everything else belongs to one thread of the process that owns the slab.
 
     Attributes:
-        extent: Bytes that are mapped at a time; a slot lies in one extent.
+        extent: Bytes that are mapped at a time; a slot is in one extent.
         is_bounded: Whether space must be reserved: writing without it could kill the process.
     """
 

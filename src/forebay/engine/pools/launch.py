@@ -5,7 +5,7 @@ execute   a new interpreter, with a command line; the job is pickled by cloudpic
 spawn     by a multiprocessing context, with its rules for `__main__` and for pickling
 
 A new interpreter gets the flags of this one, and `-P`: Python would otherwise look for modules in
-the working folder first, and run a `json.py` that lies among the inputs. The job is unpickled with
+the working folder first, and run a `json.py` that is among the inputs. The job is unpickled with
 this process's `sys.path`, so the user's modules are found as they are here.
 """
 

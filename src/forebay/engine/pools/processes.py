@@ -143,7 +143,7 @@ class ProcessPool(Pool):
             for key, mask in ready:
                 incarnation = key.data
                 if incarnation is None:
-                    self._hear_zygote()
+                    self._receive_from_zygote()
                 elif incarnation == _WAKE:
                     with suppress(BlockingIOError):
                         os.read(self._woken, 4096)
@@ -151,8 +151,8 @@ class ProcessPool(Pool):
                     if mask & selectors.EVENT_WRITE:
                         self._unblock(incarnation)
                     else:
-                        self._hear(incarnation)
-            self._look_after_zygote()
+                        self._receive(incarnation)
+            self._check_zygote()
         events, self._events = self._events, []
         return events
 
@@ -185,7 +185,7 @@ class ProcessPool(Pool):
 
     # ---- the workers ---------------------------------------------------------------------------
 
-    def _hear(self, incarnation: int) -> None:
+    def _receive(self, incarnation: int) -> None:
         channel = self._workers[incarnation]
         self._events.extend(channel.receive_nowait())
         if channel.ended:  # it is dead or dying; the zygote reports how
@@ -217,7 +217,7 @@ class ProcessPool(Pool):
         if incarnation in self._workers:
             channel = self._workers[incarnation]
             if not channel.ended:
-                self._hear(incarnation)
+                self._receive(incarnation)
             self._forget(incarnation)
             self._events.append(death)
         self._owed -= {("forked", incarnation), ("exited", incarnation)}
@@ -228,14 +228,14 @@ class ProcessPool(Pool):
         self._zygote = ZygoteHandle(self._job, self._start, self._keep)
         self._selector.register(self._zygote, selectors.EVENT_READ, None)
 
-    def _hear_zygote(self) -> None:
+    def _receive_from_zygote(self) -> None:
         assert self._zygote is not None
         for message in self._zygote.receive_nowait():
-            self._heed(*message)
+            self._handle_message(*message)
         if self._zygote.ended:
             self._report_lost_zygote("the process that forks the workers died")
 
-    def _look_after_zygote(self) -> None:
+    def _check_zygote(self) -> None:
         if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
             self._report_lost_zygote(why)
 
@@ -255,10 +255,10 @@ class ProcessPool(Pool):
         ending, self._zygote = self._zygote, None
         self._selector.unregister(ending)
         for message in ending.end(patience_s):
-            self._heed(*message)
+            self._handle_message(*message)
         self._owed.clear()
 
-    def _heed(self, what: str, incarnation: int, *facts: Any) -> None:
+    def _handle_message(self, what: str, incarnation: int, *facts: Any) -> None:
         if what == "forked":
             (self.pids[incarnation],) = facts
             self._owed.discard((what, incarnation))

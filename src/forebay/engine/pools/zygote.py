@@ -143,7 +143,7 @@ class _Zygote:
                 os.read(self._woken, 4096)
             if not ready.isdisjoint(self._driver_ended):
                 break
-            if control in ready and not self._obey():
+            if control in ready and not self._execute_order():
                 break
             self._reap()
             now = time.monotonic()
@@ -165,7 +165,7 @@ class _Zygote:
             while kill_descendants(os.getpid()):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
 
-    def _obey(self) -> bool:
+    def _execute_order(self) -> bool:
         """Execute the driver's next order; return False when the driver has ended."""
         try:
             order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 2)
@@ -198,13 +198,13 @@ class _Zygote:
         except OSError as error:  # a limit is reached
             self._refuse(incarnation, [*descriptors, *opened], failure_of(error))
             return
-        stacks, told, telling = opened
+        stacks, gate_read, gate_write = opened
         if pid == 0:
             try:
                 die_with(zygote)
-                os.close(telling)
-                os.read(told, 1)  # until the driver can kill it by ID
-                os.close(told)
+                os.close(gate_write)
+                os.read(gate_read, 1)  # until the driver can kill it by ID
+                os.close(gate_read)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
@@ -219,8 +219,8 @@ class _Zygote:
             os.close(descriptor)
         self._children[pid] = _Child(incarnation, stacks)
         self._driver.send(("forked", incarnation, pid))
-        os.close(told)
-        os.close(telling)
+        os.close(gate_read)
+        os.close(gate_write)
 
     def _refuse(self, incarnation: int, descriptors: list[int], failure: Failure) -> None:
         for descriptor in descriptors:

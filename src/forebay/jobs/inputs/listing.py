@@ -285,7 +285,7 @@ def _identity(path: str) -> str:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Tell whether nothing is there; a name with a NUL (a ValueError) cannot exist."""
+    """Tell whether an error means that nothing exists; a name with a NUL (a ValueError) cannot."""
     return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
 
 

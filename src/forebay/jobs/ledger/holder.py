@@ -15,7 +15,7 @@ class Holder:
 
     Attributes:
         host: Name of the machine; "" while the holder has not written its record yet.
-        pid: Process ID on that machine; 0 likewise.
+        pid: Process ID on that machine; 0 while there is no record yet.
         started: When it took the folder, ISO 8601 in UTC.
         command: Its command line or call, for messages.
         kernel: The running kernel and its namespace of process IDs; "" if that is not known.

@@ -112,7 +112,7 @@ class LedgerCopy:
         self._store = store
         self._path = scratch / "copy.sqlite"
         self._run: Run | None = None
-        self._usurper: Run | None = None
+        self._successor: Run | None = None
         self._sending = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -175,8 +175,8 @@ class LedgerCopy:
 
     def check(self) -> None:
         """Raise BusyError if another machine has taken over."""
-        if self._usurper is not None:
-            raise self._busy(self._usurper.holder)
+        if self._successor is not None:
+            raise self._busy(self._successor.holder)
 
     def leave(self, ledger: Ledger) -> None:
         """Send the last copy and say that the run has ended.
@@ -188,7 +188,7 @@ class LedgerCopy:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if self._usurper is None:
+        if self._successor is None:
             self._take(ledger)
             self._send("ended")
         self._path.unlink(missing_ok=True)
@@ -205,10 +205,10 @@ class LedgerCopy:
         ledger.clear_file_changes()
         if there is not None:
             return there.lineage
-        strangers = self._store.top() - {PRIVATE}
-        if strangers:
+        foreign = self._store.top() - {PRIVATE}
+        if foreign:
             raise OutputError(
-                f"{self._store.url} holds files, such as {min(strangers)!r}, but no ledger\n"
+                f"{self._store.url} holds files, such as {min(foreign)!r}, but no ledger\n"
                 "  They could be overwritten, so nothing was started. Choose an empty folder of "
                 "the bucket."
             )
@@ -230,7 +230,7 @@ class LedgerCopy:
         began = time.monotonic()
         there = read_run(self._store)
         if there is not None and not there.is_same_as(self._run):
-            self._usurper = there
+            self._successor = there
             return
         if self._taken:
             self._store.upload([(str(self._path), LEDGER)])

@@ -24,7 +24,7 @@ from forebay.jobs.outputs.output_names import recorded_name
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
-_ROBBED = "an output was overwritten"
+_OVERWRITTEN = "an output was overwritten"
 # The attributes of a failure that are stored as one JSON object.
 _PACKED = ("kind", "error", "message", "traceback")
 
@@ -85,7 +85,7 @@ def settle(
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
     lost += _lost(db, [one for one in done if one.ordinal in verdict.losers], verdict.losers)
-    _rob(db, verdict.gone)
+    _remove_overwritten(db, verdict.gone)
     _write(db, winners, [*failed, *lost], published, contested)
 
     staged = {file.name for one in winners for file in one.outputs if file.staged}
@@ -246,7 +246,7 @@ def _failure(
     return FailedInput(ordinal, failure)
 
 
-def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
+def _remove_overwritten(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
     """Delete from gone inputs the outputs whose names listed inputs took over."""
     for ordinal, names in gone.items():
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
@@ -254,7 +254,7 @@ def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
             left = [[name, size] for name, size in files_of(text) if name not in names]
         db.execute(
             "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
-            (json.dumps(left), _ROBBED, ordinal),
+            (json.dumps(left), _OVERWRITTEN, ordinal),
         )
 
 

@@ -64,7 +64,7 @@ class Snapshot:
     unit: str = "input"
 
     def text(self, now: float) -> str:
-        """Return the state of the run for people: counts, which process runs it, the time left.
+        """Describe the state of the run: counts, the process that runs it, the time left.
 
         Args:
             now: Seconds since 1970.

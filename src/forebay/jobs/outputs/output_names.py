@@ -107,7 +107,7 @@ def removable_name(name: object) -> str:
 
 
 def folders_of(name: str) -> list[str]:
-    """Return every folder that a name lies in: "a" and "a/b" for "a/b/c"."""
+    """Return every folder that contains a name: "a" and "a/b" for "a/b/c"."""
     return [name[:at] for at, character in enumerate(name) if character == "/"]
 
 

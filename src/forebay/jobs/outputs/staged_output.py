@@ -106,7 +106,7 @@ class Output:
 
 
 def _make_room(path: str, alone: bool) -> bool:
-    """Make the folder of a path, unless it is there (`alone`); return whether the path is free."""
+    """Create the folder of a path unless it exists (`alone`); return whether the path is free."""
     if os.path.lexists(path):
         return False
     if not alone:

@@ -23,7 +23,7 @@ GROUP_ROWS = 65_536
 
 
 def find_table(table: str | os.PathLike[str]) -> Path:
-    """Return the path of a metadata table, given itself or the folder that it lies in.
+    """Return the path of a metadata table, given the path itself or its folder.
 
     Raises:
         InputError: There is none.

@@ -105,7 +105,7 @@ class Fingerprint:
 def describe(work: object) -> Fingerprint:
     """Describe a function, a callable object, or a map-style Dataset.
 
-    The user's own code is followed wherever it lies, but for the standard library and installed
+    The user's own code is followed wherever it is, except for the standard library and installed
     packages: through globals and what they are defined with, closures, attributes, base classes.
     Comments count; the indentation of the whole and trailing blanks do not. An import within a
     function is not followed. What `__getstate__` leaves out is no parameter: leave a cache out

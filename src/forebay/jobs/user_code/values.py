@@ -51,7 +51,7 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 def weights_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the named parameters and buffers of an nn.Module; none of anything else."""
+    """Return the named parameters and buffers of an nn.Module; [] for any other value."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.nn.Module):
         return []

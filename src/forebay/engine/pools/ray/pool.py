@@ -109,7 +109,7 @@ class RayPool(Pool):
         self._most = most if most is not None else where.max_workers
         self._ahead = ahead
         self._arrive = arrive
-        self._heard: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
+        self._messages: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
             queue.SimpleQueue()
         )
         self._members: dict[int, _Member] = {}
@@ -122,7 +122,7 @@ class RayPool(Pool):
         self._owner = os.getpid()
         cluster.hold(True)
         try:
-            self._monitor = ClusterMonitor(where, check, self._heard.put)
+            self._monitor = ClusterMonitor(where, check, self._messages.put)
         except BaseException:
             self._leave()
             raise
@@ -138,7 +138,7 @@ class RayPool(Pool):
     def start(self, incarnation: int, worker_id: int) -> None:
         """Place the worker on a node; it waits if there is no room."""
         self._waiting.append((incarnation, worker_id))
-        self._settle()
+        self._place_waiting()
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Order the worker's host to send the tasks to it."""
@@ -172,23 +172,23 @@ class RayPool(Pool):
             due += [until] if until is not None else []
             due += [now + SAY_S] if self._waiting else []
             try:
-                message = self._heard.get(timeout=max(min(due) - now, 0.0) if due else None)
+                message = self._messages.get(timeout=max(min(due) - now, 0.0) if due else None)
             except queue.Empty:
                 if until is not None and time.monotonic() >= until:
                     until = now  # check once more what is due, then return
-                self._see_to_what_is_due()
+                self._meet_deadlines()
                 continue
-            events += self._take_in(message)
-            while not self._heard.empty():
-                events += self._take_in(self._heard.get_nowait())
-            self._see_to_what_is_due()
+            events += self._handle(message)
+            while not self._messages.empty():
+                events += self._handle(self._messages.get_nowait())
+            self._meet_deadlines()
             if message is None:
                 break
         return events
 
     def wake(self) -> None:
         """Put an empty message into the queue."""
-        self._heard.put(None)
+        self._messages.put(None)
 
     def close(self) -> None:
         """Tell every host to stop, kill those that do not, and leave a cluster that we started."""
@@ -212,8 +212,8 @@ class RayPool(Pool):
         until = time.monotonic() + patience_s
         for member in self._members.values():
             while member.listener.is_alive() and time.monotonic() < until:
-                while not self._heard.empty():
-                    message = self._heard.get_nowait()
+                while not self._messages.empty():
+                    message = self._messages.get_nowait()
                     if isinstance(message, Message):
                         message.taken.set()
                 member.listener.join(0.01)
@@ -224,7 +224,7 @@ class RayPool(Pool):
 
     # ---- placing workers -----------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _place_waiting(self) -> None:
         """Place waiting workers, as far as there is room."""
         if not self._ray.is_initialized():
             return  # the monitor reports that
@@ -232,13 +232,13 @@ class RayPool(Pool):
         wanted = len(self._waiting)
         for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
             self._fresh[node] += 1
-            self._employ(*self._waiting.popleft(), node)
+            self._start_host(*self._waiting.popleft(), node)
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _employ(self, incarnation: int, worker_id: int, node: str) -> None:
+    def _start_host(self, incarnation: int, worker_id: int, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         try:
@@ -255,11 +255,11 @@ class RayPool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
-            self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
+            self._messages.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
             return
         listener = threading.Thread(
             target=listen,
-            args=(incarnation, worker_id, host, self._ahead, self._heard.put, self._closed),
+            args=(incarnation, worker_id, host, self._ahead, self._messages.put, self._closed),
             name=f"forebay-listener-{incarnation}",
             daemon=True,
         )
@@ -294,7 +294,7 @@ class RayPool(Pool):
             else:
                 portable.append((task, attempt, what))
         if failed:
-            self._heard.put(Message(list(failed)))
+            self._messages.put(Message(list(failed)))
             if portable:
                 self._order(incarnation, "send", portable)
 
@@ -304,7 +304,7 @@ class RayPool(Pool):
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _take_in(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
+    def _handle(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
                 events = [self._event(event) for event in message.events]
@@ -348,10 +348,10 @@ class RayPool(Pool):
         if now > self.num_workers:
             self.num_workers = now
             events.append(RoomGrew(now))
-        self._settle()
+        self._place_waiting()
         return events
 
-    def _see_to_what_is_due(self) -> None:
+    def _meet_deadlines(self) -> None:
         now = time.monotonic()
         for member in self._members.values():
             if member.kill_at is not None and member.kill_at <= now:
