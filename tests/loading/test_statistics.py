@@ -11,12 +11,22 @@ from datasets import Squares
 from streams import WAYS, Lethal, until
 
 from forebay import Buffer, DataLoader
-from forebay.observe.statistics import KEPT_WAITS, Counters
+from forebay.observe.statistics import totals_of
+from forebay.observe.trace import KEPT_WAITS, Trace
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-GROWING = ["waited_s", "fetch_s", "fetch_cpu_s", "collate_s", "idle_s", "restarts", "failures"]
+GROWING = [
+    "waited_s",
+    "fetch_s",
+    "collate_s",
+    "cpu_s",
+    "queued_s",
+    "idle_s",
+    "restarts",
+    "failures",
+]
 
 
 class Kilobytes(Squares):
@@ -119,7 +129,7 @@ def test_waiting_for_a_disk_is_told_from_work():
     assert len(list(loader)) == 4
     now = loader.statistics()
     assert now.fetch_s >= 0.08
-    assert now.fetch_cpu_s < now.fetch_s / 2
+    assert now.cpu_s < now.fetch_s / 2
     assert now.waited_s >= 0.08
 
 
@@ -144,14 +154,14 @@ def test_a_look_is_immutable_and_fits_on_a_line():
 
 def test_percentiles_are_of_the_last_waits():
     """The oldest are forgotten, so that memory does not grow; the sum is of all."""
-    counters = Counters()
-    assert counters.known()["wait_p50_s"] == 0.0
-    for _ in range(KEPT_WAITS):
-        counters.waited(1.0)
-    for number in range(KEPT_WAITS):
-        counters.waited(number / KEPT_WAITS)
-    assert len(counters.waits) == KEPT_WAITS
-    known = counters.known()
+    trace = Trace()
+    assert totals_of(trace)["wait_p50_s"] == 0.0
+    for step in range(KEPT_WAITS):
+        trace.taken(float(step), 1.0, 0)
+    for step in range(KEPT_WAITS):
+        trace.taken(float(step), step / KEPT_WAITS, 0)
+    assert len(trace.waits) == KEPT_WAITS
+    known = totals_of(trace)
     assert abs(known["wait_p50_s"] - 0.5) < 0.01
     assert abs(known["wait_p99_s"] - 0.99) < 0.01
     assert known["waited_s"] > KEPT_WAITS

@@ -141,6 +141,11 @@ class Engine:
         """The number of tasks that workers hold."""
         return self._flow.counts[State.RUNNING]
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of results that are ready or in use."""
+        return self._flow.held_bytes
+
     def wake(self) -> None:
         """Make `step` return early. Any thread may call this; no other method."""
         self._pool.wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,9 +38,11 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
+        began = time.perf_counter()
         self._is_over = False
         self._workers: list[WorkerHandle] = []
         self.pipeline, self._planner = loader._begin_epoch(self, draw, is_new)
+        self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
             self._workers = [WorkerHandle(feed, each) for each in range(self._num_workers)]

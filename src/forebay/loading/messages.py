@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab_layout import Slot
 from forebay.failures import Failure
-from forebay.observe.statistics import Timing
+from forebay.observe.trace import Timing
 
 # The kind of a failure that ends the stream in which it happens, so that nothing can be retried.
 STREAM = "stream"
@@ -119,7 +119,7 @@ class BatchResult(NamedTuple):
     """
 
     batch: PackedBatch | Any
-    timing: Timing
+    timing: Timing = Timing()
     failures: tuple[Failure, ...] = ()
     is_empty: bool = False
     state: WorkerState | None = None

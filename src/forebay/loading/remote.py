@@ -9,6 +9,7 @@ own, to be written to and kept, as if it had been made here.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from forebay.engine.events import Event, TaskFinished
@@ -60,4 +61,5 @@ def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
         if earlier is not None:  # of an attempt that was given up, and came after all
             slab.give_back(earlier)
         slots[event.task] = slot
-    return event._replace(result=result._replace(batch=packed))
+    timing = result.timing._replace(ended_at=time.perf_counter())  # by this machine's clock
+    return event._replace(result=result._replace(batch=packed, timing=timing))

@@ -21,7 +21,7 @@ from forebay.loading.planner import Planner
 from forebay.loading.set_epoch import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.observe.statistics import Counters
+from forebay.observe.trace import Trace
 from forebay.options import Ray
 
 # The seed of samples that draw random numbers.
@@ -110,7 +110,7 @@ class RangeReader:
         )
         settings = Settings(loader)
         planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
-        feed = feed_of(settings, settings.spec(seed=SEED), Counters())
+        feed = feed_of(settings, settings.spec(seed=SEED), Trace())
         try:
             planner.begin(feed, Start(0))
             while (found := planner.take()) is not None:
