@@ -109,7 +109,7 @@ class Index:
 
     def write(self, private: Path) -> None:
         """Write it to forebay's own folder, atomically."""
-        found = {
+        record = {
             "format": FORMAT,
             "plan": self.plan.to_dict(),
             "sizes": list(self.sizes),
@@ -118,7 +118,7 @@ class Index:
         }
         staged = private / f"{NAME}.new"
         with staged.open("w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(record, file)
             file.flush()
             os.fsync(file.fileno())
         staged.replace(private / NAME)
