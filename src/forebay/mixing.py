@@ -26,7 +26,7 @@ MOST = 1e100
 def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
     """Mix datasets by weight, for a `forebay.DataLoader`.
 
-    In any run of consecutive samples, each source has its share, to within a few samples. A source
+    Among any consecutive samples, each source has its share, to within a few samples. A source
     goes through all its samples before any is repeated, however long an epoch of the mixture
     is: a small source with a large weight has several epochs in one of the mixture, and
     a large source continues in the next epoch where it stopped.
@@ -92,7 +92,7 @@ def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple
 
 
 class MixedDataset(Dataset[Any]):
-    """Several datasets laid end to end, with a weight for each; made by `mix`.
+    """The concatenation of several datasets, with a weight for each; made by `mix`.
 
     Attributes:
         datasets: The sources, by name.
@@ -116,7 +116,7 @@ class MixedDataset(Dataset[Any]):
             self.__getitems__ = self._get_together
 
     def __len__(self) -> int:
-        """Return the samples of all sources together."""
+        """Return the total number of samples of the sources."""
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
@@ -125,7 +125,7 @@ class MixedDataset(Dataset[Any]):
         return self._sources[source][place]
 
     def _get_together(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples, asking each source once."""
+        """Return samples, with one call to each source."""
         samples: dict[int, Any] = {}
         wanted: dict[int, list[tuple[int, int]]] = {}
         for position, index in enumerate(indices):

@@ -79,7 +79,7 @@ def run(command, *, prefix=(), stderr=subprocess.PIPE):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_lines_are_shown_where_somebody_reads_them(command, verb):
+def test_lines_are_shown_where_a_person_reads_them(command, verb):
     """So that the next tests are about lines that would be written."""
     code, out, err = run([*command, verb])
     assert (code, out) == (0, DONE[verb])

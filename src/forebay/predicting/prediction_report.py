@@ -16,9 +16,9 @@ class PredictionReport:
 
     Attributes:
         output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
-        done: Samples with a prediction, those of earlier runs included.
+        done: Samples with a prediction, including those of earlier runs.
         failed: Samples without one.
-        resumed: Samples of parts that an earlier run had done already.
+        resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
     """
