@@ -38,7 +38,8 @@ from forebay.loading.samplers import UnreadSampler, planned
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
-from forebay.observe.statistics import Counters, Statistics
+from forebay.observe.statistics import Statistics
+from forebay.observe.trace import Trace
 from forebay.options import Ray, cluster_of
 from forebay.ranks import ranks_of
 
@@ -153,7 +154,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = planned(dataset, bool(shuffle), self.seed, generator), None
-        self._counters = Counters()
+        self._trace = Trace()
         self._failures = FailureLog()
         self._pipeline: Pipeline | None = None  # of the last iteration
         self._passes: weakref.WeakSet[Pipeline] = weakref.WeakSet()
@@ -218,7 +219,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def _a_pipeline(self, *, is_new: bool) -> Pipeline:
         if self._pipeline is None or is_new:
-            self._pipeline = Pipeline(Settings(self), self._recorders, self._counters)
+            self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
             self._passes.add(self._pipeline)
         return self._pipeline
 
@@ -266,7 +267,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def statistics(self) -> Statistics:
         """Return counts of what the loader has done and is waiting for; cheap, at any time."""
-        return statistics_of(self, self._passes, self._counters, self._failures.total)
+        return statistics_of(self, self._passes, self._trace, self._failures.total)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             Exception: Whatever making the batch raised, with its own traceback.
         """
         settings = Settings(self)
-        pipeline = self._pipeline or Pipeline(settings, self._recorders, self._counters)
+        pipeline = self._pipeline or Pipeline(settings, self._recorders, self._trace)
         return replayed(pipeline, settings, self._resumed, epoch, batch)
 
     # ---- changes -------------------------------------------------------------------------------
@@ -395,15 +396,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator"))
+        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator", "_trace"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
-        made = {"_counters": Counters(), "_failures": FailureLog(), "_next_epoch": epoch}
+        made = {"_failures": FailureLog(), "_next_epoch": epoch}
         return {**self.__dict__, **fresh, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the attributes of a copy."""
         self.__dict__.update(state)
-        self._passes = weakref.WeakSet()
+        self._passes, self._trace = weakref.WeakSet(), Trace()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""

@@ -7,6 +7,7 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,9 +38,11 @@ from forebay.loading.messages import (
     WorkerState,
 )
 from forebay.loading.set_epoch import owner_of_set_epoch
-from forebay.observe.statistics import Timing
+from forebay.observe.run_queue import queued_s
+from forebay.observe.trace import MEASURED_S, Timing
 from forebay.randomness import ThreadTurns
 from forebay.ranks import process_group
+from forebay.tracebacks import cut_own_frames
 
 
 class BatchJob:
@@ -67,6 +70,9 @@ class BatchJob:
         self._init_error: BaseException | None = None
         self._idle_since = 0.0
         self._idle_s = 0.0  # before the present request
+        self._fetch_s = self._collate_s = 0.0
+        self._measured_at = math.inf  # when the following were measured; inf for not yet
+        self._cpu_s = self._queued_s = 0.0
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
@@ -76,6 +82,7 @@ class BatchJob:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
+        self.measure()
         self._idle_since = time.perf_counter()
 
     def run(self, assignment: Assignment) -> Answer:
@@ -108,6 +115,7 @@ class BatchJob:
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it."""
+        cut_own_frames(error)
         return BatchError(error, self._notes(request, index))
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
@@ -117,24 +125,43 @@ class BatchJob:
 
     def _answer(self, request: BatchRequest) -> Answer:
         result = self.make(request)
-        return Answer(result, nbytes(result.batch) if isinstance(result, BatchResult) else 0)
+        if not isinstance(result, BatchResult):
+            return Answer(result, 0)
+        return Answer(result._replace(timing=self.timing()), nbytes(result.batch))
 
     def _before_collation(self, request: BatchRequest) -> None:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
         failures: list[Failure] = []
-        batch, began, cpu = None, time.perf_counter(), time.thread_time()
+        batch, began = None, time.perf_counter()
         samples = fetcher.fetch(request, failures)
-        fetched, fetched_cpu = time.perf_counter(), time.thread_time()
+        fetched = time.perf_counter()
         is_empty = bool(failures) and not samples
         if not is_empty:
             self._before_collation(request)
             batch = fetcher.collate(request, samples)
-        done = time.perf_counter()
-        timing = Timing(fetched - began, fetched_cpu - cpu, done - fetched, self._idle_s)
+        self._fetch_s, self._collate_s = fetched - began, time.perf_counter() - fetched
         state = fetcher.state() if self._spec.tracks_state else None
-        return BatchResult(batch, timing, tuple(failures), is_empty, state)
+        return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
+
+    def timing(self) -> Timing:
+        """Return the time spent on the batch that was made last, which has just become ready."""
+        now, cpu_s, queued = time.perf_counter(), 0.0, 0.0
+        if now - self._measured_at >= MEASURED_S:
+            cpu_before, queued_before = self._cpu_s, self._queued_s
+            self.measure()
+            cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
+        slowest = None if self._maps is None else self._maps.slowest
+        return Timing(
+            *(self._worker_id, now, self._fetch_s, self._collate_s),
+            *(cpu_s, queued, self._idle_s, slowest),
+        )
+
+    def measure(self) -> None:
+        """Measure from now on how much processor time this thread takes."""
+        self._cpu_s, self._queued_s = time.thread_time(), queued_s()
+        self._measured_at = time.perf_counter()
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
         """Return what fetches the samples of a request, with the dataset at its epoch."""
@@ -288,12 +315,13 @@ class ProcessJob(BatchJob):
             return Answer(self.raised(request, error, None), 0)
         result = result._replace(batch=None)  # from here on, the rest belongs to the user
         packed = packer.seal(packed)
-        return Answer(result._replace(batch=packed), packed.nbytes)
+        return Answer(result._replace(batch=packed, timing=self.timing()), packed.nbytes)
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it again, as torch does."""
         if self._meets is not None:
             self._meets(type(error))
+        cut_own_frames(error)
         wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))
         return BatchError(wrapped, self._notes(request, index))
 

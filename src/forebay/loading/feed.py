@@ -4,7 +4,7 @@
        ^                          │
        └───────── take() <────────┘  results, in order
 
-What needs no worker is `local_feed.py`.
+What needs no worker is `local_feed.py`. Long because it owns every request until it is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from forebay.loading.messages import (
     WorkerState,
 )
 from forebay.loading.workers import Workers, pool_for
-from forebay.observe.statistics import Counters
+from forebay.observe.trace import Trace
 from forebay.randomness import generators_lent
 
 RELEASED_TOGETHER = 16
@@ -55,7 +55,7 @@ class Feed:
         spec: How batches are made.
         workers: Where.
         limits: What the engine may do.
-        counters: Counts what happens.
+        trace: Records what happens.
         turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
@@ -71,7 +71,7 @@ class Feed:
         spec: BatchSpec,
         workers: Workers,
         limits: Limits,
-        counters: Counters,
+        trace: Trace,
         *,
         turns: bool,
         by_caller: bool,
@@ -84,7 +84,8 @@ class Feed:
         self._error: BaseException | None = None  # why there will be no more results
         self._timeout_s, self._start_s = limits.timeout_s, workers.start_s
         self._attempts = limits.retries + 1
-        self._counters = counters
+        self._trace, trace.num_workers = trace, workers.count
+        self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
         self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
         self._directory = workers.directory
@@ -120,6 +121,11 @@ class Feed:
         self._check()
         self._driver.call_and_wait(partial(self._forget, before))
 
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers (`Engine.resize`); `get_worker_info()` tells the first."""
+        self._check()
+        self._driver.call(partial(self._engine.resize, num_workers))
+
     def _forget(self, before: int) -> None:
         self._engine.forget(before)
         ready = self.ready
@@ -145,22 +151,25 @@ class Feed:
             WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
             RuntimeError: The feed cannot be used: it is closed, inconsistent, or another process's.
         """
-        if self.ready and not self._closed and os.getpid() == self._owner:
-            self._counters.waits.append(0.0)
-        else:
+        waited_s, count = 0.0, len(self.ready)
+        asked_at, self._asked_at = self._asked_at or time.perf_counter(), 0.0
+        if not count or self._closed or os.getpid() != self._owner:
             self._wait()
+            waited_s = time.perf_counter() - asked_at
         outcome = self.ready.popleft()
         task = outcome.task
+        if _is_empty(outcome):
+            self._asked_at = asked_at
+        else:
+            self._trace.taken(asked_at, waited_s, count)
         if isinstance(outcome, ReportFailure):
             return task, outcome.failure
-        taken = self._taken
-        taken.append(task)
+        self._taken.append(task)
         # Waking the driver costs more than a late refill does.
         is_lazy = self._driver.releases_lazily
-        if len(taken) >= (RELEASED_TOGETHER if is_lazy else len(self.ready) // 8 + 1):
+        if len(self._taken) >= (RELEASED_TOGETHER if is_lazy else len(self.ready) // 8 + 1):
             self._release()
-        result = outcome.result
-        if isinstance(result, WorkerExhausted):
+        if isinstance(result := outcome.result, WorkerExhausted):
             self.empty -= 1
         elif self._slab is not None and isinstance(result, BatchResult) and not result.is_empty:
             result = self._opened(self._slab, task, result)
@@ -168,7 +177,6 @@ class Feed:
 
     def _wait(self) -> None:
         self._check()
-        began = time.perf_counter()
         until = None  # later than the engine would replace a worker that hangs
         if self._timeout_s is not None:
             until = time.monotonic() + self._timeout_s * self._attempts + self._start_s
@@ -186,7 +194,6 @@ class Feed:
         except BaseException:
             self.interrupted()
             raise
-        self._counters.waited(time.perf_counter() - began)
         if not self.ready:
             self._check()
             raise WorkerDiedError(
@@ -217,7 +224,7 @@ class Feed:
         for outcome in outcomes:
             match outcome:
                 case DeliverResult():
-                    self._arrived(outcome.task, outcome.result)
+                    self._arrived(outcome)
                     self.ready.append(outcome)
                 case ReportFailure():
                     self._free(outcome.task)
@@ -225,12 +232,14 @@ class Feed:
                 case DropTask():
                     self._free(outcome.task)
                 case ReportRetry():
-                    self._counters.restarts += 1
+                    self._trace.restarted()
 
-    def _arrived(self, task: int, result: Any) -> None:
-        is_batch, slab = isinstance(result, BatchResult), self._slab
-        if is_batch:
-            self._counters.made(result.timing)
+    def _arrived(self, outcome: DeliverResult) -> None:
+        task, result = outcome.task, outcome.result
+        slab = self._slab
+        if is_batch := isinstance(result, BatchResult):
+            self._trace.made(result.timing, outcome.seconds, outcome.nbytes)
+            self._trace.held_bytes = self._engine.held_bytes
         elif isinstance(result, WorkerExhausted):
             self.empty += 1
             self.exhausted[result.worker_id] = task
@@ -238,14 +247,12 @@ class Feed:
             self._free(task)
             return
         slot = self._slots.pop(task, None)
-        if slot is not None or result.batch.nbytes > slab.largest:
-            slot = result.batch.settle(slab, slot)
-            if slot is not None:
-                self._slots[task] = slot
+        needs_slot = slot is not None or result.batch.nbytes > slab.largest
+        if needs_slot and (slot := result.batch.settle(slab, slot)) is not None:
+            self._slots[task] = slot
 
     def _free(self, task: int) -> None:
-        slot = self._slots.pop(task, None)
-        if slot is not None and self._slab is not None:
+        if self._slab is not None and (slot := self._slots.pop(task, None)) is not None:
             self._slab.give_back(slot)
 
     # ---- what it is doing ----------------------------------------------------------------------

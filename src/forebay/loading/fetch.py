@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,12 @@ from forebay.collating.slicing import slicing
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import has_state
+from forebay.observe.trace import SlowSample
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
 from forebay.randomness import Seeds, ThreadTurns, seed_generators
+
+# Samples that take less than this on average are not timed one by one.
+TIMED_S = 0.0001
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: an iterable dataset has no more
@@ -45,9 +50,14 @@ class MapFetcher:
     Args:
         spec: What to fetch from, and how.
         turns: For threads, which share the generators.
+
+    Attributes:
+        slowest: The slowest sample of the last batch; None if they were not timed one by one.
     """
 
     def __init__(self, spec: BatchSpec, turns: ThreadTurns | None = None) -> None:
+        self.slowest: SlowSample | None = None
+        self._is_timed = True
         self._spec = spec
         self._turns = turns
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
@@ -98,17 +108,28 @@ class MapFetcher:
         if seeds is not None:
             assert spec.seed is not None
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
+        is_timed, slowest_s, slowest = self._is_timed, 0.0, None
+        first = began = time.perf_counter()
         for position, index in enumerate(indices, request.position):
             try:
                 if seeds is not None:
                     seeds(child_seed(seed, position))
                 samples.append(dataset[index])
+                if is_timed:
+                    ended = time.perf_counter()
+                    if ended - began > slowest_s:
+                        slowest_s, slowest = ended - began, index
+                    began = ended
             except Exception as error:
                 if not spec.skip_errors:
                     raise SampleError(index) from error
                 failures.append(
                     Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
                 )
+        self.slowest = None
+        if is_timed and slowest_s > TIMED_S:
+            self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
+        self._is_timed = time.perf_counter() - first > TIMED_S * len(indices)
         return samples
 
     def _drawing(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:

@@ -21,7 +21,8 @@ from forebay.loading.samplers import (
     state_of_generator,
 )
 from forebay.loading.settings import Settings
-from forebay.observe.statistics import Counters, Statistics
+from forebay.observe.statistics import Statistics, totals_of
+from forebay.observe.trace import Trace
 from forebay.plan.mixture import Mixture
 
 
@@ -142,7 +143,7 @@ def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
 
 
 def statistics_of(
-    loader: Any, passes: Iterable[Pipeline], counters: Counters, failures: int
+    loader: Any, passes: Iterable[Pipeline], trace: Trace, failures: int
 ) -> Statistics:
     """Return what a loader has done, in its iterations that are under way and before."""
     feeds = [each.feed for each in passes if each.feed is not None]
@@ -167,5 +168,5 @@ def statistics_of(
         in_flight=sum(feed.in_flight for feed in feeds),
         failures=failures,
         sources={} if planner is None else pipeline.given(getattr(loader.dataset, "datasets", ())),
-        **counters.known(),
+        **totals_of(trace),
     )

@@ -10,7 +10,7 @@ from forebay.engine.job import Refusal
 from forebay.engine.pools.worker import failure_of
 from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
-from forebay.observe.statistics import Counters
+from forebay.observe.trace import FINEST_S, Trace
 from forebay.randomness import generators_kept
 
 
@@ -19,17 +19,18 @@ class LocalFeed:
 
     Args:
         spec: How batches are made.
-        counters: Counts what happens.
+        trace: Records what happens.
     """
 
     is_open, in_flight, empty, pool = True, 0, 0, None
     ready: tuple[()] = ()
 
-    def __init__(self, spec: BatchSpec, counters: Counters) -> None:
+    def __init__(self, spec: BatchSpec, trace: Trace) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
         self._is_seeded = spec.seed is not None
-        self._counters = counters
+        self._trace = trace
+        self._is_slow = True  # so that measuring a batch takes a small part of it
         self._queue: deque[NewTask] = deque()
 
     def put(self, tasks: list[NewTask]) -> None:
@@ -45,6 +46,8 @@ class LocalFeed:
     def take(self) -> tuple[int, Result]:
         """Make the next batch, and return it with its task."""
         task = self._queue.popleft()
+        if self._is_slow:
+            self._job.measure()
         began, result = time.perf_counter(), None
         try:
             if self._is_seeded:
@@ -57,9 +60,11 @@ class LocalFeed:
         except KeyboardInterrupt:
             self._queue.appendleft(task)  # it is made when asked for again
             raise
-        self._counters.waited(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._is_slow = seconds > FINEST_S
         if isinstance(result, BatchResult):
-            self._counters.made(result.timing)
+            self._trace.made(self._job.timing(), seconds, 0)
+            self._trace.taken(began, seconds, 0)
         elif isinstance(result, WorkerExhausted):
             self.exhausted[result.worker_id] = task.task
         return task.task, result

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab_layout import Slot
 from forebay.failures import Failure
-from forebay.observe.statistics import Timing
+from forebay.observe.trace import Timing
 
 # The kind of a failure that ends the stream in which it happens, so that nothing can be retried.
 STREAM = "stream"
@@ -50,7 +50,7 @@ class BatchSpec:
         auto_collation: Whether a batch is made of several samples.
         collate_fn: Makes a batch of a list of samples, or converts one sample.
         drop_last: For iterable datasets: leave out an incomplete last batch.
-        num_workers: How many workers there are.
+        num_workers: What `get_worker_info()` says: how many workers there were at first.
         base_seed: Worker `w` starts with the seed `base_seed + w`.
         worker_init_fn: Called in each worker with its ID.
         seed: Seeds each sample by its position in the plan; None leaves each worker to its own
@@ -106,6 +106,10 @@ class BatchRequest(NamedTuple):
     shared_seed: int | None = None
     slot: Slot | None = None
 
+    def __str__(self) -> str:
+        """Return what the log calls it."""
+        return f"epoch {self.epoch}, batch {self.batch}"
+
 
 class BatchResult(NamedTuple):
     """A batch: packed by a worker process, or as it is where no process lies between.
@@ -119,7 +123,7 @@ class BatchResult(NamedTuple):
     """
 
     batch: PackedBatch | Any
-    timing: Timing
+    timing: Timing = Timing()
     failures: tuple[Failure, ...] = ()
     is_empty: bool = False
     state: WorkerState | None = None

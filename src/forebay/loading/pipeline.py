@@ -31,7 +31,7 @@ from forebay.loading.samplers import (
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
-from forebay.observe.statistics import Counters
+from forebay.observe.trace import Trace
 from forebay.plan.batch_plan import Plan
 from forebay.plan.mixture import Mixture
 from forebay.plan.seeds import worker_seed_of
@@ -45,7 +45,7 @@ class Pipeline:
     Args:
         settings: What the loader is made with.
         recorders: What the user calls `set_epoch` with.
-        counters: Counts what happens.
+        trace: Records what happens.
 
     Attributes:
         seed: What batches depend on; None by torch's rules, and before it is drawn.
@@ -60,9 +60,7 @@ class Pipeline:
         drew_base_seed: By torch's rules: whether this epoch began with drawing a base seed.
     """
 
-    def __init__(
-        self, settings: Settings, recorders: SetEpochRecorders, counters: Counters
-    ) -> None:
+    def __init__(self, settings: Settings, recorders: SetEpochRecorders, trace: Trace) -> None:
         self.seed: int | None = settings.loader.seed
         self.mixture: Mixture | None = settings.plan.mixture if settings.plan else None
         self.feed: Feed | LocalFeed | None = None
@@ -70,7 +68,7 @@ class Pipeline:
         self.keeps_workers = settings.keeps_workers
         self.reader: int | None = None
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
-        self.recorders, self._counters = recorders, counters
+        self.recorders, self.trace = recorders, trace
         self.generator_before: str | None = None
         self.drew_base_seed = True
         self._dataset_seen: Any = None
@@ -181,7 +179,7 @@ class Pipeline:
             self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
-            feed = self.feed = feed_of(settings, spec, self._counters)
+            feed = self.feed = feed_of(settings, spec, self.trace)
         return planner, feed
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -287,15 +285,15 @@ class Pipeline:
         return planner.start.origin + planner.sample
 
 
-def feed_of(settings: Settings, spec: BatchSpec, counters: Counters) -> Feed | LocalFeed:
+def feed_of(settings: Settings, spec: BatchSpec, trace: Trace) -> Feed | LocalFeed:
     """Return a new feed, whose workers are being started."""
     if settings.is_local:
-        return LocalFeed(spec, counters)
+        return LocalFeed(spec, trace)
     workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None
     limits = settings.limits(settings.depth())
     try:
-        return Feed(spec, workers, limits, counters, turns=turns, by_caller=by_caller)
+        return Feed(spec, workers, limits, trace, turns=turns, by_caller=by_caller)
     except (TypeError, AttributeError, PicklingError):
         if workers.start != "fork":
             warnings.warn(

@@ -9,6 +9,7 @@ own, to be written to and kept, as if it had been made here.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from forebay.engine.events import Event, TaskFinished
@@ -28,7 +29,7 @@ MESSAGES_AHEAD = 2
 
 
 def pool_on_cluster(
-    spec: BatchSpec, cluster: Ray, count: int, slab: Slab, slots: dict[int, Slot]
+    spec: BatchSpec, cluster: Ray, max_workers: int, slab: Slab, slots: dict[int, Slot]
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches.
 
@@ -38,7 +39,14 @@ def pool_on_cluster(
     hosting = BatchHosting(payload)
     arrive = partial(_landed, slab, slots)
     return RayPool(
-        hosting, cluster, NodeCheck(payload), count, ahead=MESSAGES_AHEAD, arrive=arrive, say=note
+        hosting,
+        cluster,
+        NodeCheck(payload),
+        max_workers,
+        grows=False,
+        ahead=MESSAGES_AHEAD,
+        arrive=arrive,
+        say=note,
     )
 
 
@@ -60,4 +68,5 @@ def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
         if earlier is not None:  # of an attempt that was given up, and came after all
             slab.give_back(earlier)
         slots[event.task] = slot
-    return event._replace(result=result._replace(batch=packed))
+    timing = result.timing._replace(ended_at=time.perf_counter())  # by this machine's clock
+    return event._replace(result=result._replace(batch=packed, timing=timing))

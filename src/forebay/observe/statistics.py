@@ -1,32 +1,13 @@
-"""What a loader has done and what it waits for: counts, and an immutable record of them."""
+"""What a loader has done and what it waits for: an immutable record of it."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-# Waits kept for the percentiles: the last so many.
-KEPT_WAITS = 4096
-
-
-class Timing(NamedTuple):
-    """What a worker spent on one batch.
-
-    Attributes:
-        fetch_s: Seconds getting samples, by the clock.
-        fetch_cpu_s: Seconds of processor time in that.
-        collate_s: Seconds making a batch of them.
-        idle_s: Seconds that the worker had nothing to do before.
-        is_inline: Whether the batch was small enough to travel with its answer.
-    """
-
-    fetch_s: float
-    fetch_cpu_s: float
-    collate_s: float
-    idle_s: float
-    is_inline: bool = False
+from forebay.observe.notebook_html import summary
+from forebay.observe.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +28,10 @@ class Statistics:
         wait_p95_s: The wait that 95 % of them did not exceed.
         wait_p99_s: The wait that 99 % of them did not exceed.
         fetch_s: Seconds that workers spent getting samples, by the clock.
-        fetch_cpu_s: Seconds of processor time in that; far less means that they waited for a disk.
-        collate_s: Seconds that workers spent making batches of samples.
+        collate_s: Seconds that workers spent making batches of samples, by the clock.
+        cpu_s: Seconds of processor time that workers used; far less than `fetch_s + collate_s`
+            means that they waited, for a disk or for a core.
+        queued_s: Seconds that workers waited for a core; 0 where the system does not tell.
         idle_s: Seconds that workers had nothing to do, for lack of room for more batches.
         restarts: Attempts at batches that ended with the death of a worker.
         failures: Samples that were left out (`on_error="skip"`).
@@ -68,52 +51,48 @@ class Statistics:
     wait_p95_s: float
     wait_p99_s: float
     fetch_s: float
-    fetch_cpu_s: float
     collate_s: float
+    cpu_s: float
+    queued_s: float
     idle_s: float
     restarts: int
     failures: int
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, int | float]:
+        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
 
-@dataclass(slots=True)
-class Counters:
-    """The counts behind `Statistics`, over all epochs of a loader.
+        Returns:
+            The attributes by their names, the same ones at each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 where there is no
+            such batch. Each source of a mixture adds `sources/NAME/samples` and
+            `sources/NAME/epochs`, from the first batch on.
+        """
+        flat: dict[str, int | float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float):
+                flat[each.name] = value
+        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
+            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
+        for source, (samples, epochs) in self.sources.items():
+            flat[f"sources/{source}/samples"] = samples
+            flat[f"sources/{source}/epochs"] = epochs
+        return flat
 
-    Attributes:
-        waits: Seconds that the trainer waited for each of the last batches.
-        waited_s: Seconds it waited for all of them.
-        fetch_s: See `Statistics`; so are all others.
-    """
+    def _repr_html_(self) -> str:
+        """Return the numbers for a notebook."""
+        return summary("Statistics", self.to_dict())
 
-    waits: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAITS))
-    waited_s: float = 0.0
-    fetch_s: float = 0.0
-    fetch_cpu_s: float = 0.0
-    collate_s: float = 0.0
-    idle_s: float = 0.0
-    restarts: int = 0
 
-    def waited(self, seconds: float) -> None:
-        """Count a wait of the trainer."""
-        self.waits.append(seconds)
-        self.waited_s += seconds
-
-    def made(self, timing: Timing) -> None:
-        """Count what a worker spent on a batch."""
-        self.fetch_s += timing.fetch_s
-        self.fetch_cpu_s += timing.fetch_cpu_s
-        self.collate_s += timing.collate_s
-        self.idle_s += timing.idle_s
-
-    def known(self) -> dict[str, Any]:
-        """Return the counts by the names that `Statistics` has for them."""
-        waits = sorted(self.waits) or [0.0]
-        last = len(waits) - 1
-        shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-        known: dict[str, Any] = {
-            f"wait_{name}_s": waits[min(int(share * len(waits)), last)]
-            for name, share in shares.items()
-        }
-        names = ("waited_s", "fetch_s", "fetch_cpu_s", "collate_s", "idle_s", "restarts")
-        return known | {name: getattr(self, name) for name in names}
+def totals_of(trace: Trace) -> dict[str, Any]:
+    """Return the fields of `Statistics` that a trace has."""
+    waits = sorted(trace.waits) or [0.0]
+    last = len(waits) - 1
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    percentiles = {
+        f"wait_{name}_s": waits[min(int(share * len(waits)), last)]
+        for name, share in shares.items()
+    }
+    names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
+    return percentiles | {name: getattr(trace, name) for name in names}

@@ -1,0 +1,330 @@
+"""What a loader's workers and its trainer did, and when: a record of bounded size.
+
+    feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
+
+A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
+run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches follow
+each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
+account for the others, so that tracing costs next to nothing on tiny batches.
+
+Times are seconds of `time.perf_counter()`, which on one machine all processes share.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+# Batches, and steps, that are kept one by one: the last so many.
+KEPT = 2048
+# Records of one kind are at least this far apart.
+FINEST_S = 0.001
+# Processor time is measured over at least so long: asking the system takes several microseconds.
+MEASURED_S = 0.01
+# Spans of the whole run; when there are more, each two become one.
+MAX_SPANS = 512
+FIRST_SPAN_S = 0.25
+KEPT_EPOCHS = 256
+KEPT_SLOWEST = 20
+# Waits that percentiles are taken of: the last so many.
+KEPT_WAITS = 4096
+# Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
+WAIT_BINS = 40
+
+
+class SlowSample(NamedTuple):
+    """A sample that took long.
+
+    Attributes:
+        seconds: How long, by the clock.
+        index: What the sampler gave for it.
+        epoch: The epoch of its batch.
+        batch: The number of that batch in the epoch.
+    """
+
+    seconds: float
+    index: Any
+    epoch: int
+    batch: int
+
+
+class Timing(NamedTuple):
+    """What a worker spent on one batch.
+
+    Processor time and waiting for a core are measured over at least `MEASURED_S`: of several
+    shorter batches the last has those of all of them, and the others have 0.
+
+    Attributes:
+        worker_id: Which worker.
+        ended_at: When the batch was ready.
+        fetch_s: Seconds getting samples, by the clock.
+        collate_s: Seconds making a batch of them.
+        cpu_s: Seconds of processor time.
+        queued_s: Seconds that the worker could have run but waited for a core; 0 where the system
+            does not tell (it is in /proc/<pid>/schedstat on Linux).
+        idle_s: Seconds that the worker had nothing to do before.
+        slowest: The slowest sample; None if samples were too fast to be timed one by one.
+        is_inline: Whether the batch was small enough to travel with its answer.
+    """
+
+    worker_id: int = 0
+    ended_at: float = 0.0
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    idle_s: float = 0.0
+    slowest: SlowSample | None = None
+    is_inline: bool = False
+
+
+class MadeRecord(NamedTuple):
+    """One batch that was made, and the totals up to and with it.
+
+    Attributes:
+        ended_at: When it was ready.
+        seconds: Seconds its worker spent on it, by the clock.
+        worker_id: Which worker.
+        cpu_s: Seconds of processor time in that; see `Timing`.
+        queued_s: Seconds in that for which the worker waited for a core; see `Timing`.
+        idle_s: Seconds that the worker had nothing to do before.
+        nbytes: Its bytes.
+        slowest_s: Seconds of its slowest sample; 0 if not known.
+        made: Batches made so far.
+        total_s: Seconds that workers spent on them.
+        total_cpu_s: Seconds of processor time in that.
+        total_queued_s: Seconds of waiting for a core in that.
+    """
+
+    ended_at: float
+    seconds: float
+    worker_id: int
+    cpu_s: float
+    queued_s: float
+    idle_s: float
+    nbytes: int
+    slowest_s: float
+    made: int
+    total_s: float
+    total_cpu_s: float
+    total_queued_s: float
+
+
+class StepRecord(NamedTuple):
+    """One batch that the trainer took, and the totals up to and with it.
+
+    Attributes:
+        asked_at: When the trainer asked for it.
+        waited_s: Seconds until it had the batch.
+        is_first: Whether it is the first batch of an epoch, or the first after a resume.
+        ready: Batches that were ready then.
+        taken: Steps so far.
+        total_waited_s: Seconds waited in all of them.
+        trainer_cpu_s: Processor time of the trainer's process so far.
+    """
+
+    asked_at: float
+    waited_s: float
+    is_first: bool
+    ready: int
+    taken: int
+    total_waited_s: float
+    trainer_cpu_s: float
+
+    @property
+    def got_at(self) -> float:
+        """When the trainer had the batch."""
+        return self.asked_at + self.waited_s
+
+
+@dataclass(slots=True)
+class Span:
+    """What happened in one part of the run.
+
+    Attributes:
+        made: Batches made.
+        taken: Batches that the trainer took.
+        waited_s: Seconds that it waited for them.
+        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
+        most_ready: Most batches ready then.
+        held_bytes: Bytes of batches that were ready or in use at the end.
+        num_workers: Workers at the end.
+        busy_s: By worker: seconds it spent on batches.
+        restarts: Attempts at batches that ended with the death of a worker.
+    """
+
+    made: int = 0
+    taken: int = 0
+    waited_s: float = 0.0
+    least_ready: int | None = None
+    most_ready: int | None = None
+    held_bytes: int = 0
+    num_workers: int = 0
+    busy_s: dict[int, float] = field(default_factory=dict)
+    restarts: int = 0
+
+    def add(self, later: Span) -> None:
+        """Merge the span that follows into this one."""
+        self.made += later.made
+        self.taken += later.taken
+        self.waited_s += later.waited_s
+        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
+        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
+        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
+        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
+        for worker_id, seconds in later.busy_s.items():
+            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
+        self.restarts += later.restarts
+
+
+class Trace:
+    """Records what a loader does, in bounded memory, over all its epochs.
+
+    `made` may be called in a background thread while the trainer's thread calls `taken`: only the
+    spans are written by both.
+
+    Attributes:
+        began_at: When the trace began.
+        steps: The last steps, in order.
+        batches: The last batches made, in the order in which they were ready to be taken.
+        epochs: The last epochs: number, and when it began.
+        wait_bins: How many waits were how long; see `WAIT_BINS`. Steps without a wait not included.
+        span_s: Length of each span in seconds.
+        spans: The whole run, from `began_at` on.
+        num_workers: Workers at present.
+        held_bytes: Bytes of the batches that are ready or in use.
+        waits: Seconds waited in each of the last steps, 0 for most.
+        fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
+        restarts: Attempts at batches that ended with the death of a worker.
+        decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+    """
+
+    def __init__(self) -> None:
+        self.began_at = time.perf_counter()
+        self.steps: deque[StepRecord] = deque(maxlen=KEPT)
+        self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
+        self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
+        self.wait_bins = [0] * WAIT_BINS
+        self.span_s = FIRST_SPAN_S
+        self.spans: list[Span] = []
+        self.num_workers = 0
+        self.held_bytes = 0
+        self.restarts = 0
+        self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
+        self.fetch_s = self.collate_s = self.idle_s = 0.0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
+        self.made_count = self.taken_count = 0
+        self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
+        self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
+        self._made_due = self._step_due = 0.0  # no record before
+        self._made_before = self._taken_before = 0  # at the last record
+        self._waited_before = 0.0
+        self._is_first, self._began_s = True, 0.0
+        self._spans_lock = threading.Lock()
+
+    # ---- the workers ---------------------------------------------------------------------------
+
+    def made(self, timing: Timing, seconds: float, nbytes: int) -> None:
+        """Record a batch that a worker made in so many seconds."""
+        self.made_count += 1
+        self.made_s += seconds
+        self.fetch_s += timing.fetch_s
+        self.collate_s += timing.collate_s
+        self.cpu_s += timing.cpu_s
+        self.queued_s += timing.queued_s
+        self.idle_s += timing.idle_s
+        slowest, slowest_s = timing.slowest, 0.0
+        if slowest is not None:
+            slowest_s = slowest.seconds
+            self._keep_slowest(slowest)
+        ended_at = timing.ended_at
+        if ended_at < self._made_due:
+            return
+        self._made_due = ended_at + FINEST_S
+        worker_id = timing.worker_id
+        times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
+        totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
+        self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
+        count, self._made_before = self.made_count - self._made_before, self.made_count
+        with self._spans_lock:
+            span = self._span(ended_at)
+            span.made += count
+            span.busy_s[worker_id] = span.busy_s.get(worker_id, 0.0) + seconds * count
+
+    def _keep_slowest(self, sample: SlowSample) -> None:
+        heap = self._slowest
+        entry = (sample.seconds, -self.made_count, sample)  # indices may not be comparable
+        if len(heap) < KEPT_SLOWEST:
+            heapq.heappush(heap, entry)
+        elif sample.seconds > heap[0][0]:
+            heapq.heapreplace(heap, entry)
+
+    def restarted(self) -> None:
+        """Record that an attempt at a batch ended with the death of a worker."""
+        self.restarts += 1
+        with self._spans_lock:
+            self._span(time.perf_counter()).restarts += 1
+
+    # ---- the trainer ---------------------------------------------------------------------------
+
+    def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
+        """Record that an epoch began, and the seconds that `iter(loader)` took.
+
+        They count as a wait for the first batch. What the trainer does between epochs counts
+        neither as a step nor as a wait.
+        """
+        self.epochs.append((epoch, at))
+        self._is_first, self._began_s = True, seconds
+
+    def taken(self, asked_at: float, waited_s: float, ready: int) -> None:
+        """Record that the trainer took a batch, after a wait, with so many ready when it asked."""
+        self.taken_count += 1
+        self.waits.append(waited_s)
+        is_first = self._is_first
+        if is_first:
+            asked_at, waited_s = asked_at - self._began_s, waited_s + self._began_s
+        if waited_s:
+            self.waited_s += waited_s
+            place = int(math.log2(waited_s * 1e6)) if waited_s > 2e-6 else 0
+            self.wait_bins[min(place, WAIT_BINS - 1)] += 1
+        if asked_at < self._step_due and not is_first:
+            return
+        self._step_due = asked_at + FINEST_S
+        self._is_first = False
+        cpu_s = time.process_time()
+        count, total = self.taken_count, self.waited_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, cpu_s))
+        with self._spans_lock:
+            span = self._span(asked_at + waited_s)
+            span.taken += count - self._taken_before
+            span.waited_s += total - self._waited_before
+            span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
+            span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
+        self._taken_before, self._waited_before = count, total
+
+    # ---- the whole run -------------------------------------------------------------------------
+
+    @property
+    def slowest(self) -> list[SlowSample]:
+        """The slowest samples of the run, slowest first."""
+        return [sample for *_, sample in sorted(self._slowest, reverse=True)]
+
+    def _span(self, at: float) -> Span:
+        """Return the span of a moment, making spans longer where there would be too many."""
+        place = max(int((at - self.began_at) / self.span_s), 0)
+        while place >= MAX_SPANS:
+            merged = self.spans[::2]
+            for span, later in zip(merged, self.spans[1::2], strict=False):
+                span.add(later)
+            self.spans, self.span_s = merged, self.span_s * 2
+            place = int((at - self.began_at) / self.span_s)
+        while len(self.spans) <= place:
+            self.spans.append(Span())
+        span = self.spans[place]
+        span.num_workers, span.held_bytes = self.num_workers, self.held_bytes
+        return span
