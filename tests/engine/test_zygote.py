@@ -172,7 +172,7 @@ def test_a_stopped_zygote_is_continued_by_the_order_to_kill(tmp_path):
         stop(pool._zygote.pid)
         pool.kill(0)
         (death,) = tools.hear(pool, tools.died)
-    assert isinstance(death, WorkerDied) and not death.blameless
+    assert isinstance(death, WorkerDied) and not death.external
     assert "in wait" in death.failure.traceback
 
 
@@ -203,7 +203,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(impatient, monkeypatch, tmp_p
         pool.send(0, [Assignment(0, 1, "hang")])
         pool.kill(0)
         deaths = tools.hear(pool, lambda heard: len(heard) == 2)
-        assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
+        assert all(isinstance(event, WorkerDied) and event.external for event in deaths)
         assert "did not answer for 0.6 s" in deaths[0].failure.message
         assert not is_there(before)
         pool.start(2, worker_id=0)
@@ -211,7 +211,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(impatient, monkeypatch, tmp_p
         pool.send(2, [Assignment(0, 1, "hang")])
         pool.kill(2)
         (death,) = tools.hear(pool, tools.died)
-        assert not death.blameless
+        assert not death.external
 
 
 class Slow(FaultyJob):

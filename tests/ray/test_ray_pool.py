@@ -33,6 +33,10 @@ class TestRay(PoolTests):
     def make_pool(self, job: Job) -> Pool:
         return pool_of(job)
 
+    @pytest.mark.skip(reason="Ray keeps processes for the next actor, and ends them when it likes")
+    def test_stopped_workers_leave_nothing(self) -> None:
+        """Covered by `test_a_stopped_worker_frees_its_place`."""
+
 
 def host_lost_by(error: Exception) -> Any:
     """A host whose events end with an error of Ray's before there was one."""
@@ -59,8 +63,8 @@ LOSSES = {
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("error", "words", "blameless"), LOSSES.values(), ids=LOSSES)
-def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blameless):
+@pytest.mark.parametrize(("error", "words", "external"), LOSSES.values(), ids=LOSSES)
+def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, external):
     """What its worker did is the likely reason then; a node is lost for reasons of its own."""
     told = []
     listen(0, 0, host_lost_by(error), -1, told.append, threading.Event())
@@ -68,4 +72,4 @@ def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blame
     (death,) = message.events
     assert isinstance(death, WorkerDied)
     assert death.failure.message.startswith(words)
-    assert (death.blameless, death.doubtful) == (blameless, not blameless)
+    assert (death.external, death.maybe_external) == (external, not external)

@@ -28,8 +28,10 @@ from forebay.engine.events import (
     SendTasks,
     SetAlarm,
     StartWorker,
+    StopWorker,
     TasksForgotten,
     TasksQueued,
+    WorkersResized,
 )
 from forebay.engine.flow import Flow
 from forebay.engine.job import Assignment, Job
@@ -109,6 +111,17 @@ class Engine:
         """Give back the slots of delivered results."""
         self._handle([ResultsReleased(tuple(tasks))])
 
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers: start more, or stop those with the highest worker IDs.
+
+        A worker that is to stop finishes what it holds first. Tasks bound to a worker (see
+        `NewTask`) rule this out.
+
+        Args:
+            num_workers: The new number, from 1 to what the pool was made for.
+        """
+        self._handle([WorkersResized(num_workers)])
+
     def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
         """Wait up to `timeout` seconds for events; return the resulting outcomes.
 
@@ -181,6 +194,8 @@ class Engine:
                     self._pool.start(command.incarnation, command.worker_id)
                 case KillWorker():
                     self._pool.kill(command.incarnation)
+                case StopWorker():
+                    self._pool.stop(command.incarnation)
                 case SetAlarm():
                     self._alarm = command.at
                 case Finish():

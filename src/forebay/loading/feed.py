@@ -4,7 +4,7 @@
        ^                          │
        └───────── take() <────────┘  results, in order
 
-What needs no worker is `local_feed.py`.
+What needs no worker is `local_feed.py`. Long because it owns every request until it is taken.
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ class Feed:
         """Drop every task with a lower number that was not taken."""
         self._check()
         self._driver.call_and_wait(partial(self._forget, before))
+
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers (`Engine.resize`); `get_worker_info()` tells the first."""
+        self._check()
+        self._driver.call(partial(self._engine.resize, num_workers))
 
     def _forget(self, before: int) -> None:
         self._engine.forget(before)

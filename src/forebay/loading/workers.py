@@ -30,7 +30,7 @@ class Workers:
 
     Attributes:
         backend: "process", "thread" or "ray".
-        count: How many there are.
+        count: How many there are at once, at most.
         start: How processes start, see `ProcessPool`.
         directory: Where the batches of processes lie; None for memory.
         cluster: Which cluster, for "ray".
@@ -94,7 +94,7 @@ class WorkerHandle:
             return None
         until = time.monotonic() + 30.0
         while self._incarnation not in pool.pids and self._feed.is_open:
-            if time.monotonic() > until:
+            if time.monotonic() > until or not pool.hosts(self._incarnation):
                 break
             self._feed.look(0.05)
         return pool.pids.get(self._incarnation)

@@ -27,6 +27,7 @@ from forebay.engine.events import (
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
 from forebay.testing.faults import FaultyJob, Gate
+from forebay.testing.leaks import everything, left_since
 
 # Longest wait for something that is sure to happen, on a loaded machine.
 PATIENCE_S = 30.0
@@ -64,6 +65,15 @@ class PoolTests:
             left = deadline - time.monotonic()
             assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {heard}"
             heard += pool.wait(left)
+        return heard
+
+    def until(self, pool: Pool, is_so: Callable[[], bool]) -> list[Event]:
+        """Let the pool work until something holds; return the events that came meanwhile."""
+        heard: list[Event] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; events: {heard}"
+            heard += pool.wait(0.05)
         return heard
 
     def died(self, heard: list[Event]) -> bool:
@@ -169,6 +179,52 @@ class PoolTests:
             pool.start(2, worker_id=0)
             heard = self.hear(pool, lambda heard: len(heard) == 2)
         assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
+
+    def test_a_stopped_worker_closes_its_job_and_ends(self, tmp_path: Any) -> None:
+        """`stop` lets an idle worker end by itself, and its end is not reported as a death."""
+        closed = tmp_path / "closed"
+        with self.running(FaultyJob(closed=closed)) as pool:
+            pool.stop(0)
+            assert self.until(pool, closed.exists) == []
+
+    def test_a_worker_may_be_stopped_before_it_has_started(self, tmp_path: Any) -> None:
+        """It opens its job, closes it and ends; at most its start is still reported."""
+        closed = tmp_path / "closed"
+        with self.running(FaultyJob(closed=closed)) as pool:
+            pool.start(1, worker_id=1)
+            pool.stop(1)
+            assert self.until(pool, closed.exists) in ([], [WorkerStarted(1)])
+
+    def test_another_worker_may_follow_a_stopped_one(self) -> None:
+        """The worker ID of a stopped worker is free at once."""
+        with self.running() as pool:
+            pool.stop(0)
+            pool.start(1, worker_id=0)
+            assert self.hear(pool) == [WorkerStarted(1)]
+            pool.send(1, [Assignment(0, 1, "x")])
+            assert isinstance(self.hear(pool)[0], TaskFinished)
+
+    def test_stopping_a_dead_worker_changes_nothing(self) -> None:
+        """`stop` of a worker whose death was reported, or that never was, is a no-op."""
+        if not self.survives_death:
+            pytest.skip("a death here is the death of everything")
+        with self.running(workers=2) as pool:
+            pool.send(0, [Assignment(0, 1, "SIGKILL")])
+            assert self.died(self.hear(pool))
+            pool.stop(0)
+            pool.stop(7)
+            pool.send(1, [Assignment(1, 1, "x")])
+            assert isinstance(self.hear(pool)[0], TaskFinished)
+
+    def test_stopped_workers_leave_nothing(self) -> None:
+        """Processes, threads and descriptors of stopped workers do not wait for `close`."""
+        with self.running() as pool:
+            before = everything()
+            for incarnation in range(1, 6):
+                pool.start(incarnation, worker_id=1)
+                assert self.hear(pool) == [WorkerStarted(incarnation)]
+                pool.stop(incarnation)
+            self.until(pool, lambda: not left_since(before))
 
     @pytest.mark.parametrize("fault", ["hang", "hang, deaf"])
     def test_a_worker_that_hangs_can_be_killed(self, fault: str) -> None:

@@ -91,12 +91,14 @@ class FaultyJob:
 
     Args:
         broken: A fault to meet in `open`.
+        closed: A file to create in `close`.
     """
 
     keeps_tasks = False
 
-    def __init__(self, broken: str | None = None) -> None:
+    def __init__(self, broken: str | None = None, closed: Path | None = None) -> None:
         self._broken = broken
+        self._closed = closed
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Meet the fault that was asked for, if any."""
@@ -116,4 +118,6 @@ class FaultyJob:
         return Answer(payload, 1)
 
     def close(self) -> None:
-        """Nothing to tidy up."""
+        """Create the file that was asked for, if any."""
+        if self._closed is not None:
+            self._closed.touch()

@@ -79,10 +79,10 @@ def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
             forebay.preprocess(work, inputs, output="pieces/")
     """
     with _marked_environment():
-        before = _everything()
+        before = everything()
         yield
         deadline = time.monotonic() + wait_s
-        while left := _left(before):
+        while left := left_since(before):
             # What nothing refers to any more is not a leak, and the collector may not have run.
             gc.collect()
             if time.monotonic() >= deadline:
@@ -107,7 +107,7 @@ def _marked_environment() -> Iterator[None]:
             os.environ[_MARK] = earlier
 
 
-def _everything() -> set[Hashable]:
+def everything() -> set[Hashable]:
     """Return what is there now; of processes all, for those there now cannot be leaks."""
     there: set[Hashable] = set(threading.enumerate())
     there.update((process.pid, process.started) for process in _processes())
@@ -117,7 +117,7 @@ def _everything() -> set[Hashable]:
     return there
 
 
-def _left(before: set[Hashable]) -> list[str]:
+def left_since(before: set[Hashable]) -> list[str]:
     """Return a line for each thing of ours that is here and was not here before."""
     lines = _left_processes(before)
     lines += [

@@ -1,8 +1,8 @@
 """The contract of a pool.
 
-A pool hosts workers. It decides nothing: it starts, feeds and kills workers as it is told, and
-`wait` returns what happened to them. `forebay.testing.conformance.PoolTests` holds every pool to
-this.
+A pool hosts workers. It decides nothing: it starts, feeds, stops and kills workers as it is told,
+and `wait` returns what happened to them. `forebay.testing.conformance.PoolTests` holds every pool
+to this.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ class Pool(ABC):
     @abstractmethod
     def kill(self, incarnation: int) -> None:
         """Kill a worker that hangs; `WorkerDied`, with the stack of the hang, follows."""
+
+    @abstractmethod
+    def stop(self, incarnation: int) -> None:
+        """Let an idle worker close its job and end; never blocks; no-op for a dead worker.
+
+        Its end is not reported. An event that was on its way may still come.
+        """
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Event]:

@@ -24,7 +24,7 @@ class InlinePool(Pool):
         self._job = job
         self._events: deque[Event] = deque()
         self._held: deque[tuple[int, Assignment]] = deque()
-        self._open = False
+        self._open: set[int] = set()
 
     def start(self, incarnation: int, worker_id: int) -> None:
         """Set the job up, now."""
@@ -33,7 +33,7 @@ class InlinePool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
             self._events.append(WorkerDied(incarnation, failure_of(error)))
             return
-        self._open = True
+        self._open.add(incarnation)
         self._events.append(WorkerStarted(incarnation))
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
@@ -42,6 +42,12 @@ class InlinePool(Pool):
 
     def kill(self, incarnation: int) -> None:
         """Do nothing: the worker is the calling thread."""
+
+    def stop(self, incarnation: int) -> None:
+        """Close the job."""
+        if incarnation in self._open:
+            self._open.remove(incarnation)
+            self._job.close()
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what is known, or else run one task and return how it went."""
@@ -65,6 +71,5 @@ class InlinePool(Pool):
 
     def close(self) -> None:
         """Close the job."""
-        if self._open:
-            self._open = False
-            self._job.close()
+        for incarnation in list(self._open):
+            self.stop(incarnation)

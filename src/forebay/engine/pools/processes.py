@@ -40,7 +40,7 @@ class ProcessPool(Pool):
     Args:
         job: What the workers do. It is pickled once, or not at all, however many workers there
             are. One that is pickled already comes up in an interpreter of its own.
-        num_workers: How many will live at once, to see early whether descriptors suffice.
+        max_workers: How many will live at once, at most: to see early whether descriptors suffice.
         start: How the zygote comes up, see `launch.py`. "auto" forks if this process has but one
             thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
             always forks, with the job as it is and every descriptor that the user has open.
@@ -54,16 +54,16 @@ class ProcessPool(Pool):
     def __init__(
         self,
         job: Job | bytes,
-        num_workers: int,
+        max_workers: int,
         start: Literal["auto", "fork"] | BaseContext = "auto",
         keep: Sequence[int] = (),
     ) -> None:
         """Pickle the job and start the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = 2 * num_workers + SPARE_DESCRIPTORS
+        needed = 2 * max_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
             raise OptionError(
-                f"num_workers={num_workers} needs about {needed} open files; {soft} are allowed\n"
+                f"num_workers={max_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
         self.pids: dict[int, int] = {}
@@ -85,6 +85,7 @@ class ProcessPool(Pool):
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
+        self._stopping: set[int] = set()  # told to end; their deaths are not reported
         self._blocked: set[int] = set()  # workers with messages that there was no room for
         self._events: list[Event] = []
         try:
@@ -116,10 +117,19 @@ class ProcessPool(Pool):
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Queue the tasks in the worker's channel."""
+        self._queue(incarnation, [tuple(each) for each in assignments])
+
+    def stop(self, incarnation: int) -> None:
+        """Queue the end in the worker's channel; the zygote reports when its process is gone."""
+        if incarnation in self._workers:
+            self._stopping.add(incarnation)
+            self._queue(incarnation, None)
+
+    def _queue(self, incarnation: int, message: Sequence[tuple[Any, ...]] | None) -> None:
         channel = self._workers.get(incarnation)
         if channel is None or channel.ended:
             return
-        channel.queue([tuple(each) for each in assignments])
+        channel.queue(message)
         if incarnation not in self._blocked and channel.flush():
             self._blocked.add(incarnation)
             self._selector.register(channel.outgoing, selectors.EVENT_WRITE, incarnation)
@@ -153,6 +163,10 @@ class ProcessPool(Pool):
             self._look_after_zygote()
         events, self._events = self._events, []
         return events
+
+    def hosts(self, incarnation: int) -> bool:
+        """Return whether a worker was started and has not ended."""
+        return incarnation in self._workers
 
     def wake(self) -> None:
         """Write to a pipe that `wait` watches."""
@@ -217,7 +231,12 @@ class ProcessPool(Pool):
             if not channel.ended:
                 self._hear(incarnation)
             self._forget(incarnation)
-            self._events.append(death)
+            if incarnation in self._stopping:
+                self._stopping.discard(incarnation)
+                self.pids.pop(incarnation, None)
+                self.exit_codes.pop(incarnation, None)
+            else:
+                self._events.append(death)
         self._owed -= {("forked", incarnation), ("exited", incarnation)}
 
     # ---- the zygote ----------------------------------------------------------------------------
@@ -246,7 +265,7 @@ class ProcessPool(Pool):
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            self._report_death(incarnation, WorkerDied(incarnation, failure, blameless=True))
+            self._report_death(incarnation, WorkerDied(incarnation, failure, external=True))
 
     def _end_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None

@@ -256,11 +256,12 @@ def _run_worker(
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:
-            if wait:
-                return [Assignment(*each) for each in channel.receive()]
-            return [Assignment(*each) for batch in channel.receive_nowait() for each in batch]
+            messages = [channel.receive()] if wait else channel.receive_nowait()
         except (EOFError, ConnectionError):
             return None
+        if None in messages:  # it is told to end
+            return None
+        return [Assignment(*each) for message in messages for each in message]
 
     def report(event: Event) -> None:
         if isinstance(event, TaskFailed):

@@ -63,19 +63,19 @@ def listen(
             message.taken.wait()
             with cluster.up():
                 reference = message = None
-        why, blameless = "its host ended", True
+        why, external = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
         why = (
             f"Ray killed it because memory ran out: {cluster.first_line(error)}; with "
             "forebay.Ray(num_cpus=2), say, fewer share a node"
         )
-        blameless = False
+        external = False
     except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
-        why, blameless = f"its host was lost: {cluster.first_line(error)}", True
+        why, external = f"its host was lost: {cluster.first_line(error)}", True
     finally:
         with shutdown_guard().held():
             stream = reference = None
     if not has_ended and not closed.is_set():
         failure = Failure("crash", "WorkerDiedError", why)
-        report(Message([WorkerDied(incarnation, failure, blameless, doubtful=not blameless)]))
+        report(Message([WorkerDied(incarnation, failure, external, maybe_external=not external)]))

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from forebay.engine.events import Event, RoomGrew, TaskFailed, WorkerDied
+from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkersResized
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
@@ -62,6 +62,7 @@ class _Member:
     listener: threading.Thread
     kill_at: float | None = None
     hangs: bool = False
+    stopping: bool = False
 
 
 @final
@@ -74,6 +75,8 @@ class RayPool(Pool):
         check: What is checked on each node before it gets work.
         most: Workers to have, at most; None for as many as there is room for, also on nodes that
             join later.
+        grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
+            `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
         arrive: Called, in the thread of `wait`, with each event as it comes; returns what the
             engine is to have. What it refers to in the object store must not stay there.
@@ -94,6 +97,7 @@ class RayPool(Pool):
         check: NodeCheck,
         most: int | None,
         *,
+        grows: bool = True,
         ahead: int = -1,
         arrive: Callable[[Event], Event] = lambda event: event,
         say: Callable[[str], None],
@@ -107,6 +111,7 @@ class RayPool(Pool):
         self._where = where
         self._need = where.need()
         self._most = most if most is not None else where.max_workers
+        self._grows = grows
         self._ahead = ahead
         self._arrive = arrive
         self._heard: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
@@ -150,6 +155,15 @@ class RayPool(Pool):
         if member is not None:
             member.kill_at, member.hangs = time.monotonic() + KILL_S, True
         self._order(incarnation, "kill")
+
+    def stop(self, incarnation: int) -> None:
+        """Order the worker's host to end; a worker that waits for room is no longer wanted."""
+        self._waiting = deque(each for each in self._waiting if each[0] != incarnation)
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.kill_at, member.stopping = time.monotonic() + KILL_S, True
+            self._order(incarnation, "close")
+        self._settle()
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the events of hosts, and place workers that wait for room.
@@ -255,7 +269,7 @@ class RayPool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
-            self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
+            self._heard.put(Message([WorkerDied(incarnation, failure, external=True)]))
             return
         listener = threading.Thread(
             target=listen,
@@ -307,7 +321,7 @@ class RayPool(Pool):
     def _take_in(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
-                events = [self._event(event) for event in message.events]
+                events = [each for event in message.events if (each := self._event(event))]
                 message.events.clear()
                 message.taken.set()
                 return events
@@ -317,26 +331,27 @@ class RayPool(Pool):
                 self._gone = message.why
         return []
 
-    def _event(self, event: Event) -> Event:
+    def _event(self, event: Event) -> Event | None:
+        """Return an event as the engine is to have it; None for the end of a stopped worker."""
         if not isinstance(event, WorkerDied):
             return self._arrive(event)
         member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
         self._kill(member)
-        return self._located(event, member)
+        return None if member.stopping else self._located(event, member)
 
     def _located(self, death: WorkerDied, member: _Member) -> WorkerDied:
         """Add to a death where it was; a node that lost a host has to be looked at again first."""
         node = member.node
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
-        if death.blameless:
+        if death.external:
             self._nodes = [each for each in self._nodes if each.id != node]
         message = f"{death.failure.message} (on node {name})"
         where = replace(death.failure, message=message)
         # A host that had to be killed because of its worker's hang was not lost.
-        blameless = death.blameless and not member.hangs
-        return WorkerDied(death.incarnation, where, blameless, death.doubtful)
+        external = death.external and not member.hangs
+        return WorkerDied(death.incarnation, where, external, death.maybe_external)
 
     def _update_nodes(self, state: ClusterState) -> list[Event]:
         for error in state.refused.values():
@@ -347,7 +362,8 @@ class RayPool(Pool):
         now = self._within(capacity(state.nodes, self._need))
         if now > self.num_workers:
             self.num_workers = now
-            events.append(RoomGrew(now))
+            if self._grows:
+                events.append(WorkersResized(now))
         self._settle()
         return events
 
