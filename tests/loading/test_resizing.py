@@ -97,9 +97,9 @@ def test_a_worker_killed_while_workers_are_stopped_costs_nothing() -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue  # it has been stopped already
+    settle(feed, lambda: len(alive(feed)) == 2)
     indices += [index for batch, _ in iterator for index in batch.tolist()]
     assert indices == list(range(BATCHES * 2))
-    settle(feed, lambda: len(alive(feed)) == 2)
     loader.close()
 
 

@@ -40,7 +40,8 @@ class Pool(ABC):
     def stop(self, incarnation: int) -> None:
         """Let an idle worker close its job and end; never blocks; no-op for a dead worker.
 
-        Its end is not reported. An event that was on its way may still come.
+        Its end is not reported. An event that was on its way may still come. A worker that has not
+        started may end before it opens its job.
         """
 
     @abstractmethod
