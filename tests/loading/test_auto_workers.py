@@ -24,7 +24,7 @@ DEADLINE_S = 150.0
 class Waiting(Dataset):
     """Samples that take a while without using the processor, and draw."""
 
-    def __init__(self, length=64, seconds=0.01):
+    def __init__(self, length=120, seconds=0.04):
         self.length, self.seconds = length, seconds
 
     def __len__(self):

@@ -98,8 +98,9 @@ class WorkerTuning:
         trace, self.due = self._trace, now + EVERY_S
         totals = Totals(
             at=now,
-            taken=trace.taken_count,
             waited_s=trace.waited_s,
+            steps=trace.step_count,
+            steps_s=trace.steps_s,
             made=trace.made_count,
             made_s=trace.made_s,
             cpu_s=trace.cpu_s,
