@@ -78,7 +78,7 @@ def test_a_folder_of_ones_own_images_is_trained_on(tmp_path):
 
 
 def test_a_folder_is_a_class_and_each_look_at_an_image_is_another(tmp_path):
-    """Labels follow the folders' names; what is cut and changed is drawn anew each time."""
+    """Labels follow the folders' names; augmentation is drawn again each time."""
     part("make_images", "train_images.py")(tmp_path, 4, classes=("cat", "dog"))
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     dataset = part("ImageFolder", "train_images.py")(tmp_path)

@@ -52,17 +52,17 @@ class TestProcesses(PoolTests):
         return ProcessPool(job, 2)
 
     def test_the_zygotes_death_blames_no_task_and_is_repaired(self) -> None:
-        """A killed zygote takes its workers along; nobody is blamed, and the next start works."""
+        """The workers of a killed zygote die; no task is blamed, and the next start works."""
         with self.running(workers=2) as pool:
             assert isinstance(pool, ProcessPool)
             assert pool._zygote is not None
             os.kill(pool._zygote.pid, signal.SIGKILL)
-            deaths = self.hear(pool, lambda heard: len(heard) == 2)
+            deaths = self.collect(pool, lambda heard: len(heard) == 2)
             assert all(isinstance(event, WorkerDied) and event.external for event in deaths)
             pool.start(2, worker_id=0)
-            assert self.hear(pool) == [WorkerStarted(2)]
+            assert self.collect(pool) == [WorkerStarted(2)]
             pool.send(2, [Assignment(0, 1, "x")])
-            assert isinstance(self.hear(pool)[0], TaskFinished)
+            assert isinstance(self.collect(pool)[0], TaskFinished)
 
     def test_nothing_is_kept_of_a_stopped_worker(self) -> None:
         """Its number and its exit code would pile up where the number of workers changes often."""
@@ -79,7 +79,7 @@ class TestProcesses(PoolTests):
             pool.stop(1)
             gate.wait_reached()
             pool.send(0, [Assignment(0, 1, "x")])
-            assert isinstance(self.hear(pool)[0], TaskFinished)
+            assert isinstance(self.collect(pool)[0], TaskFinished)
         # the autouse leak check fails if the worker is still there
 
     def test_the_zygotes_death_ends_stopped_workers(self, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ class TestProcesses(PoolTests):
             gate.wait_reached()
             assert pool._zygote is not None
             os.kill(pool._zygote.pid, signal.SIGKILL)
-            (death,) = self.hear(pool, self.died)
+            (death,) = self.collect(pool, self.died)
             assert isinstance(death, WorkerDied) and death.incarnation == 0
             assert not pool.hosts(1)
 
@@ -102,7 +102,7 @@ class TestProcesses(PoolTests):
             pool.send(0, [Assignment(0, 1, None)])
             gate.wait_reached()
             pool.kill(0)
-            self.hear(pool, self.died)
+            self.collect(pool, self.died)
         # the autouse leak check fails if the program is still there
 
     def test_a_job_that_cannot_be_pickled_is_refused_at_once(self) -> None:

@@ -369,7 +369,7 @@ def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
 
 @pytest.mark.parametrize("command", ["retry", "status", "failures", "verify"])
 def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output, command):
-    """A ledger from somebody else may name any file."""
+    """A ledger from someone else may name any file."""
     preprocess("fail_odd", inputs, output)
     mark, trap = tmp_path / "mark", tmp_path / "trap.py"
     trap.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\ndef work(a, b): ...\n")

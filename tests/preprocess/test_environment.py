@@ -132,7 +132,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
     assert (tmp_path / "out").read_text() == "a file"
 
 
-@pytest.mark.skipif(not ROOT, reason="only root can make a file that nobody can write")
+@pytest.mark.skipif(not ROOT, reason="only root can make a file that no user can write")
 def test_a_ledger_that_cannot_be_written_is_an_error_of_its_own(tmp_path):
     """The outputs' disk may be fine and the ledger's file not."""
     inputs = make_inputs(tmp_path / "in", 3)

@@ -1,4 +1,4 @@
-"""SIGKILL, of the driver, of workers and of the zygote: nothing is lost, torn or left behind."""
+"""SIGKILL, of the driver, of workers and of the zygote: nothing is lost, damaged or left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def split(inputs, output, *options):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run that nobody killed: its inputs, its outputs, its table, and the seconds it took."""
+    """A run that was not killed: its inputs, its outputs, its table, and the seconds it took."""
     folder = tmp_path_factory.mktemp("undisturbed")
     inputs = make_inputs(folder / "in", INPUTS, lines=2)
     began = time.monotonic()

@@ -48,10 +48,10 @@ def test_a_stopped_worker_frees_its_place() -> None:
         full = pool.num_workers
         for incarnation in range(full + 2):
             pool.start(incarnation, worker_id=incarnation)
-        suite.hear(pool, lambda heard: len(heard) == full)
+        suite.collect(pool, lambda heard: len(heard) == full)
         pool.stop(full)
         pool.stop(0)
-        assert suite.hear(pool) == [WorkerStarted(full + 1)]
+        assert suite.collect(pool) == [WorkerStarted(full + 1)]
     finally:
         pool.close()
 

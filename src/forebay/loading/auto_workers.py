@@ -7,13 +7,13 @@ A batch does not depend on the worker that makes it, so changing their number ch
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
 from typing import Any, Self
 
 from forebay.errors import OptionError
+from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
 from forebay.options import usable_cores
 from forebay.tuning import Totals, Tuner
@@ -22,8 +22,6 @@ from forebay.tuning import Totals, Tuner
 EVERY_S = 0.25
 # The most workers, where the user names no number: waiting for storage takes more than cores.
 MOST_AT_LEAST, MOST_AT_MOST = 8, 64
-
-log = logging.getLogger("forebay")
 
 
 class AutoWorkers(int):

@@ -4,7 +4,7 @@
        ^                          │
        └───────── take() <────────┘  results, in order
 
-What needs no worker is `local_feed.py`. Long because it owns every request until it is taken.
+What needs no worker is `local_feed.py`.
 """
 
 from __future__ import annotations

@@ -106,6 +106,10 @@ class BatchRequest(NamedTuple):
     shared_seed: int | None = None
     slot: Slot | None = None
 
+    def __str__(self) -> str:
+        """Return what the log calls it."""
+        return f"epoch {self.epoch}, batch {self.batch}"
+
 
 class BatchResult(NamedTuple):
     """A batch: packed by a worker process, or as it is where no process lies between.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from forebay.observe.notebook_html import summary
 from forebay.observe.trace import Trace
 
 
@@ -61,6 +62,31 @@ class Statistics:
     num_workers: int = 0
     decisions: tuple[str, ...] = ()
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
+
+        Returns:
+            The attributes by their names, the same ones at each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 where there is no
+            such batch. Each source of a mixture adds `sources/NAME/samples` and
+            `sources/NAME/epochs`, from the first batch on.
+        """
+        flat: dict[str, int | float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float):
+                flat[each.name] = value
+        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
+            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
+        for source, (samples, epochs) in self.sources.items():
+            flat[f"sources/{source}/samples"] = samples
+            flat[f"sources/{source}/epochs"] = epochs
+        return flat
+
+    def _repr_html_(self) -> str:
+        """Return the numbers for a notebook."""
+        return summary("Statistics", self.to_dict())
 
 
 def totals_of(trace: Trace) -> dict[str, Any]:

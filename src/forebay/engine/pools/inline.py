@@ -1,6 +1,6 @@
 """One worker in the caller's own thread: nothing to start, real tracebacks, easy to debug.
 
-It cannot be killed: a task that hangs hangs the caller, as any function call would.
+It cannot be killed: a task that hangs blocks the caller, as any function call would.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InlinePool(Pool):
             self._job.close()
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what is known, or else run one task and return how it went."""
+        """Return pending events, or else run one task and return its outcome."""
         if not self._events and self._held:
             # Ctrl-C during the task leaves the task in the queue.
             incarnation, assignment = self._held[0]
@@ -58,7 +58,7 @@ class InlinePool(Pool):
             event = perform(incarnation, self._job, assignment)
             if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
                 assert event.failure.exception is not None
-                raise event.failure.exception  # Ctrl-C of the user, not the task's error
+                raise event.failure.exception  # Ctrl-C, not an error of the task
             self.at_rest = False
             self._held.popleft()
             return [event]

@@ -20,7 +20,7 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import serve
 from forebay.failures import Failure
 
-# How long `close` waits for workers that are in the middle of a task, in all.
+# How long `close` waits in total for workers that are in the middle of a task.
 CLOSE_S = 1.0
 
 
@@ -52,8 +52,8 @@ class ThreadPool(Pool):
 
     Args:
         job: What the workers do; each thread has a shallow copy of it.
-        abandoned: Called with a thread that is abandoned, to free what it may hold for others;
-            returns whether all that it did was to wait for another thread.
+        abandoned: Called with a thread that is abandoned, to release its locks; returns
+            whether it was only waiting for another thread.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ThreadPool(Pool):
             self._workers[incarnation].tasks.put(assignments)
 
     def kill(self, incarnation: int) -> None:
-        """Abandon a thread, noting where it hangs."""
+        """Abandon a thread, and record where it hangs."""
         abandoned = self._workers.pop(incarnation)
         abandoned.tasks.put(None)
         waited = self._abandoned is not None and self._abandoned(abandoned.thread)
