@@ -58,13 +58,7 @@ class AutoWorkers(int):
 
 def checked_workers(num_workers: Any) -> Any:
     """Return `AutoWorkers` for "auto", and anything else as it is, for torch to check."""
-    if isinstance(num_workers, str):
-        if num_workers != "auto":
-            raise OptionError(
-                f'num_workers={num_workers!r} is not valid; it must be a number, or "auto"'
-            )
-        return AutoWorkers()
-    return num_workers
+    return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
 
 
 class WorkerTuning:
