@@ -90,6 +90,7 @@ def test_an_epoch_begins_with_a_wait(trace):
     assert not second.is_first
     assert third.is_first
     assert trace.waited_s == 0.75
+    assert (trace.step_count, trace.steps_s) == (1, pytest.approx(1.25))
     assert list(trace.epochs) == [(0, 1.0), (1, 100.0)]
 
 

@@ -41,8 +41,9 @@ class Totals(NamedTuple):
 
     Attributes:
         at: The moment, in seconds of a monotonic clock.
-        taken: Batches that the trainer took.
-        waited_s: Seconds that it waited for them.
+        waited_s: Seconds that the trainer waited for batches.
+        steps: Steps of the trainer.
+        steps_s: Seconds that it spent on them itself.
         made: Batches that workers made.
         made_s: Seconds that workers spent on them, by the clock.
         cpu_s: Seconds of processor time in that.
@@ -51,8 +52,9 @@ class Totals(NamedTuple):
     """
 
     at: float
-    taken: int
     waited_s: float
+    steps: int
+    steps_s: float
     made: int
     made_s: float
     cpu_s: float
@@ -118,7 +120,7 @@ class Tuner:
 
     def _window(self, before: Totals, now: Totals) -> _Window | None:
         seconds, made = now.at - before.at, now.made - before.made
-        steps, waited_s = now.taken - before.taken, now.waited_s - before.waited_s
+        waited_s, steps_s = now.waited_s - before.waited_s, now.steps_s - before.steps_s
         wanted = max(LOOK_BATCHES * self.num_workers, FEWEST_BATCHES)
         is_enough = seconds >= LOOK_S and made >= wanted
         if not is_enough and (seconds < PATIENT_S or made < FEWEST_BATCHES):
@@ -127,8 +129,8 @@ class Tuner:
         batch_s = max(made_s - queued_s, 1e-9) / made
         return _Window(
             rate=made / seconds,
-            waiting=min(waited_s / seconds, 1.0),
-            step_s=max(seconds - waited_s, 1e-9) / max(steps, 1),
+            waiting=waited_s / max(waited_s + steps_s, 1e-9),
+            step_s=max(steps_s, 1e-9) / max(now.steps - before.steps, 1),
             batch_s=batch_s,
             cpu_s=min((now.cpu_s - before.cpu_s) / made, batch_s),
             busy=made_s / (seconds * self.num_workers),

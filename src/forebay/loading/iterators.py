@@ -47,7 +47,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
-            self._workers = [WorkerHandle(feed, each) for each in range(self._num_workers)]
+            first = range(self.pipeline.trace.num_workers)
+            self._workers = [WorkerHandle(feed, each) for each in first]
 
     def __next__(self) -> Any:
         try:

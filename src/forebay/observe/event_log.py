@@ -1,7 +1,8 @@
 """The logger "forebay": workers that die or are replaced, and what fails, while it happens.
 
     WARNING   a worker died or was killed; an input, a batch or a sample failed
-    INFO      a worker was replaced; a task is tried again; a run begins and ends
+    INFO      a worker was replaced; a task is tried again; a run begins and ends; another number
+              of workers (`num_workers="auto"`)
 
 Nothing is printed unless the program configures logging. A run with a million failures does not
 log a million lines: of each kind of message at most `MAX_LINES` are logged in `WINDOW_S` seconds,

@@ -35,6 +35,8 @@ class Statistics:
         idle_s: Seconds that workers had nothing to do, for lack of room for more batches.
         restarts: Attempts at batches that ended with the death of a worker.
         failures: Samples that were left out (`on_error="skip"`).
+        num_workers: Workers at present, as far as they were started; 0 before.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         sources: For a mixture: by name, how many samples of each source were handed out over all
             ranks, and how many epochs of the source that is.
     """
@@ -57,6 +59,8 @@ class Statistics:
     idle_s: float
     restarts: int
     failures: int
+    num_workers: int = 0
+    decisions: tuple[str, ...] = ()
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, int | float]:
@@ -95,4 +99,6 @@ def totals_of(trace: Trace) -> dict[str, Any]:
         for name, share in shares.items()
     }
     names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
-    return percentiles | {name: getattr(trace, name) for name in names}
+    totals = percentiles | {name: getattr(trace, name) for name in names}
+    decisions = tuple(reason for _, reason in list(trace.decisions))
+    return totals | {"num_workers": trace.num_workers, "decisions": decisions}
