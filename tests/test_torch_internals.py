@@ -252,7 +252,6 @@ def test_the_iterators_of_a_loader_have_one_base():
 
 # What forebay's iterator reads that torch's base sets.
 ATTRIBUTES = {
-    "_num_workers": 0,
     "_timeout": 0,
     "_pin_memory": False,
     "_num_yielded": 0,
