@@ -334,7 +334,7 @@ HOME = "torch_internals.py"
 INHERITED = {
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
-        *("_IterableDataset_len_called", "_next_data", "_num_workers", "_num_yielded"),
+        *("_IterableDataset_len_called", "_next_data", "_num_yielded"),
         *("_pin_memory", "_reset", "_shutdown_workers", "_timeout", "_workers"),
     },
     "loading/pipeline.py": {"_base_seed", "_sampler_iter", "_shared_seed"},
