@@ -23,6 +23,7 @@ PURE = (
     "engine/memory/slab_layout",
     *(f"observe/{name}" for name in ("simulation", "recorded_work", "loader_setup")),
     *(f"observe/{name}" for name in ("changes_to_try", "causes", "diagnosis")),
+    "tuning",
 )
 IMPURE_IMPORTS = frozenset(
     [

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forebay.errors import OptionError
+from forebay.loading.auto_workers import AutoWorkers
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
@@ -176,12 +177,13 @@ def statistics_of(
     )
 
 
-def setup_of(loader: Any, settings: Settings) -> Setup:
+def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
     """Return how a loader is set up, as far as its speed depends on it."""
     depth, buffer = settings.depth(), loader.buffer
-    cluster = cluster_of(loader.backend)
+    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
     return Setup(
-        num_workers=loader.num_workers,
+        num_workers=trace.num_workers if is_auto else loader.num_workers,
+        most_workers=int(loader.num_workers) if is_auto else None,
         backend=loader.backend if cluster is None else "ray",
         cores=usable_cores() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
@@ -202,5 +204,9 @@ def setup_of(loader: Any, settings: Settings) -> Setup:
 def diagnosis_of(loader: Any, settings: Settings, trace: Trace) -> Diagnosis:
     """Return why training with a loader waits."""
     steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
+    if trace.decisions:  # with another number of workers before
+        since = trace.decisions[-1][0]
+        steps = [each for each in steps if each.asked_at >= since]
+        batches = [each for each in batches if each.ended_at - each.seconds >= since]
     slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup_of(loader, settings), slowest, pressure())
+    return diagnose(steps, batches, setup_of(loader, settings, trace), slowest, pressure())

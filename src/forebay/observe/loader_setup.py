@@ -14,6 +14,8 @@ class Setup:
 
     Attributes:
         num_workers: Workers; 0 if the trainer's process makes the batches.
+        most_workers: With `num_workers="auto"` the largest number, for which batches are
+            prefetched; otherwise None.
         backend: Where they run.
         cores: Cores that they may use, with the trainer; None if not known.
         prefetch_factor: Batches that each worker prefetches, without a buffer.
@@ -32,6 +34,7 @@ class Setup:
     """
 
     num_workers: int
+    most_workers: int | None = None
     backend: Literal["process", "thread", "ray"] = "process"
     cores: float | None = None
     prefetch_factor: int = 2
@@ -59,15 +62,15 @@ class Setup:
             if self.buffer_bytes is not None and nbytes > 0:
                 by_bytes = max(int(self.buffer_bytes / nbytes), 1)
             return min(by_bytes, self.buffer_batches or UNLIMITED)
-        each = self.prefetch_factor
+        each, workers = self.prefetch_factor, self.most_workers or self.num_workers
         if self.takes_turns:
-            return (max(each, self.prefetches_tiny) if is_tiny else each) * self.num_workers
-        return (each + 1) * self.num_workers - 1  # the trainer holds one
+            return (max(each, self.prefetches_tiny) if is_tiny else each) * workers
+        return (each + 1) * workers - 1  # the trainer holds one
 
     def prefetching(self, depth: int) -> int:
         """Return the `prefetch_factor` for so many outstanding batches."""
-        each = -(-depth // max(self.num_workers, 1))
-        return max(each if self.takes_turns else -(-(depth + 1) // self.num_workers) - 1, 1)
+        workers = max(self.most_workers or self.num_workers, 1)
+        return max(-(-depth // workers) if self.takes_turns else -(-(depth + 1) // workers) - 1, 1)
 
     def arrangement(self, nbytes: float, start_s: float, *, is_tiny: bool = False) -> Arrangement:
         """Return what the simulation needs."""

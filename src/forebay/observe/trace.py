@@ -206,6 +206,9 @@ class Trace:
         num_workers: Workers at present.
         held_bytes: Bytes of the batches that are ready or in use.
         waits: Seconds waited in each of the last steps, 0 for most.
+        steps_s: Seconds that the trainer itself spent on steps: from one batch until it asked for
+            the next of the same epoch.
+        step_count: How many steps that were.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
@@ -225,12 +228,13 @@ class Trace:
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
         self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
-        self.made_count = self.taken_count = 0
+        self.made_count = self.taken_count = self.step_count = 0
+        self.steps_s = 0.0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
         self._made_due = self._step_due = 0.0  # no record before
         self._made_before = self._taken_before = 0  # at the last record
-        self._waited_before = 0.0
+        self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
@@ -315,7 +319,12 @@ class Trace:
             span.waited_s += total - self._waited_before
             span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
             span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
+        if not is_first:
+            between_s = asked_at - self._got_before - (total - waited_s - self._waited_before)
+            self.steps_s += max(between_s, 0.0)
+            self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
+        self._got_before = asked_at + waited_s
 
     # ---- the whole run -------------------------------------------------------------------------
 
