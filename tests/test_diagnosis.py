@@ -465,3 +465,14 @@ def test_diagnosing_is_possible_at_any_time():
     assert loader.diagnose().evidence["steps"] > LEAST_STEPS
     loader.close()
     assert loader.diagnose().rate > 0
+
+
+def test_a_loader_with_auto_has_its_present_number_of_workers():
+    """What was recorded with another number does not count."""
+    with DataLoader(Sleepy(300, 0.004), batch_size=1, num_workers="auto") as loader:
+        for _ in loader:
+            pass
+        before = loader.diagnose().evidence["steps"]
+        loader._trace.decisions.append((loader._trace.steps[-40].asked_at, "one worker more"))
+        assert before > 100
+        assert loader.diagnose().evidence["steps"] < before
