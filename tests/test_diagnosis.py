@@ -467,12 +467,22 @@ def test_diagnosing_is_possible_at_any_time():
     assert loader.diagnose().rate > 0
 
 
-def test_a_loader_with_auto_has_its_present_number_of_workers():
-    """What was recorded with another number does not count."""
-    with DataLoader(Sleepy(300, 0.004), batch_size=1, num_workers="auto") as loader:
+def test_only_what_followed_the_last_change_of_the_workers_counts():
+    """With `num_workers="auto"` earlier steps had another number of workers."""
+    with DataLoader(Sleepy(100, 0.004), batch_size=1, num_workers=1) as loader:
         for _ in loader:
             pass
         before = loader.diagnose().evidence["steps"]
-        loader._trace.decisions.append((loader._trace.steps[-40].asked_at, "one worker more"))
-        assert before > 100
-        assert loader.diagnose().evidence["steps"] < before
+        changed_at = loader._trace.steps[-40].asked_at
+        loader._trace.decisions.append((changed_at, "one worker more"))
+        assert LEAST_STEPS < loader.diagnose().evidence["steps"] < before
+
+
+def test_a_loader_with_auto_can_be_asked():
+    """It prefetches for the largest number of workers."""
+    with DataLoader(Sleepy(60, 0.004), batch_size=1, num_workers="auto") as loader:
+        for _ in loader:
+            pass
+        assert loader.diagnose().wait_share >= 0.0
+    setup = Setup(num_workers=2, most_workers=8, takes_turns=True)
+    assert setup.depth(1.0) == 16

@@ -144,7 +144,7 @@ def processor(draw: random.Random) -> Planting:
 def contention(draw: random.Random) -> Planting:
     step_s = draw.uniform(0.015, 0.03)
     sample = Sample(cpu_s=step_s * draw.uniform(1.0, 1.4) / BATCH)
-    strangers = draw.choice([3, 4, 5])
+    strangers = draw.choice([6, 8, 10])
     settings = {"num_workers": 2}
     return Planting("contention", "strangers", sample, settings, step_s, strangers=strangers)
 

@@ -91,6 +91,7 @@ def recorded_work(
     warmup = min(max(num_workers, 1), count // 2)
     counted = range(warmup + 1, count)
     wait_s = sum(waited[number] for number in counted)
+    blocked = sum(waited[number] > MAX_HANDOFF_S for number in counted)
     first_s = sum(waited[number] for number in counted if number in epochs)
     elapsed = wait_s + sum(step_s[number - 1] for number in counted)
     if elapsed <= 0.0:
@@ -123,8 +124,8 @@ def recorded_work(
         cpu_s=min((last.total_cpu_s - first.total_cpu_s) / made, mean_s),
         queued_s=min((last.total_queued_s - first.total_queued_s) / made, mean_s),
         trainer_cpu_s=(steps[-1].trainer_cpu_s - steps[0].trainer_cpu_s) / taken,
-        # Only what falls on the steps, as opposed to waking up when a batch is ready.
-        trainer_queued_s=max(trainer_queued_s, 0.0) * (1.0 - wait_s / elapsed),
+        # A trainer that waited for its batch also waited for a core when the batch was ready.
+        trainer_queued_s=max(trainer_queued_s, 0.0) / (1.0 + blocked / len(counted)),
         start_s=median(begins) if begins else 0.0,
         nbytes=fmean(each.nbytes for each in batches),
         slowest_s=slowest_s,
