@@ -8,9 +8,11 @@ Long because the public class and its documentation are in one file. The impleme
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from forebay.failures import Failure, FailureLog
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torchs_init
 from forebay.loading.iterators import BatchIterator
+from forebay.loading.loader_facts import LiveLoader, report_of
 from forebay.loading.loader_progress import (
     mask_of,
     position_of,
@@ -221,6 +224,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._pipeline is None or is_new:
             self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
             self._passes.add(self._pipeline)
+            if not self._trace.is_published:
+                self._trace.publish_with(LiveLoader(self))
         return self._pipeline
 
     @property
@@ -268,6 +273,23 @@ class DataLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return counts of what the loader has done and is waiting for; cheap, at any time."""
         return statistics_of(self, self._passes, self._trace, self._failures.total)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
+
+        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+
+        Args:
+            path: Where. An earlier report is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OptionError: There is a file that is not a report; it was left as it is.
+            OSError: The file cannot be written.
+        """
+        return report_of(self, self._trace, self._failures.total, path)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -386,6 +408,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
         for pipeline in list(self._passes):
             pipeline.close()
+        self._trace.unpublish()
         self._iterator = None
 
     # ---- object protocol -----------------------------------------------------------------------

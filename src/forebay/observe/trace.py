@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
@@ -35,6 +35,8 @@ KEPT_SLOWEST = 20
 KEPT_WAITS = 4096
 # Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
 WAIT_BINS = 40
+# What `forebay top` shows is renewed at most so often.
+PUBLISH_S = 1.0
 
 
 class SlowSample(NamedTuple):
@@ -182,6 +184,16 @@ class Span:
         self.restarts += later.restarts
 
 
+class Publisher(Protocol):
+    """Shows a trace to other processes. Does not raise, and returns soon."""
+
+    def __call__(self, trace: Trace) -> None:
+        """Show the present state; called in the thread that recorded something."""
+
+    def remove(self) -> None:
+        """Show nothing."""
+
+
 class Trace:
     """Records what a loader does, in bounded memory, over all its epochs.
 
@@ -221,11 +233,33 @@ class Trace:
         self.made_count = self.taken_count = 0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
-        self._made_due = self._step_due = 0.0  # no record before
+        self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._spans_lock = threading.Lock()
+        self._publisher: Publisher | None = None
+        self._publish_due = math.inf
+
+    @property
+    def is_published(self) -> bool:
+        """Whether `publish_with` was called."""
+        return self._publisher is not None
+
+    def publish_with(self, publisher: Publisher) -> None:
+        """Call a publisher with this trace about once a second, while something is recorded."""
+        self._publisher, self._publish_due = publisher, time.perf_counter() + PUBLISH_S
+
+    def unpublish(self) -> None:
+        """Remove what is published, until something is recorded again."""
+        if self._publisher is not None:
+            self._publisher.remove()
+
+    def _publish_now(self, at: float) -> None:
+        self._publish_due = at + PUBLISH_S
+        assert self._publisher is not None, "it is due only with a publisher"
+        self._publisher(self)
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -242,11 +276,12 @@ class Trace:
         if slowest is not None:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
-        ended_at = timing.ended_at
-        if ended_at < self._made_due:
+        ended_at, worker_id = timing.ended_at, timing.worker_id
+        self._busy_s[worker_id] = self._busy_s.get(worker_id, 0.0) + seconds
+        # In the order of the sampler: behind a slow batch come some that were ready before it.
+        if abs(ended_at - self._made_at) < FINEST_S:
             return
-        self._made_due = ended_at + FINEST_S
-        worker_id = timing.worker_id
+        self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
@@ -254,7 +289,11 @@ class Trace:
         with self._spans_lock:
             span = self._span(ended_at)
             span.made += count
-            span.busy_s[worker_id] = span.busy_s.get(worker_id, 0.0) + seconds * count
+            for each, busy_s in self._busy_s.items():
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s
+        self._busy_s = {}
+        if ended_at >= self._publish_due:
+            self._publish_now(ended_at)
 
     def _keep_slowest(self, sample: SlowSample) -> None:
         heap = self._slowest
@@ -306,6 +345,8 @@ class Trace:
             span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
             span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
         self._taken_before, self._waited_before = count, total
+        if asked_at >= self._publish_due:
+            self._publish_now(asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from forebay.process_identity import is_alive, kernel, state_and_start
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -43,27 +45,20 @@ class Holder:
             pid=os.getpid(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             command=command,
-            kernel=_kernel(),
-            process_start=_state_and_start(os.getpid())[1],
+            kernel=kernel(),
+            process_start=state_and_start(os.getpid())[1],
             folder=os.path.realpath(folder),
         )
 
     @property
     def is_visible(self) -> bool:
         """Whether this process would see the holder's: they share a kernel and its process ids."""
-        return (self.host, self.kernel) == (os.uname().nodename, _kernel())
+        return (self.host, self.kernel) == (os.uname().nodename, kernel())
 
     @property
     def is_alive(self) -> bool:
         """Whether the process of a visible holder is there, and not another with the same id."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            pass  # another user's process
-        state, start = _state_and_start(self.pid)
-        return state not in ("Z", "X") and start in ("", self.process_start)
+        return is_alive(self.pid, self.process_start)
 
     @property
     def is_known_dead(self) -> bool:
@@ -73,22 +68,3 @@ class Holder:
     def is_copied(self, folder: str | os.PathLike[str]) -> bool:
         """Whether the record came into this folder with a copy of another one of this machine."""
         return self.is_visible and self.folder != os.path.realpath(folder)
-
-
-def _kernel() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _state_and_start(pid: int) -> tuple[str, str]:
-    """Return a process's state and when it started; both "" where that cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may itself hold brackets and spaces.
-            fields = file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]
