@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from forebay.predict import predict
     from forebay.predicting.prediction_report import PredictionReport
     from forebay.preprocess import preprocess
+    from forebay.reports.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "BusyError",
     "CachedDataset",
     "ChangedError",
+    "Comparison",
     "DataLoader",
     "Failure",
     "FailuresError",
@@ -65,6 +67,7 @@ __all__ = [
     "WorkerDiedError",
     "cache",
     "collate",
+    "compare",
     "from_folder",
     "from_ids",
     "from_table",
@@ -78,6 +81,7 @@ __all__ = [
 _MODULE_OF = {
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
+    "Comparison": "forebay.reports.comparison",
     "DataLoader": "forebay.loader",
     "Failure": "forebay.failures",
     "MixedDataset": "forebay.mixing",
@@ -87,6 +91,7 @@ _MODULE_OF = {
     "Report": "forebay.jobs.report",
     "Statistics": "forebay.observe.statistics",
     "cache": "forebay.cache",
+    "compare": "forebay.reports.comparison",
     "from_folder": "forebay.items",
     "from_ids": "forebay.items",
     "from_table": "forebay.items",

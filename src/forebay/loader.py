@@ -9,6 +9,7 @@ Long because the public class and its documentation are in one file. The impleme
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
@@ -41,6 +42,7 @@ from forebay.loading.samplers import UnreadSampler, planned
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
+from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
 from forebay.options import Ray, cluster_of
@@ -224,8 +226,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._pipeline is None or is_new:
             self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
             self._passes.add(self._pipeline)
-            if not self._trace.is_published:
-                self._trace.publish_with(LiveLoader(self))
+            publication = self._trace.publication
+            if publication.publisher is None:
+                publication.begin(LiveLoader(self), time.perf_counter() + PUBLISH_S)
         return self._pipeline
 
     @property
@@ -408,7 +411,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
         for pipeline in list(self._passes):
             pipeline.close()
-        self._trace.unpublish()
+        self._trace.publication.remove()
         self._iterator = None
 
     # ---- object protocol -----------------------------------------------------------------------

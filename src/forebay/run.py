@@ -21,6 +21,7 @@ from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe.progress import Progress, note
+from forebay.observe.run_trace import RunTrace
 from forebay.options import PreprocessOptions
 
 # Results that may exist without being committed, and the bytes of metadata in them.
@@ -116,6 +117,7 @@ def run(
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             for outcome in outcomes:
                 commits.add(outcome)
+                _record(outcome, progress.trace)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
             commit = commits.go_on(at_once=at_once or engine.finished)
@@ -168,6 +170,7 @@ def run_here(
                 ) from None
             seconds = time.monotonic() - began
             commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
+            progress.trace.took(each.ordinal, seconds)
             commit = commits.go_on(at_once=True)
             assert commit is not None
             progress.update(commit.done, commit.failed)
@@ -179,6 +182,13 @@ def run_here(
             commits.close()
         finally:
             progress.close()
+
+
+def _record(outcome: Outcome, trace: RunTrace) -> None:
+    if isinstance(outcome, DeliverResult):
+        trace.took(outcome.task, outcome.seconds)
+    elif isinstance(outcome, ReportRetry):
+        trace.retries += 1
 
 
 def _stop_if_due(

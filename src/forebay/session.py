@@ -38,9 +38,11 @@ from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.metadata_table import write_metadata
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
+from forebay.reports.run_summary import run_details
 from forebay.run import run, run_here, workers_for
 
 
@@ -53,6 +55,7 @@ class Session:
         options: How.
         fingerprint: What the work is, where that is not to be read off `work` itself.
         has_table: Whether a table of metadata is part of the output.
+        verb: The entry point: "preprocess", "predict" or "cache".
 
     Attributes:
         starts_over: Whether an earlier run counts for nothing; known once it is entered.
@@ -66,6 +69,7 @@ class Session:
         *,
         fingerprint: Fingerprint | None = None,
         has_table: bool = True,
+        verb: str = "preprocess",
     ) -> None:
         self.options = options
         self.starts_over = False
@@ -79,6 +83,8 @@ class Session:
         self._changed = False
         self._fingerprint = fingerprint
         self._has_table = has_table
+        self._verb = verb
+        self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
         self._tables: dict[str, bool] = {}  # formats that runs wrote, and whether up to date
@@ -172,6 +178,8 @@ class Session:
         listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
         tasks = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "hire comes first"
+        progress = progress or Progress(total, before.done, options.progress)
+        self._show(progress)
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
             self._changed |= run(
@@ -182,7 +190,7 @@ class Session:
                 self.folder,
                 options,
                 FailureBudget(options.max_failures, total, watch=not before.done),
-                progress or Progress(total, before.done, options.progress),
+                progress,
                 at_once=at_once,
             )
         self.settle()
@@ -197,6 +205,7 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
+            details=self.details(),
         )
 
     def work_off_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
@@ -209,6 +218,7 @@ class Session:
         """
         self.ledger.keep_alive()
         self._begin_work()
+        self._show(progress)
         job = PreprocessJob(work, "rows", self.folder.staging())
         with generators_kept():
             run_here(job, todo, self.ledger, self.folder, progress)
@@ -223,6 +233,18 @@ class Session:
             "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
         )
         return before
+
+    def _show(self, progress: Progress) -> None:
+        self._progress, count = progress, self.options.workers and self._num_workers
+        self._closing.callback(LiveRun(self._verb, self._output, progress, count).remove)
+
+    def details(self) -> dict[str, Any]:
+        """Return what the report shows besides its counts; empty if nothing was left to be done."""
+        if self._progress is None:
+            return {}
+        name = (self._fingerprint or describe(self._work)).name
+        count, name_of = self.options.workers and self._num_workers, self.ledger.name_of
+        return run_details(self._progress, self._verb, name, count, name_of, self.options)
 
     def settle(self) -> None:
         """Do what this run, one that was killed, or a change of the inputs left to be done."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.live.recent_work import MAX_LANES, SECONDS
+from forebay.reports.units import printable
 
 MAX_TEXT = 400
 _HIGHEST = 1e18
@@ -106,15 +107,9 @@ class View:
         )
 
 
-def printable(text: str, most: int = MAX_TEXT) -> str:
-    """Return a string without control characters, such as those that move a cursor."""
-    shown = "".join(each if each.isprintable() else " " for each in text[:most])
-    return " ".join(shown.split())
-
-
 def _text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
-    return printable(value) if isinstance(value, str) else ""
+    return printable(value, MAX_TEXT) if isinstance(value, str) else ""
 
 
 def _number(data: Mapping[str, Any], name: str) -> float:

@@ -64,8 +64,12 @@ def signs_for(encoding: str | None) -> Signs:
     return UNICODE
 
 
-def watch(look: Callable[[], Sequence[View]]) -> None:
-    """Draw what `look` returns every second, until Ctrl-C. stdout is a terminal."""
+def watch(look: Callable[[int, Signs], Sequence[str]]) -> None:
+    """Draw lines every second, until Ctrl-C. stdout is a terminal.
+
+    Args:
+        look: Returns the lines for a number of columns.
+    """
     signs, resized = signs_for(sys.stdout.encoding), threading.Event()
 
     def note(_signal: int, _frame: FrameType | None) -> None:
@@ -77,7 +81,7 @@ def watch(look: Callable[[], Sequence[View]]) -> None:
         while True:
             resized.clear()
             columns, rows = shutil.get_terminal_size()
-            lines = text_of(look(), columns, signs)[: rows - 1]
+            lines = look(columns, signs)[: rows - 1]
             drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
             sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
             sys.stdout.flush()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from forebay.live.live_view import View
 from forebay.live.recent_work import SECONDS
 from forebay.observe.progress import counted, duration
+from forebay.reports.units import bytes_text
 
 # A page is written about once a second; when it is older, nothing was made or taken since.
 QUIET_S = 5.0
@@ -67,7 +68,9 @@ def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     lines += _wrapped(_sentence(view.verdict), width)
     lines.append(f" {signs.dot} ".join(facts))
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
-    lines.append(f"{'waits':<{LABEL}}{_levels(view.waits, width, signs)} {_percent(view.wait_share)}")
+    lines.append(
+        f"{'waits':<{LABEL}}{_levels(view.waits, width, signs)} {_percent(view.wait_share)}"
+    )
     shown = view.lanes[:MAX_SHOWN]
     for number, lane in enumerate(shown):
         busy = sum(map(int, lane)) / (9 * len(lane)) if lane else 0.0
@@ -108,12 +111,12 @@ def _buffer(view: View, width: int, signs: Signs) -> str:
     number = f"{view.ready:,} ready"
     if view.max_bytes:
         level, high = view.held_bytes, view.max_bytes
-        amount = f"{_bytes(level)} of {_bytes(high)}, {number}"
+        amount = f"{bytes_text(level)} of {bytes_text(high)}, {number}"
     elif view.max_batches:
         level, high = float(view.ready), view.max_batches
         amount = f"{view.ready:,} of {high:,.0f} batches ready"
     else:
-        return f"{_bytes(view.held_bytes)}, {number}"
+        return f"{bytes_text(view.held_bytes)}, {number}"
     room = max(min(SECONDS, width - LABEL - len(amount) - 1), 8)
     filled = round(room * min(level / high, 1.0))
     bar = list(signs.full * filled + signs.empty * (room - filled))
@@ -147,13 +150,6 @@ def _wrapped(text: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return [line for line in lines if line]
-
-
-def _bytes(nbytes: float) -> str:
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _short(value: float) -> str:

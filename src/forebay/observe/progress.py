@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from forebay.observe.run_trace import RunTrace
+
 # Without a terminal: seconds until the first line, and the longest wait between two.
 FIRST_LINE_S = 10.0
 SLOWEST_LINE_S = 60.0
@@ -26,6 +28,9 @@ class Progress:
         visible: Whether to show anything.
         clock: Returns monotonic seconds.
         unit: What one input is called.
+
+    Attributes:
+        trace: When they ended.
     """
 
     def __init__(
@@ -39,10 +44,11 @@ class Progress:
         """Start the clock."""
         self.done = done
         self.failed = 0
-        self._total = total
+        self.total = total
+        self.unit = unit
+        self.trace = RunTrace()
         self._before = done
         self._clock = clock
-        self._unit = unit
         self._began = clock()
         self._visible = visible
         self._bar: Any = None
@@ -61,6 +67,7 @@ class Progress:
         """Add inputs that ended in this run: `done` that succeeded, and `failed`."""
         self.done += done
         self.failed += failed
+        self.trace.ended(done, failed)
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.update(done + failed)
@@ -79,11 +86,11 @@ class Progress:
     def line(self) -> str:
         """Return the state of the run in one line."""
         rate = self.rate()
-        left = self._total - self.done - self.failed
+        left = self.total - self.done - self.failed
         eta = duration(left / rate) if rate else "unknown"
         return (
-            f"{self.done:,} of {self._total:,} done, {self.failed:,} failed, "
-            f"{rate:,.1f} {self._unit}s/s, {eta} left"
+            f"{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
+            f"{rate:,.1f} {self.unit}s/s, {eta} left"
         )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What a run of `preprocess`, `predict` or `cache` did, and when: a record of bounded size.
 
-    progress ── ended ──> RunTrace ──> report, `forebay top`
-      engine ── took ────────┘
+progress ── ended ──> RunTrace ──> report, `forebay top`
+  engine ── took ────────┘
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+
+from forebay.observe.publication import Publication
 
 # Spans of the whole run; when there are more, each two become one.
 MAX_SPANS = 512
@@ -17,7 +18,6 @@ FIRST_SPAN_S = 0.5
 KEPT_SLOWEST = 20
 # Bin `k` of the histogram counts tasks that took from 2**k to 2**(k+1) microseconds.
 DURATION_BINS = 44
-PUBLISH_S = 1.0
 
 
 class RunTrace:
@@ -34,6 +34,7 @@ class RunTrace:
             samples.
         busy_s: Seconds that workers spent on them.
         retries: Attempts that failed and were made again.
+        publication: Shows the trace to `forebay top`.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,7 @@ class RunTrace:
         self.busy_s = 0.0
         self.retries = 0
         self._slowest: list[tuple[float, int]] = []  # a heap, the fastest of them first
-        self._publish: Callable[[RunTrace], None] | None = None
-        self._publish_due = math.inf
+        self.publication = Publication()
 
     @property
     def slowest(self) -> list[tuple[float, int]]:
@@ -81,19 +81,5 @@ class RunTrace:
         self.spans += [(0, 0)] * (place + 1 - len(self.spans))
         before = self.spans[place]
         self.spans[place] = before[0] + done, before[1] + failed
-        if now >= self._publish_due:
-            self._publish_now(now)
-
-    def publish_with(self, publish: Callable[[RunTrace], None]) -> None:
-        """Call a function with this trace now, and about once a second while something ends.
-
-        Args:
-            publish: Must not raise.
-        """
-        self._publish = publish
-        self._publish_now(time.monotonic())
-
-    def _publish_now(self, now: float) -> None:
-        self._publish_due = now + PUBLISH_S
-        assert self._publish is not None, "it is due only with a function to call"
-        self._publish(self)
+        if now >= self.publication.due:
+            self.publication.renew(self, now)

@@ -18,7 +18,9 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from forebay.observe.publication import Publication
 
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
@@ -35,8 +37,6 @@ KEPT_SLOWEST = 20
 KEPT_WAITS = 4096
 # Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
 WAIT_BINS = 40
-# What `forebay top` shows is renewed at most so often.
-PUBLISH_S = 1.0
 
 
 class SlowSample(NamedTuple):
@@ -184,16 +184,6 @@ class Span:
         self.restarts += later.restarts
 
 
-class Publisher(Protocol):
-    """Shows a trace to other processes. Does not raise, and returns soon."""
-
-    def __call__(self, trace: Trace) -> None:
-        """Show the present state; called in the thread that recorded something."""
-
-    def remove(self) -> None:
-        """Show nothing."""
-
-
 class Trace:
     """Records what a loader does, in bounded memory, over all its epochs.
 
@@ -214,6 +204,7 @@ class Trace:
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        publication: Shows the trace to `forebay top`.
     """
 
     def __init__(self) -> None:
@@ -239,27 +230,7 @@ class Trace:
         self._waited_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._spans_lock = threading.Lock()
-        self._publisher: Publisher | None = None
-        self._publish_due = math.inf
-
-    @property
-    def is_published(self) -> bool:
-        """Whether `publish_with` was called."""
-        return self._publisher is not None
-
-    def publish_with(self, publisher: Publisher) -> None:
-        """Call a publisher with this trace about once a second, while something is recorded."""
-        self._publisher, self._publish_due = publisher, time.perf_counter() + PUBLISH_S
-
-    def unpublish(self) -> None:
-        """Remove what is published, until something is recorded again."""
-        if self._publisher is not None:
-            self._publisher.remove()
-
-    def _publish_now(self, at: float) -> None:
-        self._publish_due = at + PUBLISH_S
-        assert self._publisher is not None, "it is due only with a publisher"
-        self._publisher(self)
+        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -292,8 +263,8 @@ class Trace:
             for each, busy_s in self._busy_s.items():
                 span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s
         self._busy_s = {}
-        if ended_at >= self._publish_due:
-            self._publish_now(ended_at)
+        if ended_at >= self.publication.due:
+            self.publication.renew(self, ended_at)
 
     def _keep_slowest(self, sample: SlowSample) -> None:
         heap = self._slowest
@@ -345,8 +316,8 @@ class Trace:
             span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
             span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
         self._taken_before, self._waited_before = count, total
-        if asked_at >= self._publish_due:
-            self._publish_now(asked_at)
+        if asked_at >= self.publication.due:
+            self.publication.renew(self, asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 

@@ -143,9 +143,8 @@ def time_ticks(seconds: float) -> list[tuple[float, str]]:
         return [(0.0, "0 s")]
     sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400)
     wanted = seconds / 5
-    step = next((size for size in sizes if size >= wanted), 86400 * math.ceil(wanted / 86400))
-    if seconds < 3:
-        step = seconds / 2
+    days = 86400.0 * math.ceil(wanted / 86400)
+    step = seconds / 2 if seconds < 3 else next((each for each in sizes if each >= wanted), days)
     count = int(seconds / step + 1e-9)
     return [(number * step / seconds, _clock(number * step)) for number in range(count + 1)]
 
@@ -194,7 +193,8 @@ def _steps(values: Sequence[float | None], places: Sequence[int]) -> str:
     """Return the rest of a path along columns, whose first point is drawn."""
     width, parts = WIDTH / max(len(values), 1), []
     backwards = len(places) > 1 and places[0] > places[1]
-    last, pending = values[places[0]], 0.0
+    last: float | None = values[places[0]]
+    pending = 0.0
     for place in places:
         if values[place] != last:
             parts.append(f"h{_number(pending)}V{_number(values[place])}")

@@ -194,7 +194,7 @@ td,th{padding:4px 12px 4px 0;vertical-align:top}
 tbody tr{border-top:1px solid var(--line)}
 td{overflow-wrap:anywhere}td:first-child{white-space:nowrap}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
-overflow-wrap:anywhere}
+overflow-wrap:anywhere;white-space:pre-line}
 .bars th{font-weight:400;white-space:nowrap;width:1%;text-align:right}
 .bars td{padding:2px 8px 2px 0;vertical-align:middle}
 .bars tr{border:0}

@@ -16,6 +16,7 @@ from forebay.reports.charts import (
     time_ticks,
 )
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
+from forebay.reports.units import bytes_text, seconds_text, two_digits
 
 # Wanted batches above so many times the highest other rate are cut off.
 HEADROOM = 1.6
@@ -46,24 +47,6 @@ def loader_html(summary: Mapping[str, Any]) -> str:
         f"{duration(totals['seconds'])}"
     )
     return page(summary["title"], subtitle, sections, summary)
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a short time: "3 µs", "12 ms", "1.5 s"."""
-    if not seconds:
-        return "0 s"
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if seconds * factor < 999.5:
-            return f"{seconds * factor:.3g} {unit}"
-    return duration(seconds) if seconds >= 60 else f"{seconds:.3g} s"
-
-
-def bytes_text(nbytes: float) -> str:
-    """Return a size: "12 kB", "1.5 GB"."""
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _figures(totals: Mapping[str, Any]) -> str:
@@ -218,13 +201,15 @@ def _waits(summary: Mapping[str, Any]) -> str:
         for place in range(first, last + 1, width):
             count = sum(bins[place : place + width])
             low, high = 2**place * 1e-6, 2 ** (place + width) * 1e-6
-            bars.append((f"{seconds_text(_two(low))} to {seconds_text(_two(high))}", count, "wait"))
+            bars.append(
+                (
+                    f"{seconds_text(two_digits(low))} to {seconds_text(two_digits(high))}",
+                    count,
+                    "wait",
+                )
+            )
     note = f"Training waited for {sum(bins):,} of {without + sum(bins):,} batches."
     return bars_chart("How long training waited for a batch", bars, note)
-
-
-def _two(seconds: float) -> float:
-    return float(f"{seconds:.2g}")
 
 
 def _slowest(summary: Mapping[str, Any]) -> str:

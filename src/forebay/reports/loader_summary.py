@@ -75,8 +75,8 @@ def loader_summary(
     return {
         "format": FORMAT,
         "kind": "loader",
-        "title": _cut(title, 1000),
-        "verdict": _cut(verdict, 4000),
+        "title": cut(title, 1000),
+        "verdict": cut(verdict, 4000),
         "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "totals": {name: significant(value, 6) for name, value in totals.items()},
         "marks": {name: value for name, value in marks.items() if value is not None},
@@ -85,20 +85,20 @@ def loader_summary(
         "steps_without_wait": max(trace.taken_count - sum(trace.wait_bins), 0),
         "epochs": [[number, significant(at - shift, 6)] for number, at in trace.epochs],
         "decisions": [
-            [significant(max(at - shift, 0.0), 6), _cut(sentence)]
+            [significant(max(at - shift, 0.0), 6), cut(sentence)]
             for at, sentence in list(trace.decisions)[-MAX_DECISIONS:]
         ],
         "slowest": [
             {
                 "seconds": significant(each.seconds),
-                "index": _cut(_shown(each.index)),
+                "index": cut(_shown(each.index)),
                 "epoch": each.epoch,
                 "batch": each.batch,
             }
             for each in trace.slowest
         ],
         "replays": replays,
-        "settings": {_cut(name): _cut(value, 1000) for name, value in settings.items()},
+        "settings": {cut(name): cut(value, 1000) for name, value in settings.items()},
         "environment": dict(environment),
     }
 
@@ -164,5 +164,6 @@ def _shown(value: object) -> str:
         return f"<its __repr__ raised {type(error).__name__}>"
 
 
-def _cut(text: str, most: int = MAX_TEXT) -> str:
+def cut(text: str, most: int = MAX_TEXT) -> str:
+    """Return a string, cut off if it is longer than `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
