@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -80,8 +79,8 @@ def watch(look: Callable[[int, Signs], Sequence[str]]) -> None:
     try:
         while True:
             resized.clear()
-            columns, rows = shutil.get_terminal_size()
-            lines = look(columns, signs)[: rows - 1]
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+            lines = look(columns or 80, signs)[: (rows or 24) - 1]  # some terminals do not tell
             drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
             sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
             sys.stdout.flush()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import OptionError
 from forebay.reports.charts import short
-from forebay.reports.html_page import page, section, table
+from forebay.reports.html_page import page, paragraph, section, table
 from forebay.reports.report_file import read_report, write_report
 from forebay.reports.units import printable, seconds_text
 
@@ -118,19 +118,18 @@ class Comparison:
             "Environment": self.environment,
         }
         names = ("", "first", "second", "change")
-        sections = [
-            section("Reports", table(("", "title", "verdict"), self._titles())),
-            *(section(title, table(names, found)) for title, found in parts.items()),
-        ]
+        sections = [section("Reports", self._titles())]
+        for title, found in parts.items():
+            sections.append(section(title, table(names, found) or paragraph("No difference.")))
         data = {"format": 1, "kind": "comparison", "first": self.first, "second": self.second}
         title = "What differs between two reports"
         return write_report(page(title, "forebay compare", sections, data), path)
 
-    def _titles(self) -> list[tuple[str, str, str]]:
-        return [
-            ("first", self.first, self.verdicts[0]),
-            ("second", self.second, self.verdicts[1]),
-        ]
+    def _titles(self) -> str:
+        rows = [("first", self.first, self.verdicts[0]), ("second", self.second, self.verdicts[1])]
+        if any(self.verdicts):
+            return table(("", "report", "verdict"), rows)
+        return table(("", "report"), [row[:2] for row in rows])
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:

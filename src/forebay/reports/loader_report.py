@@ -78,7 +78,8 @@ def _rates(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
     """Return the chart of batches made, taken and wanted, each second."""
     timeline = summary["timeline"]
     lengths = _lengths(timeline)
-    least = 0.2 * timeline["seconds"]  # of a shorter time, a rate says nothing
+    # Of a shorter time, a rate says nothing, unless there is no other.
+    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
     columns = list(
         zip(timeline["made"], timeline["taken"], timeline["waited_s"], lengths, strict=True)
     )

@@ -118,7 +118,8 @@ def _figures(summary: Mapping[str, Any]) -> str:
 def _throughput(summary: Mapping[str, Any]) -> str:
     timeline, unit = summary["timeline"], summary["unit"]
     lengths = [timeline["seconds"]] * (timeline["columns"] - 1) + [timeline["last_seconds"]]
-    least = 0.2 * timeline["seconds"]  # of a shorter time, a rate says nothing
+    # Of a shorter time, a rate says nothing, unless there is no other.
+    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
     done, failed = (
         [
             count / length if length > least else None
