@@ -21,6 +21,7 @@ PURE = (
     "engine/limits",
     "plan",
     "engine/memory/slab_layout",
+    "tuning",
 )
 IMPURE_IMPORTS = frozenset(
     [

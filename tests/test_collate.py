@@ -235,7 +235,7 @@ def test_the_module_and_its_name_are_one(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["collate.md", "datasets.md"])
+@pytest.mark.parametrize("name", ["collate.md", "datasets.md", "metrics.md"])
 def test_the_code_of_the_how_to_runs(name, tmp_path):
     """Every Python block, in order, as a script of its own in an empty folder."""
     script = tmp_path / "how_to.py"

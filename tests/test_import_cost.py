@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("fsspec", "pyarrow", "ray", "torch")
+HEAVY = ("fsspec", "pyarrow", "ray", "torch", "IPython", "tqdm")
 
 
 def heavy_after(code: str) -> list[str]:

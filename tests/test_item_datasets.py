@@ -26,6 +26,10 @@ def name_and_number(row):
     return Path(row["destination"]).name, row["n"]
 
 
+def copy(source, out):
+    out.file(f"copied/{source.name}").write_bytes(source.read_bytes())
+
+
 @pytest.fixture
 def folder(tmp_path):
     for name in ("b.txt", "b/x.wav", "a/c/d.wav", "a/.hidden", ".git/x.wav", "b/y.txt"):
@@ -60,6 +64,23 @@ def test_the_folder_may_be_left_later(folder, monkeypatch):
     dataset = forebay.from_folder("in", text_of)
     monkeypatch.chdir("/")
     assert dataset[-1] == "b/y.txt"
+
+
+def test_the_metadata_table_of_an_output_folder_is_no_sample(folder, tmp_path):
+    """A file of that name in any other folder is one."""
+    (folder / "metadata.csv").write_text("a")
+    assert forebay.from_folder(folder, text_of, "*")[1] == "a"
+    forebay.preprocess(copy, folder, tmp_path / "out", num_workers=0, progress=False)
+    dataset = forebay.from_folder(tmp_path / "out", str)
+    names = [str(Path(path).relative_to(tmp_path / "out")) for path in dataset]
+    assert names == [
+        "copied/b.txt",
+        "copied/d.wav",
+        "copied/metadata.csv",
+        "copied/x.wav",
+        "copied/y.txt",
+    ]
+    assert (tmp_path / "out" / "metadata.parquet").exists()
 
 
 def test_folders_without_files_are_errors_at_once(folder):

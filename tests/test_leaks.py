@@ -51,7 +51,7 @@ def test_a_child_that_lives_on_is_named():
     child.communicate()
 
 
-def test_a_child_nobody_waited_for_is_named():
+def test_a_child_that_was_not_waited_for_is_named():
     """A zombie is a leak, and the message says what it is."""
     with pytest.raises(AssertionError, match="ended but never waited for"):
         with no_leaks(wait_s=0):

@@ -28,7 +28,7 @@ from forebay.randomness import (
     seed_on_import,
 )
 
-PATIENCE_S = 60  # longer than any of these takes; a call that hangs fails the test
+PATIENCE_S = 180  # longer than any of these takes; a call that hangs fails the test
 
 
 @pytest.fixture(autouse=True)
@@ -222,20 +222,20 @@ def test_a_block_keeps_calls_of_threads_out(block):
     log, turns = [], ThreadTurns()
     with block():
         thread = started(partial(turns.run, lambda seeds: log.append("call")))
-        thread.join(0.1)  # where the block keeps nobody out, the call is made now
+        thread.join(0.1)  # if the block excludes no thread, the call is made now
         log.append("block")
     thread.join(PATIENCE_S)
     assert log == ["block", "call"]
 
 
-def test_generators_restored_keeps_nobody_out():
+def test_generators_restored_excludes_no_thread():
     """Another thread can use them within the block, as workers in threads do."""
     with generators_restored():
         assert together(lambda: alone(4)) == [alone(4)]
 
 
 def test_private_generators_continue_where_the_last_block_ended():
-    """As if nobody had drawn between the blocks."""
+    """As if nothing had been drawn between the blocks."""
     private, other = PrivateGenerators(5), PrivateGenerators(6)
     drawn = []
     for _ in range(3):
@@ -394,7 +394,7 @@ def test_the_generators_are_left_as_the_first_call_found_them():
 
 
 def test_a_draw_is_seen_though_another_thread_sets_the_generators_back():
-    """To what they were before it, so that they look as if nobody had drawn."""
+    """To what they were before it, so that they look as if nothing had been drawn."""
     turns, calls, before = ThreadTurns(), [], states()
     with generators_kept() as first:
         found = first.states
@@ -527,7 +527,7 @@ class Hanging:
 
 
 def test_the_turn_of_a_thread_that_hangs_beside_others_is_freed():
-    """Nobody waits for it any more, and it is told from one that only waited."""
+    """Nothing waits for it any more, and it is distinguished from one that only waited."""
     turns, before = ThreadTurns(), states()
     hanging = Hanging(turns)
     assert turns.abandon(hanging.thread) is False

@@ -197,7 +197,7 @@ def test_the_version_of_a_tensor_counts_what_is_written_to_it():
 # ---- loaders and iterators ---------------------------------------------------------------------
 
 
-def test_it_is_known_whether_somebody_profiles():
+def test_it_is_known_whether_the_profiler_is_on():
     """Then each batch is a record of its own."""
     assert torch_internals.profiler_is_on() is False, "torch changed _profiler_enabled"
     with torch.autograd.profiler.profile(use_kineto=False):
@@ -252,7 +252,6 @@ def test_the_iterators_of_a_loader_have_one_base():
 
 # What forebay's iterator reads that torch's base sets.
 ATTRIBUTES = {
-    "_num_workers": 0,
     "_timeout": 0,
     "_pin_memory": False,
     "_num_yielded": 0,
@@ -276,8 +275,8 @@ def test_torchs_base_iterates_and_counts():
     assert list(iterator) == [[0, 1], [2]], "torch changed __next__, or _sampler_iter"
     assert iterator._num_yielded == 2, "torch changed _num_yielded: it does not count batches"
     iterator._reset(loader)
-    assert iterator._num_yielded == 0, "torch changed _reset: it does not begin to count anew"
-    assert next(iterator) == [0, 1], "torch changed _reset: _sampler_iter is not made anew"
+    assert iterator._num_yielded == 0, "torch changed _reset: it does not restart the count"
+    assert next(iterator) == [0, 1], "torch changed _reset: it does not create a new _sampler_iter"
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -335,7 +334,7 @@ HOME = "torch_internals.py"
 INHERITED = {
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
-        *("_IterableDataset_len_called", "_next_data", "_num_workers", "_num_yielded"),
+        *("_IterableDataset_len_called", "_next_data", "_num_yielded"),
         *("_pin_memory", "_reset", "_shutdown_workers", "_timeout", "_workers"),
     },
     "loading/pipeline.py": {"_base_seed", "_sampler_iter", "_shared_seed"},

@@ -59,6 +59,7 @@ def test_fast_batches_are_sampled_and_counted(trace):
     assert sum(span.taken for span in trace.spans) == trace.steps[-1].taken
 
 
+@pytest.mark.slow
 def test_a_week_takes_no_more_memory_than_a_minute(trace):
     """A million steps, one each second: each part of the record is bounded."""
     for number in range(0, 1_000_000, 5):
@@ -90,6 +91,7 @@ def test_an_epoch_begins_with_a_wait(trace):
     assert not second.is_first
     assert third.is_first
     assert trace.waited_s == 0.75
+    assert (trace.step_count, trace.steps_s) == (1, pytest.approx(1.25))
     assert list(trace.epochs) == [(0, 1.0), (1, 100.0)]
 
 

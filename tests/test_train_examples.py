@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from documents import ENVIRONMENT, HANG_S
 from forebay.jobs.user_code.reference import load_work
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,9 +24,10 @@ def run(name, *arguments, cwd):
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
         cwd=cwd,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
@@ -78,7 +80,7 @@ def test_a_folder_of_ones_own_images_is_trained_on(tmp_path):
 
 
 def test_a_folder_is_a_class_and_each_look_at_an_image_is_another(tmp_path):
-    """Labels follow the folders' names; what is cut and changed is drawn anew each time."""
+    """Labels follow the folders' names; augmentation is drawn again each time."""
     part("make_images", "train_images.py")(tmp_path, 4, classes=("cat", "dog"))
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     dataset = part("ImageFolder", "train_images.py")(tmp_path)

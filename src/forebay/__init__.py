@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forebay.items import from_folder, from_ids, from_table
     from forebay.jobs.report import Report
     from forebay.loader import DataLoader
+    from forebay.loading.auto_workers import AutoWorkers
     from forebay.mixing import MixedDataset, mix
     from forebay.observe.statistics import Statistics
     from forebay.options import Ray
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoWorkers",
     "Buffer",
     "BusyError",
     "CachedDataset",
@@ -79,6 +81,7 @@ __all__ = [
 
 # The module of each public name; that of all others is `errors`.
 _MODULE_OF = {
+    "AutoWorkers": "forebay.loading.auto_workers",
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
     "Comparison": "forebay.reports.comparison",

@@ -1,6 +1,6 @@
 """Operations on whole batches, in any containers: count bytes, move, pin, split, copy.
 
-Each of these walks the batch by `trees.py` and knows what to do with a leaf.
+Each of these walks the batch with `trees.py` and processes its leaves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.spars
 def nbytes(batch: Any) -> int:
     """Return the bytes of all tensors, arrays and byte strings in a batch.
 
-    An object that is no container and has no `nbytes` counts what its attributes hold, so a graph
-    of PyG's counts its tensors. What is referred to twice counts twice.
+    For an object that is not a container and has no `nbytes`, its attributes are counted, such as
+    the tensors of a PyG graph. Objects with two references count twice.
     """
     return sum(_leaf_nbytes(leaf, depth=0) for leaf in trees.leaves(batch))
 
@@ -35,7 +35,7 @@ def _leaf_nbytes(leaf: Any, depth: int) -> int:
     if isinstance(size, int):
         return size
     known = getattr(leaf, "__dict__", None)
-    if known is None or depth > 3:  # deeper than any batch; it ends what refers to itself
+    if known is None or depth > 3:  # deeper than any batch, so this ends cycles
         return 0
     return sum(_leaf_nbytes(each, depth + 1) for each in trees.leaves(known))
 
@@ -48,7 +48,7 @@ def _tensor_nbytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.sparse_coo:
         indices, values = torch_internals.sparse_parts(tensor)
         return indices.nbytes + values.nbytes
-    if tensor.layout not in _COMPRESSED:  # torch says nothing of others, such as mkldnn's
+    if tensor.layout not in _COMPRESSED:  # the size of others, such as mkldnn's, is unknown
         return tensor.numel() * tensor.element_size()
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_row else tensor.ccol_indices()
@@ -60,8 +60,8 @@ def moved(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device; other leaves are the same objects.
 
     An object with a `to` method, such as a PackedSequence, a graph or a tokenizer's batch, is moved
-    by that. Tensors are copied without waiting (`non_blocking=True`), so a copy from page-locked
-    memory is complete when the current stream has come to it.
+    with that. Tensors are copied without waiting (`non_blocking=True`), so a copy from page-locked
+    memory is complete when the current stream has reached it.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -76,7 +76,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 def is_transparent(batch: Any) -> bool:
     """Tell whether every tensor of a batch can be found: no object with its own `to` hides any.
 
-    What is copied on a side stream has to be recorded there, tensor by tensor.
+    A tensor that is copied on a side stream must be recorded on the stream that uses it.
     """
     return not any(
         callable(getattr(leaf, "to", None)) and not isinstance(leaf, torch.Tensor)
@@ -87,8 +87,8 @@ def is_transparent(batch: Any) -> bool:
 def pinned(batch: Any) -> Any:
     """Return a batch in page-locked memory, as `pin_memory=True` gives it.
 
-    Tensors, and objects with a `pin_memory` method, are what that returns; containers keep their
-    types, and all other leaves are the same objects.
+    Tensors, and objects with a `pin_memory` method, are replaced by its result; containers keep
+    their types, and all other leaves are the same objects.
     """
     if callable(getattr(batch, "pin_memory", None)):
         return batch.pin_memory()
@@ -99,7 +99,7 @@ def pinned(batch: Any) -> Any:
 
 
 def copied(sample: Any) -> Any:
-    """Return a sample with copies of its tensors and arrays, in containers of its own."""
+    """Return a copy of a sample, with copies of its containers, tensors and arrays."""
     return trees.mapped(_copied_leaf, sample)
 
 

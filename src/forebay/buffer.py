@@ -15,10 +15,10 @@ from forebay.options import usable_memory
 # If only a size is given, refilling starts when this share of a full buffer is left.
 REFILL_SHARE = 0.8
 
-# A buffer that is bounded by bytes alone holds no more batches than this.
+# Maximum number of batches in a buffer that is only limited in bytes.
 MAX_BATCHES = 1 << 20
 
-# A smaller size must be a mistake: it would hold less than one small batch.
+# A smaller size is probably a mistake, such as a number of batches.
 LEAST_BYTES = 1 << 10
 
 _UNITS = {
@@ -33,8 +33,8 @@ _UNITS = {
 class Buffer:
     """How many batches a loader prefetches.
 
-    Workers fill it to the high mark, pause, and start again below the low mark. None of this needs
-    the trainer.
+    Workers fill it to the high mark, pause, and start again below the low mark, independently of
+    the training loop.
 
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
@@ -83,22 +83,22 @@ class Buffer:
 
     @property
     def nbytes(self) -> int | None:
-        """Return the high mark in bytes."""
+        """The high mark in bytes; None without one."""
         return None if self.max_bytes is None else int(self.max_bytes)
 
     def low_mark(self) -> int | float:
-        """Return the low mark: a number of batches, or a share of a full buffer."""
+        """Return the low mark for the loader: a number of batches, or a share of a full buffer."""
         return REFILL_SHARE if self.refill_below is None else self.refill_below
 
     def described(self) -> str:
-        """Return the high marks in words."""
+        """Return the high marks for a loader's `repr`, such as "30 GB or 1,000 batches"."""
         marks = [] if self.nbytes is None else [f"{self.nbytes / 1e9:,.3g} GB"]
         marks += [] if self.max_batches is None else [f"{self.max_batches:,} batches"]
         return " or ".join(marks)
 
     @classmethod
     def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:
-        """Return the Buffer that the `buffer` argument stands for.
+        """Return the Buffer for the `buffer` argument of a loader.
 
         Raises:
             OptionError: It is not a size, or too small to be intended.
@@ -147,7 +147,7 @@ def _warn_of_little_memory(nbytes: int) -> None:
 
 
 def _depth_in_forebay() -> int:
-    """Return how many calls lie between the function that asks and the user's code."""
+    """Return the number of stack frames between the caller and the user's code, for a warning."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("forebay."):
         frame, depth = frame.f_back, depth + 1

@@ -28,20 +28,23 @@ from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.outputs.output_places import local_path
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 SHARD_BYTES = 64 * 2**20
-# At least so many shards, if there are as many samples: every core has work, and a kill costs
-# little, however long a sample takes and however small it is.
+# Minimum number of shards, if there are as many samples, so that every core has work and a kill
+# costs little even if samples are small or slow.
 LEAST_SHARDS = 128
 _VERB = "cache"  # in the ledger
 
 Transform = Callable[[Any], Any]
 
 
+@short_tracebacks
 def cache(
     dataset: Any,
     directory: str | os.PathLike[str],
@@ -76,7 +79,7 @@ def cache(
         backend: As in `preprocess`.
         timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
             each of its samples is killed, and its stack recorded.
-        retries: How often a shard that failed is tried again; None for 1.
+        retries: How often a failed shard is tried again; None for 1.
         version: Your own name for the state of the dataset. While it stays the same, changes of
             the dataset and of its code are accepted; a new one writes every shard again.
         resume: False removes the earlier cache first.
@@ -123,6 +126,7 @@ def cache(
     return CachedDataset(folder, index.plan, transform, classes)
 
 
+@short_tracebacks
 def open_cache(
     directory: str | os.PathLike[str], transform: Transform | None = None
 ) -> CachedDataset:
@@ -133,8 +137,8 @@ def open_cache(
         transform: As in `cache`.
 
     Returns:
-        The dataset. A NamedTuple has the user's own class if its module is imported before,
-        and otherwise of one with the same name and fields.
+        The dataset. A NamedTuple has the user's own class if its module was imported before,
+        and otherwise a substitute with the same name and fields.
 
     Raises:
         InputError: There is no finished cache, or a file of it is missing or truncated.
@@ -181,7 +185,7 @@ def _length_of(dataset: Any) -> int:
 
 
 def _is_same(index: Index, samples: int, version: str | None, work: Fingerprint | None) -> bool:
-    """Tell whether a finished cache is that of this dataset, by the user's word or by looking."""
+    """Tell whether a finished cache is of this dataset: by `version`, or else by comparison."""
     if index.plan.samples != samples:
         return False
     if work is None:
@@ -197,7 +201,7 @@ def _made(
     work: Fingerprint,
     classes: dict[Identity, type],
 ) -> Index:
-    """Make what is missing, and write the index."""
+    """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
     cut = cut_before(session, _VERB, samples, may_grow=False)
     if cut is None:
@@ -206,19 +210,20 @@ def _made(
     else:
         plan = replace(Plan.from_json(cut.facts), samples=samples)
         _check_sizes(session)
-    Index.remove(private)  # until all is there again
+    Index.remove(private)  # until all shards exist again
     marks = private / "marks"
-    shutil.rmtree(marks, ignore_errors=True)  # those of a run that was killed
+    shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
     enrol_ranges(session, _VERB, cut)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
-        session.hire("rows", doing=ShardWork(dataset, plan, marks))
+        session.start_workers("rows", doing=ShardWork(dataset, plan, marks))
         done, visible = min(counts.done * cut.size, samples), session.options.progress
-        progress = SampleProgress(samples, done, visible, cut.size)
-        report = session.work_off("rows", progress=progress)
+        label = label_of(_VERB, session.output)
+        progress = SampleProgress(samples, done, visible, cut.size, label)
+        report = session.process_inputs("rows", progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)
@@ -233,13 +238,13 @@ def _made(
 
 
 def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> Plan:
-    """Look at the first sample, the middle one and the last, and decide how to cut.
+    """Load the first, the middle and the last sample, and decide how to divide the dataset.
 
     Raises:
         FailuresError: None of them can be cached.
     """
-    # Files that a dataset opens with its first sample are opened in a copy: not in what the
-    # workers are sent.
+    # A dataset may open files with its first sample: open them in a copy, which is not sent to
+    # workers.
     with generators_kept():
         try:
             probed = copy.copy(dataset)
@@ -259,7 +264,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - SystemExit too
-                failed[index] = error  # a worker fails with it again
+                failed[index] = error  # a worker will report it
                 continue
             plan = Plan(samples, 1, structure, specs)
             classes.update(classes_in(sample))

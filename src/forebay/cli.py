@@ -34,9 +34,9 @@ from forebay.preprocess import is_dataset, preprocess, retry
 from forebay.sample_ranges import look_at_run, verb_of
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
-# Seconds between two looks of `status --watch`.
+# Interval of `status --watch` in seconds.
 WATCH_S = 2.0
-# What `retry` has to be given, by the entry point that made the folder.
+# The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
 
 
@@ -307,7 +307,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:
-    """Return what to give to `retry`, with what the ledger says of the earlier run."""
+    """Return the message with the arguments of `retry`, and the recorded name of the function."""
     wanted, recorded = _RETRIED[verb], ""
     if "work" in meta:
         found = Fingerprint.from_json(meta["work"])

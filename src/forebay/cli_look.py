@@ -15,7 +15,7 @@ from forebay.errors import OptionError
 from forebay.live.top_display import live_views, signs_for, text_of, watch
 from forebay.live.top_screen import Signs
 from forebay.reports.comparison import compare
-from forebay.reports.units import printable
+from forebay.reports.units import one_line
 from forebay.sample_ranges import look_at_run
 
 # Columns of a text that goes to a file.
@@ -77,4 +77,4 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     if views:
         return text_of(views, columns, signs)
     with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
-        return [printable(line, columns) for line in snapshot.text(time.time()).splitlines()]
+        return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

@@ -17,7 +17,7 @@ class Reference(click.Path):
     name = "reference"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value, having checked how it is written; nothing is loaded."""
+        """Return the value after checking its syntax; nothing is loaded."""
         try:
             parse_reference(value)
         except OptionError as error:
@@ -32,7 +32,7 @@ num_workers = click.option("--num-workers", type=click.IntRange(0), help="Defaul
 
 
 def backend(command: Any) -> Any:
-    """Give a command the options that say where workers run."""
+    """Add the options that select where workers run to a command."""
     for option in (
         click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
         click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
@@ -64,7 +64,7 @@ device = click.option("--device", help="Where the model runs, such as cuda.")
 
 
 def with_backend(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the cluster, if one is meant, as their backend."""
+    """Return settings in which the options of a cluster are combined into the backend."""
     names = ("address", "num_cpus", "num_gpus")
     cluster = {name: value for name in names if (value := settings.pop(name)) is not None}
     if cluster and settings["backend"] != "ray":

@@ -1,4 +1,4 @@
-"""Every error forebay raises on purpose, in one tree.
+"""All exceptions that forebay defines.
 
     ForebayError
     ├── OptionError(ValueError)            a setting is impossible; nothing was started
@@ -12,14 +12,14 @@
     └── WorkerDiedError(RuntimeError)      a worker died: its signal or exit code
 
 A message says, in this order: what happened, to what, the numbers, what forebay did, what to do.
-Its first line stands alone.
+Its first line must make sense alone.
 """
 
 from __future__ import annotations
 
 
 class ForebayError(Exception):
-    """The root of all errors that forebay raises on purpose."""
+    """The base class of all exceptions that forebay defines."""
 
 
 class OptionError(ForebayError, ValueError):
@@ -31,7 +31,7 @@ class InputError(ForebayError, ValueError):
 
 
 class OutputError(ForebayError):
-    """An output cannot be written: a full or read-only folder, a name that escapes or clashes."""
+    """An output cannot be written: a full or read-only folder, an invalid or duplicate name."""
 
 
 class LedgerError(ForebayError):
@@ -62,3 +62,12 @@ def shortened(value: object) -> str:
     """Return the repr of a value, shortened to fit into a message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def printable(text: str) -> str:
+    """Return a string with all characters escaped that cannot be printed, line breaks included."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

@@ -1,6 +1,6 @@
-"""One record of what failed, wherever it failed, and a bounded log of such records.
+"""The record of a failure, used everywhere, and a bounded log of such records.
 
-The engine makes the record where something raises, hangs or dies. Code that knows more about it
+The engine creates the record when a task raises, hangs or dies. Code that knows more about it
 (which input, which sample, how many attempts) adds that with `dataclasses.replace`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-# What a log keeps: a run of weeks may have millions of failures, and each traceback is kilobytes.
+# Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
 MAX_TRACED = 100
 # Characters of a message and of a traceback: an exception's message may contain a whole array.
@@ -28,15 +28,15 @@ class Failure:
             a folder), "output" (an output's name is not acceptable), or "stream" (an iterable
             dataset cannot be read any further).
         error: Type of the error, such as "ValueError".
-        message: The error's text, one or more lines; if it is too long, its middle is omitted.
+        message: The error's message, one or more lines; if it is too long, its middle is omitted.
         traceback: The user's frames, or the stack of a hang or a crash, shortened too; "" if none.
         source: What failed: an input's path, a manifest row as JSON, or a sample's index.
         epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
-        batch: Number of the sample's batch in the epoch, from 0; None likewise.
-        attempts: How often it was tried.
-        seconds: Wall time of the last attempt.
+        batch: Number of the sample's batch in the epoch, from 0; None for anything else.
+        attempts: Number of attempts.
+        seconds: Duration of the last attempt.
         pid: Number of the worker process that died; None for anything else.
-        exception: The exception itself, where it is known and can be sent between processes.
+        exception: The exception itself, if it is known and could be sent between processes.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Failure:
 
     @property
     def index(self) -> Any:
-        """The sample's index, where a sample failed: the same as `source`."""
+        """The sample's index, if a sample failed: the same as `source`."""
         return self.source
 
     def __str__(self) -> str:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
-from forebay.jobs.inputs.listing import list_folder
+from forebay.jobs.inputs.listing import list_folder, tables_in
 from forebay.jobs.inputs.manifest import located
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_table
+from forebay.observe.notebook_html import nbytes_as_text, summary
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class ItemDataset(Dataset[Any]):
     """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`.
 
     Attributes:
-        items: One for each sample, in the dataset's order, as they are stored: the paths of a
-            folder are relative to it, and the rows of a table are tuples.
+        items: One for each sample, in the dataset's order, as stored: the paths of a folder are
+            relative to it, and the rows of a table are tuples.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ItemDataset(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        """Load a sample and return it.
+        """Load and return a sample.
 
         Args:
             index: From 0, or negative to count from the end.
@@ -59,7 +60,7 @@ class ItemDataset(Dataset[Any]):
         Raises:
             IndexError: There is no such sample.
             TypeError: The index is not an integer.
-            Exception: What loading it raised, with a note that names the item.
+            Exception: An exception of `load`, with a note that names the item.
         """
         place = _place(index)
         item = self.items[place]
@@ -75,6 +76,19 @@ class ItemDataset(Dataset[Any]):
     def __repr__(self) -> str:
         return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
 
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts: dict[str, object] = {
+            "samples": len(self),
+            "memory": nbytes_as_text(self.items.nbytes),
+        }
+        if len(self):
+            facts |= {
+                "first item": shortened(self.items[0]),
+                "last item": shortened(self.items[-1]),
+            }
+        return summary("ItemDataset", facts)
+
 
 def from_folder(
     folder: str | os.PathLike[str], load: Callable[[Path], Any], pattern: str = "**/*"
@@ -82,7 +96,8 @@ def from_folder(
     """Return a dataset of the files in a folder: one sample per file.
 
     The folder is listed once, now. Files come in the order of their paths as strings, the same on
-    every machine. Hidden files, and files in hidden folders, are left out; links are followed.
+    every machine. Links are followed. Hidden files, and files in hidden folders, are left out, and
+    so is the metadata table of an output folder: `from_table` is for its rows.
 
     Args:
         folder: Where the files are, directly or in subfolders.
@@ -108,7 +123,10 @@ def from_folder(
         raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
     start = len(os.path.join(root, ""))
     names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
-    items = PackedSequence(name for name in names if _matches(name.split("/"), wanted))
+    tables = tables_in(str(root))
+    items = PackedSequence(
+        name for name in names if name not in tables and _matches(name.split("/"), wanted)
+    )
     if not items:
         raise InputError(
             f"from_folder: no file in {root} matches pattern={pattern!r}\n"
@@ -125,15 +143,15 @@ def from_table(
     """Return a dataset of the rows of a table, such as a manifest or what `preprocess` wrote.
 
     The table is read once, now. A row is a dict of its columns, in the table's order, with None
-    where there is nothing. `destination` is how `preprocess` names an output, relative to its
-    table; it comes as the file's absolute path, and may not lead out of that folder. All other
-    columns come as they are.
+    for a missing value. The column `destination` names an output of `preprocess`, relative to the
+    table; the row has the file's absolute path, which may not lead out of that folder. All other
+    columns are passed unchanged.
 
     Args:
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a
-            `pyarrow.Table`, whose paths are left alone. Of a CSV file a column is bool, int or
-            float if all its cells are written like that.
-        load: Called with a row when its sample is asked for; it returns the sample. Without it the
+            `pyarrow.Table`, whose paths are not changed. A column of a CSV file is bool, int or
+            float if all its cells can be read as such.
+        load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
 
     Raises:
@@ -165,10 +183,9 @@ def from_ids(
     """Return a dataset of IDs: one sample per ID.
 
     Args:
-        ids: Any iterable of what names a sample: strings, numbers, tuples. A set is sorted by
-            `str`.
-        load: Called with an ID when its sample is asked for; it returns the sample, such as
-            that of `torch.load(f"data/{id}.pt")`.
+        ids: Any iterable of IDs: strings, numbers, tuples. A set is sorted by `str`.
+        load: Called with an ID when its sample is requested; it returns the sample, such as
+            `torch.load(f"data/{id}.pt")`.
         labels: A mapping from ID to label, looked up and packed now; or a function of an ID, called
             together with `load`. With either the sample is (what load returned, label).
 
@@ -218,11 +235,11 @@ def _place(index: object) -> int:
             "a dataset returns one sample at a time and does not support slices\n"
             "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
         )
-    return as_index(index)  # type: ignore[arg-type]  # it says what is wrong with others
+    return as_index(index)  # type: ignore[arg-type]  # it raises TypeError for others
 
 
 def _matches(names: list[str], wanted: list[str]) -> bool:
-    """Tell whether the names of a path are those of a pattern, `**` being any number of them."""
+    """Tell whether a path matches a pattern, in which `**` stands for any number of names."""
     if not (names and wanted):
         return not names and all(each == "**" for each in wanted)
     if wanted[0] == "**":

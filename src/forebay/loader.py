@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from forebay.buffer import Buffer
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
+from forebay.loading.auto_workers import AutoWorkers, checked_workers
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torchs_init
 from forebay.loading.iterators import BatchIterator
@@ -66,7 +67,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             epoch, computed position by position, without a list of the dataset's length.
         sampler: See torch.
         batch_sampler: See torch.
-        num_workers: See torch.
+        num_workers: See torch. Or "auto", or a `forebay.AutoWorkers`: the number follows what
+            training needs, while it trains; `statistics().decisions` says what was changed and
+            why. With a `seed` batches are equal whatever it does. Without one, order and random
+            numbers come from a seed that is drawn from torch's generator before the first epoch.
         collate_fn: See torch.
         pin_memory: See torch.
         drop_last: See torch. With `world_size`, drops the incomplete global batch.
@@ -120,7 +124,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -144,6 +148,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         snapshot_every_n_steps: int | None = None,
     ) -> None:
         check_worker_method(worker_method)
+        num_workers = checked_workers(num_workers)
         self.buffer = Buffer.of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
         self.ranks = ranks_of(world_size, rank)
@@ -156,6 +161,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
+        is_named = is_named or isinstance(num_workers, AutoWorkers)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = planned(dataset, bool(shuffle), self.seed, generator), None
@@ -244,7 +250,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch does, if there are more local workers than cores."""
-        if cluster_of(self.backend) is None:
+        if cluster_of(self.backend) is None and not isinstance(self.num_workers, AutoWorkers):
             super().check_worker_number_rationality()
 
     # ---- progress -------------------------------------------------------------------------------
@@ -422,15 +428,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator"))
+        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator", "_trace"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
-        made = {"_trace": Trace(), "_failures": FailureLog(), "_next_epoch": epoch}
+        made = {"_failures": FailureLog(), "_next_epoch": epoch}
         return {**self.__dict__, **fresh, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the attributes of a copy."""
         self.__dict__.update(state)
-        self._passes = weakref.WeakSet()
+        self._passes, self._trace = weakref.WeakSet(), Trace()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""

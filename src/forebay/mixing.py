@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from forebay.errors import OptionError
+from forebay.observe.notebook_html import summary
 from forebay.plan.mixture import Mixture
 
 # Larger weights could overflow when they are added.
@@ -25,7 +26,7 @@ MOST = 1e100
 def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
     """Mix datasets by weight, for a `forebay.DataLoader`.
 
-    In any run of consecutive samples, each source has its share, to within a few samples. A source
+    Among any consecutive samples, each source has its share, to within a few samples. A source
     goes through all its samples before any is repeated, however long an epoch of the mixture
     is: a small source with a large weight has several epochs in one of the mixture, and
     a large source continues in the next epoch where it stopped.
@@ -91,7 +92,7 @@ def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple
 
 
 class MixedDataset(Dataset[Any]):
-    """Several datasets laid end to end, with a weight for each; made by `mix`.
+    """The concatenation of several datasets, with a weight for each; made by `mix`.
 
     Attributes:
         datasets: The sources, by name.
@@ -115,7 +116,7 @@ class MixedDataset(Dataset[Any]):
             self.__getitems__ = self._get_together
 
     def __len__(self) -> int:
-        """Return the samples of all sources together."""
+        """Return the total number of samples of the sources."""
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
@@ -124,7 +125,7 @@ class MixedDataset(Dataset[Any]):
         return self._sources[source][place]
 
     def _get_together(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples, asking each source once."""
+        """Return samples, with one call to each source."""
         samples: dict[int, Any] = {}
         wanted: dict[int, list[tuple[int, int]]] = {}
         for position, index in enumerate(indices):
@@ -150,3 +151,12 @@ class MixedDataset(Dataset[Any]):
         pairs = zip(self.datasets, self.mixture.lengths, self.mixture.weights, strict=True)
         shown = ", ".join(f"{name}: {length:,} x {weight:g}" for name, length, weight in pairs)
         return f"<MixedDataset {shown}>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        weights = self.mixture.weights
+        facts: dict[str, object] = {"samples of an epoch": self.samples}
+        for name, length, weight in zip(self.datasets, self.mixture.lengths, weights, strict=True):
+            share = weight / sum(weights)
+            facts[f"{name}"] = f"{length:,} samples, weight {weight:g}: {share:.1%} of an epoch"
+        return summary("MixedDataset", facts)

@@ -28,7 +28,7 @@ class Ray:
         resources: Ray's custom resources for one worker, by name.
         max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.
-        runtime_env: Ray's description of what each node installs or sets first.
+        runtime_env: Ray's runtime environment: what each node installs or sets first.
 
     Raises:
         OptionError: A setting is impossible.
@@ -42,14 +42,14 @@ class Ray:
     runtime_env: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check each setting by itself."""
+        """Check each setting."""
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
         for name, value in (self.resources or {}).items():
             _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
         _check(
-            bool(self.need()),
+            bool(worker_resources(self)),
             "Ray(num_cpus=)",
             self.num_cpus,
             "above 0, unless GPUs or resources are given",
@@ -61,15 +61,10 @@ class Ray:
             "1, 2, 3, … or None",
         )
 
-    def need(self) -> dict[str, float]:
-        """Return the resources of one worker by Ray's names, without those that are 0."""
-        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
-        return {name: amount for name, amount in amounts.items() if amount > 0}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessOptions:
-    """How `forebay.preprocess` runs; its docstring says what each setting means.
+    """The settings of `forebay.preprocess`, which documents each of them.
 
     The defaults are those of `forebay.preprocess`; `cache` and `predict` override some.
 
@@ -90,7 +85,7 @@ class PreprocessOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        """Check each setting by itself, then those that depend on each other."""
+        """Check each setting, then those that depend on each other."""
         _check(
             self.num_workers is None or _is_count(self.num_workers),
             "num_workers",
@@ -160,7 +155,7 @@ class PreprocessOptions:
 
     @property
     def workers(self) -> int:
-        """Number of workers on this machine; a trial (`limit`) runs in this process if it may.
+        """Number of workers on this machine; a trial (`limit`) runs in this process by default.
 
         A cluster without `num_workers` runs as many as it has room for instead.
         """
@@ -202,6 +197,12 @@ def cluster_of(backend: str | Ray) -> Ray | None:
     if isinstance(backend, Ray):
         return backend
     return Ray() if backend == "ray" else None
+
+
+def worker_resources(where: Ray) -> dict[str, float]:
+    """Return the resources of one worker by Ray's names, without those that are 0."""
+    amounts = {"CPU": where.num_cpus, "GPU": where.num_gpus, **(where.resources or {})}
+    return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
 def usable_cores() -> int:

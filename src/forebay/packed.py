@@ -1,9 +1,9 @@
 """`forebay.PackedSequence`: many small Python objects as two blocks of bytes.
 
-Looking at a Python object writes to it: its reference count lies beside it. Workers are forked with
-the dataset and share its memory until somebody writes; so a long list of strings, which nobody
-changes, is copied into each worker page by page as its items are read. Bytes and numbers in an
-array carry no counts, and stay shared.
+Reading a Python object writes to its memory, since the reference count is stored in the object.
+Forked workers share the memory of the dataset until it is written to, so a long list of strings
+is copied into each worker, page by page, as its items are read. Bytes and numbers in an array have
+no reference counts, and stay shared.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from forebay.errors import shortened
+from forebay.observe.notebook_html import nbytes_as_text, summary
+
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Items that are ordinary objects at one time while a sequence is packed.
+# Number of items that are in memory as objects at a time while a sequence is packed.
 CHUNK = 1024
 
 # Items of exactly these types are stored as they are, so unpacking gives the same type.
@@ -32,7 +35,7 @@ _ANYTHING = object
 class PackedSequence(Sequence[_T_co]):
     """A read-only sequence of many small Python objects, which does not grow in workers.
 
-    Use it for what a dataset holds by the million, such as paths, labels or rows of a table:
+    Use it if a dataset holds millions of objects, such as paths, labels or rows of a table:
     `self.paths = forebay.PackedSequence(paths)` instead of a list. An item is created at each
     access, so changing a mutable item does not change the sequence. Slices are views.
 
@@ -91,7 +94,7 @@ class PackedSequence(Sequence[_T_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it occupies; a view counts the whole sequence that it is a view of."""
+        """Size in bytes; for a view, the size of the whole sequence."""
         return self._data.nbytes + (0 if self._starts is None else self._starts.nbytes)
 
     def __len__(self) -> int:
@@ -119,19 +122,32 @@ class PackedSequence(Sequence[_T_co]):
         return map(self._get, reversed(self._at))
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a packed sequence too, of equal items in the same order."""
+        """Whether the other is a packed sequence of equal items in the same order."""
         if not isinstance(other, PackedSequence):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # its items may have none
+    __hash__ = None  # type: ignore[assignment]  # its items may not be hashable
 
     def __repr__(self) -> str:
-        kind = "objects" if self._kind is _ANYTHING else self._kind.__name__
-        return f"<PackedSequence: {len(self):,} {kind}, {self.nbytes:,} bytes>"
+        return f"<PackedSequence: {len(self):,} {self._kind_name()}, {self.nbytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts: dict[str, object] = {
+            "items": len(self),
+            "stored as": self._kind_name(),
+            "memory": nbytes_as_text(self.nbytes),
+        }
+        if len(self):
+            facts |= {"first": shortened(self[0]), "last": shortened(self[-1])}
+        return summary("PackedSequence", facts)
+
+    def _kind_name(self) -> str:
+        return "objects" if self._kind is _ANYTHING else self._kind.__name__
 
     def __reduce__(self) -> Any:
-        """Travel as two arrays, which pickle can take out of band; of a view, its own items."""
+        """Pickle it as two arrays, which may be out-of-band buffers; of a view, only its items."""
         whole = self if self._at == range(self._total()) else PackedSequence(self)
         return _unpickled, (whole._kind, whole._data, whole._starts, whole._at)
 
@@ -144,7 +160,7 @@ def _unpickled(*parts: Any) -> PackedSequence[Any]:
 
 
 class _Packing:
-    """What is packed so far.
+    """The items packed so far.
 
     Attributes:
         kind: The type of all items; `object` for any.
@@ -175,7 +191,7 @@ class _Packing:
         """Return where each item starts, and where the last one ends; None for numbers."""
         if self.kind in _NUMBERS:
             return None
-        # Most sequences are below 4 GiB, and half the bytes do for them.
+        # Most sequences are below 4 GiB, for which 32 bits suffice.
         fits = len(self.data) < 1 << 32
         return np.frombuffer(self._starts, np.uint64).astype(np.uint32 if fits else np.uint64)
 
@@ -202,7 +218,7 @@ class _Packing:
         return encoded
 
     def _pickle_all(self) -> None:
-        """Go over to pickles, as an item has come that is not like those before it."""
+        """Switch to pickles, because an item has another type than those before it."""
         get = _reader(self.kind, np.frombuffer(self.data, np.uint8), self.starts())
         self.kind, self.data, self._starts = _ANYTHING, bytearray(), array("Q", [0])
         for start in range(0, self.count, CHUNK):
@@ -223,8 +239,8 @@ def _kind_of(items: list[Any]) -> type:
 def _reader(
     kind: type, data: npt.NDArray[np.uint8], starts: npt.NDArray[Any] | None
 ) -> Callable[[int], Any]:
-    """Return what makes an item of its place."""
-    # Views of memory give Python's own numbers, sooner than numpy makes its.
+    """Return a function that returns the item at a position."""
+    # Items of a memoryview are Python numbers, and faster to read than numpy's.
     if starts is None:
         return data.view(_NUMBERS[kind]).data.__getitem__
     view, first = data.data, starts.data
@@ -232,5 +248,5 @@ def _reader(
         return lambda at: bytes(view[first[at] : first[at + 1]])
     if kind is str:
         return lambda at: str(view[first[at] : first[at + 1]], "utf-8", "surrogatepass")
-    # Pickled by this very program, in memory: never what a file brought.
+    # Pickled by this program, in memory: never data from a file.
     return lambda at: pickle.loads(view[first[at] : first[at + 1]])  # noqa: S301

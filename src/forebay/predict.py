@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import FailuresError, OptionError
 from forebay.jobs.ledger.records import Todo
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
+from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
@@ -34,6 +36,7 @@ PART_SIZE = 8192
 _VERB = "predict"  # in the ledger
 
 
+@short_tracebacks
 def predict(
     model: Any,
     data: Any,
@@ -107,14 +110,14 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.predicting.completed import CompletedParts
-    from forebay.predicting.data import Wanted, reader_of, table_of
+    from forebay.predicting.data import ReaderSettings, reader_of, table_of
     from forebay.predicting.model import check_device, device_of, evaluating, is_factory
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
     makes = is_factory(model)
     place = device_of(device)
-    wanted = Wanted(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
+    wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
     table = table_of(data, load)
     reader = reader_of(data, load, table, wanted)
     _check_workers(reader, makes)
@@ -135,7 +138,7 @@ def predict(
         with Session(
             model, output, options, fingerprint=described, has_table=False, verb=_VERB
         ) as session:
-            resumed = _work_off(
+            resumed = _process_parts(
                 session, model, reader, table, place, makes=makes, retry_failed=retry_failed
             )
             done = CompletedParts.of(session.ledger.results())
@@ -146,7 +149,7 @@ def predict(
     return PredictionReport(where, done.rows, failures.total, resumed, listed, took, details)
 
 
-def _work_off(
+def _process_parts(
     session: Session,
     model: Any,
     reader: RangeReader,
@@ -176,9 +179,8 @@ def _work_off(
         session.remember_work()
         return before.samples
     resumed = before.samples - sum(_range(each)["count"] for each in again)
-    progress = SampleProgress(
-        reader.samples, resumed, session.options.progress, size, by_batch=not makes
-    )
+    label, visible = label_of(_VERB, session.output), session.options.progress
+    progress = SampleProgress(reader.samples, resumed, visible, size, label, by_batch=not makes)
     work = PartWork(
         reader,
         model,
@@ -191,10 +193,10 @@ def _work_off(
     )
     try:
         if makes:
-            session.hire("rows", doing=work)
-            session.work_off("rows", todo=todo, at_once=True, progress=progress)
+            session.start_workers("rows", doing=work)
+            session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
         else:
-            session.work_off_here(work, todo, progress)
+            session.process_inputs_here(work, todo, progress)
     except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
@@ -229,7 +231,7 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
 def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     """Return the code and parameters that the predictions depend on, for change detection.
 
-    A table's rows are not included: each part has a fingerprint of its own rows.
+    A table's rows are not included: each part has a separate fingerprint of its rows.
     """
     parts = {"model": model}
     parts |= {"data": reader.dataset} if load is None else {"load": load}

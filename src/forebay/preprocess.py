@@ -17,8 +17,10 @@ from forebay.jobs.report import Report
 from forebay.options import PreprocessOptions, Ray
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
+from forebay.tracebacks import short_tracebacks
 
 
+@short_tracebacks
 def preprocess(
     work: Any,
     inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
@@ -52,8 +54,8 @@ def preprocess(
         work: The function, or the Dataset.
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
-            of `preprocess` stands for its table: a manifest whose `destination` the function gets
-            as a path that can be opened from any working directory.
+            of `preprocess` stands for its table: a manifest in which `destination` is a path
+            that can be opened from any working directory.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
@@ -109,11 +111,12 @@ def preprocess(
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
     with Session(work, output, options) as session:
-        session.hire(listing.kind, inputs, folder=listing.folder)
+        session.start_workers(listing.kind, inputs, folder=listing.folder)
         session.enrol(listing)
-        return session.work_off(listing.kind)
+        return session.process_inputs(listing.kind)
 
 
+@short_tracebacks
 def retry(
     work: Any,
     output: str | os.PathLike[str],
@@ -130,7 +133,7 @@ def retry(
     To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
 
     Args:
-        work: The function of that run. The folder names it, but no code is loaded because of that.
+        work: The function of that run. The folder has its name, but no code is loaded from there.
         output: The folder of that run.
         num_workers: See `preprocess`.
         backend: See `preprocess`.
@@ -173,12 +176,12 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
-        session.hire(kind, folder=folder)
-        return session.work_off(kind, failed_only=True)
+        session.start_workers(kind, folder=folder)
+        return session.process_inputs(kind, failed_only=True)
 
 
 def listing_for(work: Any, inputs: Any) -> Listing:
-    """Return the listing of what `work` is to work on, having made sure that it can.
+    """Check `work` and its inputs, and return the listing.
 
     Raises:
         OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
@@ -231,7 +234,7 @@ def _check_callable(work: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(work)
     except ValueError:
-        return  # a builtin that does not tell
+        return  # a builtin without a signature
     try:
         signature.bind("source", "out")
     except TypeError as error:

@@ -34,7 +34,7 @@ def is_alive(pid: int, process_start: str) -> bool:
     """
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         pass  # another user's process

@@ -1,14 +1,14 @@
-"""The three usual generators: `random`, numpy's global one and torch's, seeded and left as found.
+"""Seed and restore the three global generators: those of `random`, numpy and torch.
 
     seeded        seed_generators(seed)         one sample, one input
-    left alone    with generators_kept(): …     the caller draws on as if nothing had happened
-    private       PrivateGenerators(seed)       a sampler's own stream, in pieces
-    in threads    ThreadTurns                   inputs that several threads work on
+    restored      with generators_kept(): …     the caller's generators are unchanged afterwards
+    private       PrivateGenerators(seed)       a separate stream, for a sampler
+    in threads    ThreadTurns                   inputs that several threads process
 
-Long because everything that seeds the generators takes turns with everything that draws from them.
-A process has one set of generators for all its threads. So whoever seeds them, or draws beside
-somebody who does, takes turns under one lock. numpy and torch are seeded if they are loaded: this
-module imports neither, since a worker may need neither.
+Long because all code that seeds the generators takes turns with all code that draws from them. A
+process has one set of generators for all its threads, so threads that seed them, or that draw while
+another thread may seed them, take turns under one lock. numpy and torch are seeded if they are
+loaded: this module imports neither, since a worker may need neither.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-# Of `random`, numpy's generator and torch's; None for a library that is not loaded.
+# The states of `random`, numpy and torch; None for a library that is not loaded.
 States = tuple[Any, Any, Any]
 
 _modules: dict[str, Any] = sys.modules
-# torch's own seeds have no more: `torch.initial_seed()` may be in a sample, as an int64.
+# torch's own seeds have 63 bits: `torch.initial_seed()` may be in a sample, as an int64.
 _63_BITS = (1 << 63) - 1
 
 
@@ -38,12 +38,12 @@ def seed_generators(seed: int) -> None:
     """Seed every generator from 64 bits."""
     random.seed(seed)
     _on_import.seed = seed
-    # A library may be half imported here: in another thread, or by a circular import.
+    # The import of a library may be incomplete: in another thread, or by a circular import.
     numpy: Any = _modules.get("numpy")
     torch: Any = _modules.get("torch")
     if hasattr(numpy, "random"):
-        # The other half of the bits: numpy's generator is the same as torch's, which reads the low
-        # 32 bits alone, so from one seed both would draw the same numbers.
+        # The upper bits: numpy's generator is the same as torch's, which only uses the lower 32
+        # bits, so with the same seed both would draw the same numbers.
         numpy.random.seed(seed >> 32)
     if hasattr(torch, "default_generator"):
         # torch.manual_seed also seeds devices, at a hundred times the cost.
@@ -60,10 +60,10 @@ def seed_of_text(text: str) -> int:
 
 
 class _SeedOnImport(MetaPathFinder):
-    """Seeds a library for the input at work, the moment its import is complete.
+    """Seeds a library for the current input as soon as it is imported.
 
-    A worker's first input may be the one that imports it, and which input that is depends on the
-    number of workers.
+    Any input may be the first one in its worker that imports the library, depending on the number
+    of workers.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ _on_import = _SeedOnImport()
 
 
 def seed_on_import(is_on: bool) -> None:
-    """From now on, also seed numpy and torch when user code imports them; or stop doing so."""
+    """Start or stop seeding numpy and torch when user code imports them."""
     if is_on and _on_import not in sys.meta_path:
         sys.meta_path.insert(0, _on_import)
     elif not is_on and _on_import in sys.meta_path:
@@ -103,29 +103,29 @@ def seed_on_import(is_on: bool) -> None:
 
 
 class _Turns:
-    """Who uses the generators of the process: many threads side by side, or one thread alone.
+    """Tracks which threads use the generators: many threads side by side, or one thread alone.
 
     Attributes:
-        disturbed: Threads side by side that cannot tell any more whether they drew: another one
-            has set the generators to a former state.
-        is_dirty: Whether a call side by side drew, and what it found was not restored since.
+        disturbed: Threads side by side for which it is unknown whether they drew, because another
+            thread has set the generators to an earlier state.
+        is_dirty: Whether a call side by side drew, and the state before it was not restored since.
     """
 
     def __init__(self) -> None:
         self.disturbed: set[int] = set()
         self.is_dirty = False
-        self._beside: set[int] = set()  # those together, and those of them that lend their turn
+        self._beside: set[int] = set()  # those in _together, and those that lend their turn
         self._found: States | None = None
         self._changed = threading.Condition()
         self._together: set[int] = set()
-        self._alone: int | None = None  # the thread that runs alone, or is the next to
-        self._depth = 0  # its blocks within blocks; 0 while it waits for the others to end
+        self._alone: int | None = None  # the thread that runs alone, or is the next to do so
+        self._depth = 0  # its nested blocks; 0 while it waits for the others to end
 
     def join(self, thread: int, is_refused: Callable[[], bool]) -> States | None:
-        """Begin to run beside others, once no thread runs alone, unless that is refused then.
+        """Wait until no thread runs alone, then run side by side with others, unless refused.
 
         Returns:
-            The generators as the first of those side by side found them; None if refused.
+            The states before the first of the threads side by side; None if refused.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._alone is None or is_refused())
@@ -138,10 +138,11 @@ class _Turns:
             return self._found
 
     def take(self, thread: int) -> None:
-        """Begin to run alone. One that runs beside others already does not wait for them."""
+        """Begin to run alone. A thread that already runs side by side does not wait for others."""
         with self._changed:
-            while self._alone != thread:  # again, if its place is taken while it waits
-                # One that is to run next waits for those together, and so cannot be waited for.
+            while self._alone != thread:  # again, if another thread was faster
+                # The thread that is next waits for those in _together, so they must not wait for
+                # it.
                 self._changed.wait_for(
                     lambda: self._alone is None or (thread in self._together and not self._depth)
                 )
@@ -152,7 +153,7 @@ class _Turns:
             self._depth += 1
 
     def lend(self, thread: int) -> Callable[[], None]:
-        """Let others run while a thread waits for them; return what undoes that."""
+        """Let others run while a thread waits for them; return a function that undoes it."""
         with self._changed:
             depth, is_beside = self._depth, thread in self._together
             is_alone = self._alone == thread
@@ -183,14 +184,14 @@ class _Turns:
                     self._changed.notify_all()
 
     def set_back(self, thread: int) -> None:
-        """Note that a thread sets the generators to a former state."""
+        """Record that a thread sets the generators to an earlier state."""
         self.disturbed |= self._beside - {thread}
 
     def is_taken_by(self, thread: int) -> bool:
         return self._alone == thread
 
     def leave(self, thread: int) -> bool:
-        """End all that a thread does here; return whether it ran, and did not only wait."""
+        """End all turns of a thread; return whether it ran, and did not only wait."""
         with self._changed:
             ran = thread in self._together or (self._alone == thread and self._depth > 0)
             for threads in (self._together, self._beside, self.disturbed):
@@ -214,7 +215,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 @contextmanager
 def generators_locked() -> Iterator[None]:
-    """Keep worker threads from the generators for the block, which may draw from them."""
+    """Keep other threads from using the generators in the block, which may draw from them."""
     turns, thread = _turns, threading.get_ident()
     turns.take(thread)
     try:
@@ -225,26 +226,26 @@ def generators_locked() -> Iterator[None]:
 
 @contextmanager
 def generators_kept() -> Iterator[SimpleNamespace]:
-    """Use the generators for the block, and leave them as they were found.
+    """Use the generators in the block, and restore them at its end.
 
     Yields:
-        An object whose `states` are what they are set to at the end.
+        An object with the `states` that are restored at the end.
     """
     with generators_locked():
         turns, kept = _turns, SimpleNamespace(states=_states())
         try:
             yield kept
         finally:
-            # Otherwise this thread was abandoned, and they are another's.
+            # Otherwise this thread was abandoned, and another one uses them.
             if turns.is_taken_by(threading.get_ident()):
                 _set_states(kept.states)
 
 
 @contextmanager
 def generators_lent() -> Iterator[None]:
-    """Let other threads use the generators for the block, in which this thread only waits.
+    """Let other threads use the generators in the block, in which this thread only waits.
 
-    A sample may iterate a loader of its own, whose threads need their turns.
+    The code of a sample may iterate another loader, whose threads need the generators.
     """
     turns, thread = _turns, threading.get_ident()
     states = _states() if turns.is_taken_by(thread) else None
@@ -259,7 +260,7 @@ def generators_lent() -> Iterator[None]:
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Leave the generators as they were found, without keeping other threads from them."""
+    """Restore the generators at the end of the block, without excluding other threads."""
     states = _states()
     try:
         yield
@@ -288,12 +289,12 @@ def _set_states(states: States) -> None:
 
 
 class PrivateGenerators:
-    """Gives a piece of code generators of its own: each block goes on where the last one ended.
+    """Provides a private stream of random numbers: each block continues where the last one ended.
 
-    The process's generators are as before after each block.
+    The process's generators are restored after each block.
 
     Args:
-        seed: 64 bits to begin with.
+        seed: 64 bits.
     """
 
     def __init__(self, seed: int) -> None:
@@ -303,7 +304,7 @@ class PrivateGenerators:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Use them for the block."""
+        """Use the private stream in the block."""
         with generators_kept():
             if self._own is None:
                 seed_generators(self._seed)
@@ -315,15 +316,15 @@ class PrivateGenerators:
                 self._own = _states()
 
 
-# What seeds the generators from 64 bits; see `ThreadTurns.run`.
+# A function that seeds the generators from 64 bits; see `ThreadTurns.run`.
 Seeds = Callable[[int], None]
 
 
 class ThreadTurns:
-    """Runs calls of several threads so that each draws as if it were alone, from its own seeds.
+    """Runs calls of several threads so that each draws from its own seeds, as if it were alone.
 
-    Calls run side by side until the generators are seen to change. Then the call is made again,
-    alone; if it does draw, every later one is made alone from the start.
+    Calls run side by side until a change of the generators is detected. Then that call is repeated
+    alone; if it does draw, all later calls run alone.
     """
 
     def __init__(self) -> None:
@@ -331,12 +332,12 @@ class ThreadTurns:
         self._draws = False
 
     def run(self, call: Callable[[Seeds], _T], undo: Callable[[], None] = lambda: None) -> _T:
-        """Return what a call returns, or raise what it raises.
+        """Make a call; return its result, or raise its exception.
 
         Args:
-            call: The call. It is given what seeds the generators, to be called wherever it is to
-                begin anew with a seed; this does nothing while calls run side by side.
-            undo: Called before a call is made again.
+            call: The function to call. Its argument seeds the generators, and must be called
+                wherever a new seed is to take effect; it does nothing while calls run side by side.
+            undo: Called before a call is repeated.
         """
         thread = threading.get_ident()
         found = _turns.join(thread, lambda: self._draws)
@@ -344,7 +345,7 @@ class ThreadTurns:
             before = _fingerprint()
             try:
                 returned, error = call(_seed_nothing), None
-            except Exception as raised:  # noqa: BLE001 - it may depend on what was drawn
+            except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
                 returned, error = None, raised
             finally:
                 has_changed = _fingerprint() != before
@@ -363,22 +364,22 @@ class ThreadTurns:
                 if _turns.is_dirty:
                     kept.states, _turns.is_dirty = found, False
                 return call(seed_generators)
-            watch = _Watch()
+            detector = _DrawDetector()
             try:
-                return call(watch.seed)
+                return call(detector.seed)
             finally:
-                # If not, what was seen are the trainer's own draws, which stay.
-                if watch.has_drawn():
+                # If not, the trainer itself drew, and its draws are kept.
+                if detector.has_drawn():
                     self._draws, kept.states = True, found
                 _turns.is_dirty = False
 
     def abandon(self, thread: threading.Thread) -> bool:
-        """Free what an abandoned thread holds; return whether it was only waiting."""
+        """End all turns of an abandoned thread; return whether it was only waiting."""
         return not _turns.leave(thread.ident or 0)
 
 
-class _Watch:
-    """Seeds the generators, and sees whether anybody draws from them afterwards."""
+class _DrawDetector:
+    """Seeds the generators, and detects whether anything draws from them afterwards."""
 
     def __init__(self) -> None:
         self._has_drawn = False
@@ -394,11 +395,11 @@ class _Watch:
 
 
 def _seed_nothing(seed: int) -> None:
-    """Leave the generators alone while calls run side by side."""
+    """Do nothing: calls that run side by side do not seed the generators."""
 
 
 def _fingerprint() -> tuple[Any, ...]:
-    """Return what differs once anybody has drawn."""
+    """Return a value that changes whenever random numbers are drawn."""
     state, array_state, tensor_state = _states()
     return (
         hash(state),

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from forebay.errors import OptionError
 
-# Variables in which launchers tell a process how many there are, and which it is: torchrun and
-# accelerate, srun, Open MPI, MPICH.
+# Environment variables with the number of processes and the rank: torchrun and accelerate, srun,
+# Open MPI, MPICH.
 LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -23,14 +23,14 @@ LAUNCHERS = (
 
 
 class Ranks(NamedTuple):
-    """How many ranks share the batches, and which of them this process is."""
+    """The number of ranks that share the batches, and the rank of this process."""
 
     world_size: int
     rank: int
 
 
 def process_group() -> Ranks:
-    """Return what the default process group says; one rank if there is none."""
+    """Return the ranks of the default process group; a single rank without one."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_world_size(), dist.get_rank())
     return Ranks(1, 0)
@@ -39,15 +39,15 @@ def process_group() -> Ranks:
 def ranks_of(
     world_size: int | str | None, rank: int | None, environment: Mapping[str, str] = os.environ
 ) -> Ranks | None:
-    """Return the ranks that a loader's arguments mean; None where it is on its own.
+    """Return the ranks for a loader's arguments; None without ranks.
 
     Args:
         world_size: A count; "auto" for the process group's, or else the launcher's; or None.
         rank: From 0 to world_size - 1; None for the process group's, or the launcher's.
-        environment: Where launchers leave their variables.
+        environment: The environment variables.
 
     Raises:
-        OptionError: They are impossible, or do not fit what the launcher says.
+        OptionError: They are impossible, or contradict the launcher.
     """
     if world_size is None:
         if rank is not None:
@@ -106,10 +106,10 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
 
 
 def check_still(found: Ranks) -> None:
-    """Check what `world_size="auto"` found when a loader was made, at its first iteration.
+    """Check, at the first iteration, that the ranks found by `world_size="auto"` are still valid.
 
     Raises:
-        OptionError: There is another process group by now.
+        OptionError: The process group has changed.
     """
     now = ranks_of("auto", None)
     if now is not None and now != found:
@@ -122,14 +122,14 @@ def check_still(found: Ranks) -> None:
 
 
 def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
-    """Compare, over the process group, what each rank is about to load.
+    """Compare the settings of all ranks over the process group.
 
     It costs one all-gather of a few hundred bytes. Where the group has more processes than there
     are ranks (tensor parallelism), each rank must appear equally often.
 
     Args:
-        ranks: This process's.
-        facts: What must be equal on all ranks, by the name that the user knows.
+        ranks: The ranks according to this process.
+        facts: Values that must be equal on all ranks, by the user's name for them.
 
     Raises:
         OptionError: Two processes have the same rank, or facts differ; the message names them.

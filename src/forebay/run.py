@@ -1,4 +1,4 @@
-"""One run of preprocess: workers are hired, and what they deliver is committed now and then."""
+"""One run on an engine: start workers, send tasks, and commit results in batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from forebay.jobs.ledger.records import FailedInput, Todo
 from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
+from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
 from forebay.observe.run_trace import RunTrace
 from forebay.options import PreprocessOptions
 
-# Results that may exist without being committed, and the bytes of metadata in them.
+# Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
 MAX_BYTES = 256 * 2**20
-# Work to send in one message, where inputs are short.
+# Duration and number of the tasks sent in one message, if inputs take little time.
 GROUP_S = 0.1
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
@@ -36,11 +37,11 @@ LOOKAHEAD = 8192
 def workers_for(
     job: PreprocessJob, options: PreprocessOptions, shared: str, inputs: tuple[str, ...]
 ) -> tuple[Pool, int]:
-    """Return the pool that a run needs, and how many workers it has room for.
+    """Return the pool for a run, and the number of workers.
 
     Args:
         job: What the workers do.
-        options: Where, and how many.
+        options: Backend and number of workers.
         shared: The folder or URL that every worker must see as this process does.
         inputs: Local paths that every worker must see.
 
@@ -65,7 +66,7 @@ def workers_for(
 
 
 def _say_nothing(text: str) -> None:
-    """Keep quiet, as the user wished."""
+    """Do nothing: the user asked for no progress."""
 
 
 def run(
@@ -80,23 +81,23 @@ def run(
     *,
     at_once: bool = False,
 ) -> bool:
-    """Work on all that is to be done; return whether anything was.
+    """Process the inputs; return whether any result was committed.
 
     Args:
         pool: The workers.
-        num_workers: How many.
+        num_workers: Their number.
         todo: Ordinals and payloads.
         ledger: Where results are recorded.
         folder: Where outputs are published.
-        options: How.
-        budget: What may fail.
-        progress: Told of the inputs that end.
-        at_once: Commit each result before the next is looked at: for few and large ones.
+        options: The settings of the run.
+        budget: How many inputs may fail.
+        progress: Updated as inputs end.
+        at_once: Commit each result immediately: for few and large ones.
 
     Raises:
-        FailuresError: The budget is spent.
+        FailuresError: Too many inputs failed.
         OutputError: The output's disk is full or became read-only.
-        Exception: With `on_error="raise"`, what the function raised, with notes.
+        Exception: With `on_error="raise"`, the exception of the function, with notes.
     """
     limits = Limits(
         num_workers=num_workers,
@@ -109,7 +110,7 @@ def run(
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
-    engine = Engine(pool, limits, todo)
+    engine = Engine(pool, limits, todo, name_of=_name_of)
     commits = Commits(ledger, folder)
     committed = 0
     try:
@@ -123,17 +124,23 @@ def run(
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
                 engine.release(commit.delivered)
-                progress.update(commit.done, commit.failed)
+                progress.update(commit.done, commit.failed, commit.metadata)
                 committed += len(commit.delivered) + commit.failed
-                _stop_if_refused(commit.refused, budget, options)
+                _stop_if_refused(commit.refused, budget, options, ledger)
     finally:
-        # Whatever ends the run, Ctrl-C included: no worker stays, and what was delivered is kept.
+        # However the run ends, including Ctrl-C: end all workers, and commit the results.
         engine.close()
         try:
             committed += commits.close()
         finally:
             progress.close()
     return committed > 0
+
+
+def _name_of(payload: tuple[str, str | None]) -> str:
+    """Return what the log calls an input: its path, its row, or its index."""
+    source, row = payload
+    return source or row or ""
 
 
 def run_here(
@@ -143,18 +150,18 @@ def run_here(
     folder: OutputPlace,
     progress: Progress,
 ) -> None:
-    """Work on the inputs one by one in this thread, without an engine, and commit each at once.
+    """Process the inputs one by one in this thread, without an engine; commit each immediately.
 
     Args:
-        job: What is done with each.
+        job: Processes one input.
         todo: The inputs.
         ledger: Where results are recorded.
         folder: Where outputs are published.
-        progress: Told of the inputs that end.
+        progress: Updated as inputs end.
 
     Raises:
         OutputError: The output's disk is full or became read-only, or an output's name is taken.
-        Exception: What the work raised.
+        Exception: An exception of the job.
     """
     commits = Commits(ledger, folder)
     job.open(0, 0)
@@ -173,7 +180,7 @@ def run_here(
             progress.trace.took(each.ordinal, seconds)
             commit = commits.go_on(at_once=True)
             assert commit is not None
-            progress.update(commit.done, commit.failed)
+            progress.update(commit.done, commit.failed, commit.metadata)
             for _, failure in commit.refused:
                 raise OutputError(failure.message)
     finally:
@@ -194,7 +201,7 @@ def _record(outcome: Outcome, trace: RunTrace) -> None:
 def _stop_if_due(
     outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
 ) -> None:
-    """Raise what ends the run, if this outcome does."""
+    """Raise the exception that ends the run, if this outcome requires that."""
     if not isinstance(outcome, ReportRetry | ReportFailure):
         budget.succeeded()
         return
@@ -225,10 +232,11 @@ def _full(failure: Failure) -> OutputError:
 
 
 def _stop_if_refused(
-    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions
+    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
 ) -> None:
-    """Raise what ends the run, if inputs that were refused on their way out do."""
-    for _, failure in refused:
+    """Raise the exception that ends the run, if inputs whose outputs were refused require that."""
+    for ordinal, failure in refused:
+        log_failed(ledger.name_of(ordinal), failure)
         if options.stops_at_first_failure:
             raise OutputError(failure.message)
         reason = budget.failed()
@@ -240,7 +248,7 @@ def _stop_if_refused(
 
 
 def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
-    """Return the failure as the exception to raise: the user's own where it came through."""
+    """Return the exception to raise for a failure: the user's, if it could be sent."""
     failure = outcome.failure
     own = failure.exception
     if isinstance(own, SealedError):
@@ -258,7 +266,6 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
         error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
     error.add_note(
         f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
-        "completed "
-        "work is kept."
+        "completed work is kept."
     )
     return error

@@ -1,16 +1,16 @@
-"""The samples of a dataset as inputs of a session: a range of them is one input, done as a whole.
+"""The samples of a dataset as inputs of a session: each range of samples is one input.
 
     100,000 samples ── Cut(size=8192) ──> {"first": 0, "count": 8192}, {"first": 8192, …}, …
 
-A run that is continued is cut as it was begun: the ledger records the size of a range, and the
-length of the dataset. What users see is counted in samples: progress, status and failures.
+A run that is continued uses the same ranges: the ledger records the size of a range, and the length
+of the dataset. Progress, status and failures are counted in samples.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -22,10 +22,11 @@ from forebay.jobs.ledger.database import FAILED, TODO, reading
 from forebay.jobs.ledger.records import Counts, Input
 from forebay.jobs.ledger.snapshot import Entry, Snapshot, read_entries, read_failures, read_snapshot
 from forebay.jobs.outputs.output_places import newest_ledger
+from forebay.observe.event_log import log_samples_failed
 from forebay.observe.progress import Progress
 from forebay.session import Session
 
-# The ledger's name for how the samples are cut.
+# The key in the ledger under which the `Cut` is stored.
 _KEY = "ranges"
 
 Identities = Callable[[], Iterator[str]]
@@ -33,12 +34,12 @@ Identities = Callable[[], Iterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a dataset is cut into ranges.
+    """How a dataset is divided into ranges.
 
     Attributes:
-        samples: Samples of the dataset.
+        samples: Number of samples of the dataset.
         size: Samples of a range; the last may have fewer.
-        facts: What else is to stay as it was when the run was begun, as a string.
+        facts: A string with other settings that must not change when the run is continued.
     """
 
     samples: int
@@ -49,8 +50,8 @@ class Cut:
         """List the ranges as rows of "first" and "count".
 
         Args:
-            identities: Returns for each range a string that differs once its samples have changed;
-                None where nothing can tell.
+            identities: Returns for each range a string that changes with its samples; None if
+                changes cannot be detected.
         """
 
         def rows() -> Iterator[Input]:
@@ -64,17 +65,17 @@ class Cut:
 
 
 def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> Cut | None:
-    """Return how the run that this one continues was cut; None if it continues none.
+    """Return the cut of the run that this one continues; None if it continues none.
 
     Args:
         session: The session.
         verb: "predict" or "cache".
-        samples: Samples of the dataset now.
+        samples: Current number of samples of the dataset.
         may_grow: Whether the dataset may have another length.
 
     Raises:
         ChangedError: The dataset has another length.
-        LedgerError: What is recorded is damaged.
+        LedgerError: The record is damaged.
     """
     recorded = None if session.starts_over else session.ledger.get_meta(_KEY)
     if recorded is None:
@@ -103,8 +104,8 @@ def enrol_ranges(
 ) -> None:
     """Make the ranges the inputs of a session, and record the cut.
 
-    A range whose file is missing, or has another size, is to be done again. Files of ranges that
-    the dataset does not have any more are removed.
+    A range whose file is missing, or has another size, is made again. Files of ranges that the
+    dataset no longer has are removed.
     """
     ledger = session.ledger
     session.enrol(cut.listing(identities))
@@ -118,26 +119,40 @@ def enrol_ranges(
 
 
 class SampleProgress(Progress):
-    """Shows samples, where what a session counts is ranges.
+    """Shows the progress of a session in samples, although the session counts ranges.
 
     Args:
-        total: Samples in all.
+        total: Total number of samples.
         done: Samples of ranges that were done before.
-        visible: Show anything at all.
+        visible: Whether to show anything.
         size: Samples of a range.
+        label: See `Progress`.
         by_batch: Whether `advance` is called for every batch; otherwise ranges are counted.
     """
 
     def __init__(
-        self, total: int, done: int, visible: bool, size: int, by_batch: bool = False
+        self,
+        total: int,
+        done: int,
+        visible: bool,
+        size: int,
+        label: str,
+        by_batch: bool = False,
     ) -> None:
-        super().__init__(total, done, visible, unit="sample")
+        super().__init__(total, done, visible, unit="sample", label=label)
         self._size, self._by_batch, self._left = size, by_batch, total - done
 
-    def update(self, done: int, failed: int) -> None:
-        """Count the samples of ranges that ended."""
-        if not self._by_batch:
-            self.advance(self._samples_of(done), self._samples_of(failed))
+    def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
+        """Count and log the samples of ranges that ended.
+
+        Of a range that failed no sample has a result, so all of them count as failed.
+        """
+        if self._by_batch:
+            return
+        lost = [each for text in metadata for each in _failures_in(text)]
+        log_samples_failed(lost)
+        samples = self._samples_of(done)
+        self.advance(samples - len(lost), self._samples_of(failed) + len(lost))
 
     def advance(self, done: int, failed: int) -> None:
         """Count samples that ended."""
@@ -149,11 +164,11 @@ class SampleProgress(Progress):
         return samples
 
 
-# ---- looking on --------------------------------------------------------------------------------
+# ---- reading the state of a run ----------------------------------------------------------------
 
 
 def verb_of(meta: Mapping[str, str]) -> str:
-    """Return the entry point that a ledger is of: "preprocess", "predict" or "cache"."""
+    """Return the entry point that wrote a ledger: "preprocess", "predict" or "cache"."""
     with reading(f"{_KEY!r}"):
         return str(json.loads(meta[_KEY])["verb"]) if _KEY in meta else "preprocess"
 
@@ -162,11 +177,11 @@ def verb_of(meta: Mapping[str, str]) -> str:
 def look_at_run(
     output: str | os.PathLike[str],
 ) -> Iterator[tuple[Snapshot, Iterator[Failure]]]:
-    """Look at a run from outside, whether or not it is at work.
+    """Read the state of a run from another process, whether or not it is running.
 
     Yields:
-        The counts, and the failures in order, read a page at a time: of inputs, or of samples
-        where the run is one of `predict` or `cache`.
+        The counts, and the failures in order, read a page at a time: of samples for `predict` and
+        `cache`, otherwise of inputs.
 
     Raises:
         LedgerError: There is no ledger, or it is damaged.
@@ -187,24 +202,23 @@ def look_at_run(
         counts = Counts(total, done, failed)
         with reading("the run"):
             run = json.loads(snapshot.meta.get("run", "{}"))
-            run["done"] = run.get("done", 0) * json.loads(snapshot.meta[_KEY])["size"]
+            run["done"] = int(run.get("done", 0)) * json.loads(snapshot.meta[_KEY])["size"]
         meta = snapshot.meta | {"run": json.dumps(run)}
         failures = (one for entry in read_entries(folder) for one in _failed_in(entry)[0])
         yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures
 
 
 def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
-    """Return the failed samples of a range that are named, and how many there are."""
+    """Return the failed samples of a range that are recorded by index, and the number of all."""
     if entry.failure is None:
         with reading("a range"):
-            record = json.loads(entry.metadata or "[{}]")[0]
-            listed = record.get("failures", ())
-            return [sample_failure(*one) for one in listed], len(listed)
+            listed = _failures_in(entry.metadata or "[{}]")
+            return listed, len(listed)
     from forebay.caching.shard_job import read_description  # it loads torch
 
     failure = entry.failure
     found, lines, count = read_description(failure.message)
-    if not found:  # its worker died or hung: none of its samples has a result
+    if not found:  # its worker died or hung, so none of its samples has a result
         return [failure], range_of(failure)[1]
     named = []
     for index, line in zip(found, lines, strict=True):
@@ -214,6 +228,12 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
             error, message = "MisfitError", words
         named.append(replace(failure, source=index, error=error, message=message))
     return named, count
+
+
+def _failures_in(metadata: str) -> list[Failure]:
+    """Return the failed samples that the record of a range lists."""
+    record = json.loads(metadata)[0]
+    return [sample_failure(*one) for one in record.get("failures", ())]
 
 
 def sample_failure(index: int, error: str, message: str, traceback: str) -> Failure:
@@ -228,5 +248,5 @@ def range_of(failure: Failure) -> tuple[int, int]:
 
 
 def _range_name(first: int, count: int) -> str:
-    """Return how a range is called in messages."""
+    """Return the name of a range for messages."""
     return f"samples {first} to {first + count - 1}"

@@ -1,12 +1,12 @@
-"""One session on one output folder: list, enrol, work off what is left, write the table.
+"""One session on one output folder: list the inputs, process the remaining ones, write the table.
 
     inputs ── listing ──> ledger ── pending ──> engine ── workers ──> staged files, metadata
                             ^                                                   │
                             └──── commit: flush, record, publish <──────────────┘
 
-What is listed (`jobs/inputs/listing.py`) is remembered (`jobs/ledger/ledger.py`), worked on
-(`jobs/preprocess_job.py`), staged (`jobs/outputs/staged_output.py`) and written at the end
-(`jobs/table/metadata_table.py`). preprocess, predict and cache stand on it.
+Inputs are listed (`jobs/inputs/listing.py`), recorded (`jobs/ledger/ledger.py`) and processed
+(`jobs/preprocess_job.py`); outputs are staged (`jobs/outputs/staged_output.py`), and the table is
+written at the end (`jobs/table/metadata_table.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from forebay.jobs.report import Report
 from forebay.jobs.table.metadata_table import write_metadata
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.live.live_run import LiveRun
-from forebay.observe.progress import Progress
+from forebay.observe.progress import Progress, label_of
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.reports.run_summary import run_details
@@ -47,18 +47,19 @@ from forebay.run import run, run_here, workers_for
 
 
 class Session:
-    """One run on one output folder, from taking the lock to giving it back.
+    """One run on one output folder, from locking to unlocking it.
 
     Args:
         work: What the workers do.
         output: The folder, or its URL.
-        options: How.
-        fingerprint: What the work is, where that is not to be read off `work` itself.
+        options: The settings.
+        fingerprint: The description of the work; None to make it from `work`.
         has_table: Whether a table of metadata is part of the output.
         verb: The entry point: "preprocess", "predict" or "cache".
 
     Attributes:
-        starts_over: Whether an earlier run counts for nothing; known once it is entered.
+        output: The folder, or its URL.
+        starts_over: Whether the results of an earlier run are discarded; set by `__enter__`.
     """
 
     def __init__(
@@ -74,16 +75,14 @@ class Session:
         self.options = options
         self.starts_over = False
         check_in_reach(os.fspath(output), options)
-        occupy_standard_descriptors()  # or the ledger could get the number of a closed stderr
+        occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work = work
-        self._output = os.fspath(output)
+        self._work, self._fingerprint = work, fingerprint
+        self.output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
-        self._fingerprint = fingerprint
-        self._has_table = has_table
-        self._verb = verb
+        self._has_table, self._verb = has_table, verb
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -93,7 +92,7 @@ class Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
             self._tables = self.ledger.tables()
-            # A kill from here on leaves them out of date.
+            # If the run is killed from here on, they are out of date.
             self.ledger.set_tables(dict.fromkeys(self._tables, False))
             self.settle()
             self.starts_over = self._is_to_start_over()
@@ -107,19 +106,19 @@ class Session:
             error.add_note("forebay: interrupted; completed work is kept, the same call continues")
         self._closing.__exit__(kind, error, traceback)
 
-    def hire(
+    def start_workers(
         self, kind: str, inputs: Any = None, doing: Any = None, folder: str | None = None
     ) -> None:
-        """Begin to bring the workers up, which goes on while the inputs are listed.
+        """Start the workers, which continue to start while the inputs are listed.
 
         Args:
             kind: What the inputs are.
             inputs: What the user named, if anything.
-            doing: What the workers call, where it is not the work itself but made of it.
+            doing: What the workers call, if it is not the work itself.
             folder: Where a row's relative `destination` starts.
 
         Raises:
-            OutputError: A table that no run wrote is where this one's would be.
+            OutputError: There is a file with the table's name that no run wrote.
         """
         self._check_table()
         fetch = Download(self.folder.private / "staging" / "fetched")
@@ -129,12 +128,12 @@ class Session:
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
-        self.ledger.keep_alive()  # a thread, after the workers may have been forked from here
+        self.ledger.keep_alive()  # starts a thread, so only after the fork of the zygote
 
     def enrol(self, listing: Listing) -> None:
-        """Tell the ledger what the inputs are now."""
+        """Merge the listing into the ledger."""
         self._merge(listing)
-        if self.starts_over:  # only now: inputs that cannot be used must not cost the outputs
+        if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
             self._tables = {}
             self._merge(listing)
@@ -153,7 +152,7 @@ class Session:
         news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
         self._changed |= any(news)
 
-    def work_off(
+    def process_inputs(
         self,
         kind: str,
         *,
@@ -162,23 +161,24 @@ class Session:
         at_once: bool = False,
         progress: Progress | None = None,
     ) -> Report:
-        """Work on what is to be done, write the table, report.
+        """Process the remaining inputs, write the table, and return the report.
 
         Args:
             kind: What the inputs are.
-            failed_only: Leave out what was not tried yet.
-            todo: What is to be done; None for what has no result.
-            at_once: Commit each result as it comes, where few and large ones do.
-            progress: Counts the inputs that end; None to show them as they are.
+            failed_only: Leave out inputs that were not tried yet.
+            todo: The inputs to process; None for those without a result.
+            at_once: Commit each result immediately: for few and large ones.
+            progress: Updated as inputs end; None to count inputs.
         """
         ledger, options = self.ledger, self.options
+        label = label_of("retry" if failed_only else "preprocess", self.output)
         before = self._begin_work()
         last = options.limit if options.limit is not None else before.total
         total = min(last, before.total)
         listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
         tasks = ((each.ordinal, each[1:]) for each in listed)
-        assert self._pool is not None, "hire comes first"
-        progress = progress or Progress(total, before.done, options.progress)
+        assert self._pool is not None, "start_workers comes first"
+        progress = progress or Progress(total, before.done, options.progress, label=label)
         self._show(progress)
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
@@ -198,7 +198,7 @@ class Session:
             self._update_table(kind)
         counts = ledger.counts()
         return Report(
-            output=self._output,
+            output=self.output,
             done=counts.done,
             failed=counts.failed,
             resumed=before.done,
@@ -208,13 +208,13 @@ class Session:
             details=self.details(),
         )
 
-    def work_off_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
-        """Call the work for each row that is to be done, in this thread, and commit each at once.
+    def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
+        """Call the work for each row in this thread, and commit each result immediately.
 
         Args:
-            work: What to call; what it raises ends the run.
-            todo: What is to be done.
-            progress: Counts the inputs that end.
+            work: The function; an exception ends the run.
+            todo: The rows to process.
+            progress: Updated as inputs end.
         """
         self.ledger.keep_alive()
         self._begin_work()
@@ -225,7 +225,7 @@ class Session:
         self.settle()
 
     def _begin_work(self) -> Counts:
-        """Record that this process works from here on; return what is done already."""
+        """Record that this process runs now; return the counts before it."""
         self.remember_work()
         self.ledger.free_contested()
         before = self.ledger.counts()
@@ -236,25 +236,25 @@ class Session:
 
     def _show(self, progress: Progress) -> None:
         self._progress, count = progress, self.options.workers and self._num_workers
-        self._closing.callback(LiveRun(self._verb, self._output, progress, count).remove)
+        self._closing.callback(LiveRun(self._verb, self.output, progress, count).remove)
 
     def details(self) -> dict[str, Any]:
         """Return what the report shows besides its counts; empty if nothing was left to be done."""
         if self._progress is None:
             return {}
-        name = (self._fingerprint or describe(self._work)).name
-        count, name_of = self.options.workers and self._num_workers, self.ledger.name_of
-        return run_details(self._progress, self._verb, name, count, name_of, self.options)
+        work, name_of = self._fingerprint or describe(self._work), self.ledger.name_of
+        count = self.options.workers and self._num_workers
+        return run_details(self._progress, self._verb, work.name, count, name_of, self.options)
 
     def settle(self) -> None:
-        """Do what this run, one that was killed, or a change of the inputs left to be done."""
+        """Perform the file changes that this run or an earlier one left pending."""
         settle(self.ledger, self.folder)
 
     def _is_to_start_over(self) -> bool:
-        """Tell whether the earlier run counts for nothing, by the user's word or after trials.
+        """Tell whether to discard the earlier run: on request, or after trials only.
 
         Raises:
-            ChangedError: The work is not what it was, and the user did not say what to do then.
+            ChangedError: The work has changed, and the user gave no `version` or `resume=False`.
         """
         ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
@@ -270,7 +270,7 @@ class Session:
             return True
         keep = was_version or "2"
         raise ChangedError(
-            f"{now.name} changed since the earlier run: {self._output!r} would mix "
+            f"{now.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
@@ -280,7 +280,7 @@ class Session:
         )
 
     def remember_work(self) -> None:
-        """Note what the work is, for the next run to compare."""
+        """Record the description of the work, for the next run to compare."""
         ledger, options = self.ledger, self.options
         now = self._fingerprint or describe(self._work)
         ledger.set_meta("work", now.to_json())
@@ -292,7 +292,7 @@ class Session:
             ledger.set_meta("trial", "yes")
 
     def _check_table(self) -> None:
-        """Raise OutputError if the table of this run would take the place of somebody else's."""
+        """Raise OutputError if the table of this run would replace a file that no run wrote."""
         form = self.options.metadata
         there = self._has_table and form not in self._tables
         if there and self.folder.size(table_name(form)) is not None:
@@ -308,16 +308,16 @@ class Session:
         )
 
     def _update_table(self, kind: str) -> None:
-        """Write the table of metadata, unless it is there and up to date.
+        """Write the metadata table, unless it exists and is up to date.
 
         Raises:
-            OutputError: It cannot be written, or somebody else's is there.
+            OutputError: It cannot be written, or would replace a file that no run wrote.
         """
         form = self.options.metadata
         name, stale = table_name(form), dict.fromkeys(self._tables, False)
         current = stale if self._changed else self._tables
         if not current.get(form) or self.folder.size(name) is None:
-            # Recorded first: after a kill, a table that is not recorded would be somebody else's.
+            # Recorded first: otherwise, after a kill, the table would look like a foreign file.
             self.ledger.set_tables({**stale, form: False})
             self.folder.keep(self.ledger, now=form not in self._tables)
             replaces = form in self._tables

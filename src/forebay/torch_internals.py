@@ -1,6 +1,6 @@
-"""Every part of torch that forebay uses and torch does not promise, in one place.
+"""All private parts of torch that forebay uses.
 
-Each of them has a test in `tests/test_torch_internals.py` that fails, with a sentence, when a new
+Each of them has a test in `tests/test_torch_internals.py` that fails, and says why, when a new
 version of torch changes it.
 """
 
@@ -26,29 +26,29 @@ from forebay.failures import without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
 
-# What libraries check an iterator of a DataLoader against.
+# The class that libraries expect an iterator of a DataLoader to have.
 BaseIterator: Any = _BaseDataLoaderIter
 
 
-# Whether somebody profiles this process, for whom each batch is a record of its own.
+# Whether torch's profiler is on, which records each batch.
 profiler_is_on: Callable[[], bool] = _profiler_enabled
 
 
 def become_worker(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """Have `torch.utils.data.get_worker_info()` describe this process as a worker."""
+    """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
     info: Any = _worker.WorkerInfo
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def wrapped(error: BaseException, where: str) -> Any:
-    """Return what raises an exception again, with its traceback as text, in another process.
+    """Wrap an exception so that another process can raise it, with its traceback as a string.
 
-    It raises one of the same class; or of the nearest base class, if that class has no name that
-    `pickle` finds, or cannot be made of a message and shown.
+    It is raised with the same class; or with the nearest base class, if that class cannot be
+    pickled by name, or cannot be created from a message and shown.
 
     Args:
         error: The exception.
-        where: In which worker it was raised, for the message.
+        where: The worker that raised it, for the message.
     """
     wrapper: Any = ExceptionWrapper
     made = wrapper((type(error), error, error.__traceback__), where=where)
@@ -73,7 +73,7 @@ def _can_be_raised(wrapper: Any) -> bool:
 
 
 def numpy_seed(base_seed: int, worker_id: int) -> Any:
-    """Return what torch seeds numpy's generator of a worker with."""
+    """Return the seed that torch gives to numpy's generator of a worker."""
     generate: Any = _worker._generate_state
     return generate(base_seed, worker_id)
 
@@ -81,10 +81,10 @@ def numpy_seed(base_seed: int, worker_id: int) -> Any:
 def replace_tensor_collation(
     replace: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[[], None]:
-    """Put another function in the place of the one by which default_collate stacks tensors.
+    """Replace the function with which default_collate stacks tensors.
 
     Args:
-        replace: Called with torch's function; returns the other one.
+        replace: Called with torch's function; returns the new one.
 
     Returns:
         A function that undoes it.
@@ -104,24 +104,24 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantized(numbers: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """Return a quantized tensor of its stored numbers."""
+    """Return a quantized tensor with the given stored numbers."""
     return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)
 
 
 def untyped(storage: TypedStorage) -> UntypedStorage:
-    """Return the bytes of a typed storage, without the warning that it is deprecated."""
+    """Return the bytes of a typed storage, without torch's deprecation warning."""
     return storage._untyped_storage
 
 
 def typed(storage: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
-    """Return a typed storage over bytes, likewise."""
+    """Return a typed storage over bytes, without torch's deprecation warning."""
     kind: Any = TypedStorage
     whole: TypedStorage = kind(wrap_storage=storage, dtype=dtype, _internal=True)
     return whole
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written to in place."""
+    """Return how often a tensor was written to in place; -1 for inference tensors."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -131,7 +131,7 @@ def accepts(argument: str) -> bool:
 
 
 def seed_as_worker(base_seed: int, worker_id: int) -> int:
-    """Seed all generators of a worker as torch seeds those of its own; return the seed."""
+    """Seed all generators as torch does in its own workers; return the seed."""
     import random
 
     seed = base_seed + worker_id

@@ -3,9 +3,9 @@
     {"image": tensor, "boxes": [a, b]}  ── leaves ──>  tensor, a, b
                                         ── mapped ──>  {"image": f(tensor), "boxes": [f(a), f(b)]}
 
-Containers are mappings (UserDict and its kin as well), lists, tuples, NamedTuples, and instances of
-dataclasses and attrs classes. Everything else is a leaf: tensors, arrays, strings, numbers,
-objects. This module knows no tensor library; `batches.py` does.
+Containers are mappings (also UserDict and similar classes), lists, tuples, NamedTuples, and
+instances of dataclasses and attrs classes. Everything else is a leaf: tensors, arrays, strings,
+numbers, objects. This module does not depend on a tensor library; `batches.py` does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 
 class Branch(NamedTuple):
-    """One container, opened.
+    """The contents of one container.
 
     Attributes:
         kind: "mapping", "namedtuple", "fields" (a dataclass or an attrs class) or "sequence".
         keys: Keys, field names, or positions, in order.
-        values: What it holds under these keys.
+        values: The values for these keys, in the same order.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Branch(NamedTuple):
 
 
 def opened(value: Any) -> Branch | None:
-    """Return what a container holds; None for a leaf."""
+    """Return the contents of a container; None for a leaf."""
     kind = type(value)
     if kind is dict or isinstance(value, Mapping):
         return Branch("mapping", tuple(value), tuple(value.values()))
@@ -46,7 +46,7 @@ def opened(value: Any) -> Branch | None:
     names = field_names(kind)
     if names is None:
         return None
-    # With `init=False` one may be unset.
+    # Fields with `init=False` may be unset.
     names = tuple(name for name in names if hasattr(value, name))
     return Branch("fields", names, tuple(getattr(value, name) for name in names))
 
@@ -60,9 +60,9 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def rebuilt(value: Any, branch: Branch, values: Sequence[Any]) -> Any:
-    """Return a container like `value` that holds other values under the same keys.
+    """Return a container like `value` with other values for the same keys.
 
-    The new one has the type of the old one, and attributes that are no field are the same objects
+    It has the same type, and attributes that are not fields are the same objects
     (the `default_factory` of a defaultdict). The `__init__` of a dataclass is not called. A
     sequence whose class cannot be called with a list of its items becomes a plain tuple or list.
     """
@@ -71,7 +71,9 @@ def rebuilt(value: Any, branch: Branch, values: Sequence[Any]) -> Any:
             return dict(zip(branch.keys, values, strict=True))
         if isinstance(value, MutableMapping):
             whole = copy.copy(value)
-            for key, each in zip(branch.keys, values, strict=True):  # some change `update`
+            for key, each in zip(
+                branch.keys, values, strict=True
+            ):  # some classes override `update`
                 whole[key] = each
             return whole
         kind: Any = type(value)

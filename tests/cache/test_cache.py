@@ -101,7 +101,7 @@ def test_what_changed_is_noticed(pictures):
 
 
 def test_a_version_is_the_users_word_for_what_is_the_same(tmp_path):
-    """While it stays, nothing is compared; a new one makes all anew."""
+    """While it stays, nothing is compared; with a new one all shards are made again."""
     make(Pictures(), tmp_path, version="1")
     assert make(Pictures(shift=1), tmp_path, version="1")[5]["image"].max() == 5
     assert make(Pictures(shift=1), tmp_path, version="2")[5]["image"].max() == 6
@@ -177,7 +177,7 @@ def test_samples_that_kill_or_hang_are_named(tmp_path):
 
 
 def test_a_missing_shard_is_an_error_that_cache_makes_good(pictures):
-    """It is named; and made anew, alone, where the dataset is at hand."""
+    """It is named, and only it is made again if the dataset is there."""
     _, folder = pictures
     other = (folder / "shard-00004.arrow").stat().st_ino
     (folder / "shard-00003.arrow").unlink()
@@ -207,8 +207,8 @@ def test_a_torn_shard_is_an_error_that_says_what_to_do(pictures, damage):
     assert_same(make(Pictures(), folder)[3], Pictures()[3])
 
 
-def test_a_shard_of_somebody_else_is_an_error(pictures):
-    """A cache is appended to by nobody."""
+def test_a_shard_of_another_cache_is_an_error(pictures):
+    """Nothing can be appended to a cache."""
     _, folder = pictures
     (folder / "shard-00040.arrow").write_bytes((folder / "shard-00000.arrow").read_bytes())
     with pytest.raises(

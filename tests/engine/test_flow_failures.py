@@ -25,7 +25,7 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.flow import MAX_FRUITLESS_DEATHS
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW
 from forebay.failures import Failure
 
 
@@ -55,10 +55,10 @@ def test_an_idle_worker_that_dies_blames_nobody() -> None:
     assert script.of(ReportFailure) == script.of(ReportRetry) == []
 
 
-def test_a_blameless_death_costs_no_attempt() -> None:
+def test_an_external_death_costs_no_attempt() -> None:
     """A lost host is nobody's fault: the task goes out again as the same attempt."""
     script = started(2, retries=0)
-    script.say(WorkerDied(0, CRASH, blameless=True))
+    script.say(WorkerDied(0, CRASH, external=True))
     script.say(WorkerStarted(2))
     assert script.of(SendTasks)[-1] == SendTasks(2, ((0, 1),))
 
@@ -114,14 +114,14 @@ def test_many_suspects_are_tried_before_the_rest() -> None:
 def test_a_death_that_may_be_a_neighbours_doing_costs_no_try() -> None:
     """All that died are tried again alone, as the same attempt; who dies alone is to blame."""
     script = started(2, retries=0)
-    script.say(WorkerDied(0, CRASH, doubtful=True))
-    script.say(WorkerDied(1, CRASH, doubtful=True))
+    script.say(WorkerDied(0, CRASH, maybe_external=True))
+    script.say(WorkerDied(1, CRASH, maybe_external=True))
     assert script.of(ReportFailure) == script.of(ReportRetry) == []
     script.say(WorkerStarted(2))
     script.say(WorkerStarted(3))
     assert script.of(SendTasks)[2:] == [SendTasks(2, ((0, 1),))]
-    script.say(WorkerDied(3, CRASH, doubtful=True))
-    script.say(WorkerDied(2, CRASH, doubtful=True))
+    script.say(WorkerDied(3, CRASH, maybe_external=True))
+    script.say(WorkerDied(2, CRASH, maybe_external=True))
     assert script.of(ReportFailure) == [ReportFailure(0, 1, 0.0, CRASH)]
     script.say(WorkerStarted(4))
     assert script.of(SendTasks)[-1] == SendTasks(4, ((1, 1),))
@@ -133,7 +133,7 @@ def test_a_death_that_may_be_a_neighbours_doing_costs_no_try() -> None:
 def test_who_cannot_be_tried_alone_is_blamed_at_once(limits: dict[str, Any]) -> None:
     """Where there are no neighbours, or all delivery would wait for the trial."""
     script = started(1, retries=0, **limits)
-    script.say(WorkerDied(0, CRASH, doubtful=True))
+    script.say(WorkerDied(0, CRASH, maybe_external=True))
     assert [failure.task for failure in script.of(ReportFailure)] == [0]
 
 
@@ -156,7 +156,7 @@ def test_who_only_waited_for_the_one_that_hangs_is_not_blamed() -> None:
     script.say(AlarmRang(), at=6.0)
     assert script.of(KillWorker) == [KillWorker(0), KillWorker(1)]
     script.say(WorkerDied(0, CRASH))
-    script.say(WorkerDied(1, CRASH, blameless=True))
+    script.say(WorkerDied(1, CRASH, external=True))
     assert [failure.task for failure in script.of(ReportFailure)] == [0]
     script.say(WorkerStarted(2))
     assert script.held_by(2) == [1]
@@ -170,7 +170,7 @@ def test_time_in_the_queue_is_not_time_in_the_task() -> None:
 
 
 def test_an_answer_that_overtakes_the_kill_counts() -> None:
-    """A task answered after its worker was condemned is done, and nobody is blamed."""
+    """A task answered after its worker timed out is done, and nobody is blamed."""
     script = started(2, timeout_s=5.0)
     script.say(AlarmRang(), at=5.0)
     script.finish(0, 0)
@@ -198,19 +198,19 @@ def test_a_job_that_cannot_be_set_up_ends_the_run() -> None:
 def test_workers_that_keep_dying_without_an_answer_end_the_run() -> None:
     """Starting workers for ever would be a hang."""
     script = Script(3, num_workers=1)
-    for number in range(MAX_FRUITLESS_DEATHS):
+    for number in range(MAX_DEATHS_IN_A_ROW):
         script.say(WorkerDied(number, CRASH))
     assert script.of(GiveUp) == [GiveUp(CRASH)]
 
 
 def test_workers_that_die_together_are_one_misfortune() -> None:
     """A host of many workers may be lost, and their replacements do the work."""
-    many = 3 * MAX_FRUITLESS_DEATHS
+    many = 3 * MAX_DEATHS_IN_A_ROW
     script = Script(many, num_workers=many)
     for number in range(many):
         script.say(WorkerStarted(number))
     for number in range(many):
-        script.say(WorkerDied(number, CRASH, blameless=True))
+        script.say(WorkerDied(number, CRASH, external=True))
     for number in range(many, 2 * many):
         script.say(WorkerStarted(number))
     for number in range(many, 2 * many):
@@ -222,12 +222,12 @@ def test_workers_that_die_together_are_one_misfortune() -> None:
 
 def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:
     """Each death is laid to a task and used up, however many come in a row."""
-    script = Script(3 * MAX_FRUITLESS_DEATHS, num_workers=1, retries=0)
-    for number in range(3 * MAX_FRUITLESS_DEATHS):
+    script = Script(3 * MAX_DEATHS_IN_A_ROW, num_workers=1, retries=0)
+    for number in range(3 * MAX_DEATHS_IN_A_ROW):
         script.say(WorkerStarted(number))
         script.say(WorkerDied(number, CRASH))
     assert script.of(GiveUp) == []
-    assert len(script.of(ReportFailure)) == 3 * MAX_FRUITLESS_DEATHS
+    assert len(script.of(ReportFailure)) == 3 * MAX_DEATHS_IN_A_ROW
     assert script.of(Finish) == [Finish()]
 
 

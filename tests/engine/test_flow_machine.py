@@ -24,15 +24,17 @@ from forebay.engine.events import (
     SendTasks,
     SetAlarm,
     StartWorker,
+    StopWorker,
     TaskFailed,
     TaskFinished,
     TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
+    WorkersResized,
     WorkerStarted,
 )
-from forebay.engine.flow import MAX_FRUITLESS_DEATHS, Flow
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
 from forebay.engine.limits import GIVE_BACK_S, Limits
 from forebay.failures import Failure
 
@@ -89,6 +91,9 @@ class FlowMachine(RuleBasedStateMachine):
         )
         self.flow = Flow(limits)
         self.limits = limits
+        self.num_workers = workers
+        self.stopped: list[int] = []
+        self.answering: int | None = None
         self.now = 0.0
         self.total = tasks
         self.bound = bound
@@ -100,7 +105,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.alive: dict[int, list[tuple[int, int]]] = {}
         self.begun: dict[int, float] = {}
         self.gone: list[tuple[int, int, int]] = []
-        self.condemned: set[int] = set()
+        self.timed_out: set[int] = set()
         self.ends: list[int] = []
         self.leased: set[int] = set()
         self.finished = self.gave_up = False
@@ -123,16 +128,19 @@ class FlowMachine(RuleBasedStateMachine):
                 case StartWorker(worker, worker_id):
                     self.starting.add(worker)
                     self.worker_ids[worker] = worker_id
+                case StopWorker(worker):
+                    self.stops(worker)
                 case SendTasks(worker, tasks):
+                    assert self.worker_ids[worker] < self.num_workers, "it is surplus"
                     if self.bound:
                         worker_id, workers = self.worker_ids[worker], self.limits.num_workers
                         assert all(task % workers == worker_id for task, _ in tasks)
-                    assert worker not in self.condemned
+                    assert worker not in self.timed_out
                     if not self.alive[worker]:
                         self.begun[worker] = self.now
                     self.alive[worker].extend(tasks)
                 case KillWorker(worker):
-                    self.condemned.add(worker)
+                    self.timed_out.add(worker)
                 case SetAlarm(at):
                     self.alarm = at
                 case DeliverResult(task):
@@ -154,11 +162,23 @@ class FlowMachine(RuleBasedStateMachine):
         slow = self.now - self.begun[worker] > GIVE_BACK_S
         self.begun[worker] = self.now
         self.deaths = 0
+        self.answering = worker if slow else None
         self.say(event(worker, task, attempt))
-        if slow:
+        self.answering = None
+        if slow and worker in self.alive:
             held = [task for task, _ in self.alive[worker]]
             self.alive[worker] = []
             self.say(TasksReturned(worker, tuple(held)))
+
+    def stops(self, worker: int) -> None:
+        """The worker is told to end. It may hold tasks only if it is about to give them back."""
+        assert self.worker_ids[worker] >= self.num_workers
+        held = self.alive.pop(worker, [])
+        assert not held or self.answering == worker
+        self.gone += [(worker, *pair) for pair in held]
+        self.starting.discard(worker)
+        self.timed_out.discard(worker)
+        self.stopped.append(worker)
 
     def ends_by_dropping(self, task: int) -> None:
         assert task not in self.ends
@@ -192,14 +212,26 @@ class FlowMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: (self.alive or self.starting) and self.deaths < 5)
-    @rule(data=st.data(), blameless=st.booleans(), doubtful=st.booleans())
-    def worker_dies(self, data: Any, blameless: bool, doubtful: bool) -> None:
+    @rule(data=st.data(), external=st.booleans(), maybe_external=st.booleans())
+    def worker_dies(self, data: Any, external: bool, maybe_external: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
         self.starting.discard(worker)
         self.gone += [(worker, *pair) for pair in self.alive.pop(worker, [])]
-        self.condemned.discard(worker)
+        self.timed_out.discard(worker)
         self.deaths += 1
-        self.say(WorkerDied(worker, CRASH, blameless, doubtful))
+        self.say(WorkerDied(worker, CRASH, external, maybe_external))
+
+    @precondition(lambda self: not self.bound and not self.finished)
+    @rule(num_workers=st.integers(1, 5))
+    def workers_are_resized(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.say(WorkersResized(num_workers))
+
+    @precondition(lambda self: self.stopped)
+    @rule(data=st.data())
+    def late_event_of_a_stopped_worker(self, data: Any) -> None:
+        worker = data.draw(st.sampled_from(self.stopped))
+        self.say(data.draw(st.sampled_from([WorkerStarted(worker), WorkerDied(worker, CRASH)])))
 
     @precondition(lambda self: any(len(held) > 1 for held in self.alive.values()))
     @rule(data=st.data())
@@ -242,6 +274,8 @@ class FlowMachine(RuleBasedStateMachine):
             self.flow.check()
             assert len(self.ends) == len(set(self.ends)), "something ended twice"
             assert len(self.dropped) == len(set(self.dropped)), "something was dropped twice"
+            live = [self.worker_ids[worker] for worker in (*self.starting, *self.alive)]
+            assert len(live) == len(set(live)), "two workers have the same worker ID"
             if self.limits.in_order:
                 assert self.ends == sorted(self.ends)
 
@@ -259,8 +293,8 @@ class FlowMachine(RuleBasedStateMachine):
                 self.starting.discard(worker)
                 self.alive[worker] = []
                 self.say(WorkerStarted(worker))
-            for worker in sorted(self.condemned & set(self.alive)):
-                self.condemned.discard(worker)
+            for worker in sorted(self.timed_out & set(self.alive)):
+                self.timed_out.discard(worker)
                 self.alive.pop(worker)
                 self.say(WorkerDied(worker, CRASH))
             for worker in self.busy():
@@ -269,10 +303,12 @@ class FlowMachine(RuleBasedStateMachine):
         if not self.gave_up:
             ended = sorted([*self.ends, *self.dropped])
             assert ended == list(range(self.total)), "something was lost"
+            live = [self.worker_ids[worker] for worker in (*self.starting, *self.alive)]
+            assert all(worker_id < self.num_workers for worker_id in live), "some did not stop"
 
 
 FlowMachine.TestCase.settings = settings(
     max_examples=300, stateful_step_count=50, deadline=None, derandomize=True
 )
 TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
-assert MAX_FRUITLESS_DEATHS > 5, "the machine lets at most 5 workers die in a row"
+assert MAX_DEATHS_IN_A_ROW > 5, "the machine lets at most 5 workers die in a row"

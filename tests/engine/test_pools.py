@@ -51,18 +51,49 @@ class TestProcesses(PoolTests):
     def make_pool(self, job: Job) -> Pool:
         return ProcessPool(job, 2)
 
-    def test_the_zygotes_death_is_blameless_and_mended(self) -> None:
-        """A killed zygote takes its workers along; nobody is blamed, and the next start works."""
+    def test_the_zygotes_death_blames_no_task_and_is_repaired(self) -> None:
+        """The workers of a killed zygote die; no task is blamed, and the next start works."""
         with self.running(workers=2) as pool:
             assert isinstance(pool, ProcessPool)
             assert pool._zygote is not None
             os.kill(pool._zygote.pid, signal.SIGKILL)
-            deaths = self.hear(pool, lambda heard: len(heard) == 2)
-            assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
+            deaths = self.collect(pool, lambda heard: len(heard) == 2)
+            assert all(isinstance(event, WorkerDied) and event.external for event in deaths)
             pool.start(2, worker_id=0)
-            assert self.hear(pool) == [WorkerStarted(2)]
+            assert self.collect(pool) == [WorkerStarted(2)]
             pool.send(2, [Assignment(0, 1, "x")])
-            assert isinstance(self.hear(pool)[0], TaskFinished)
+            assert isinstance(self.collect(pool)[0], TaskFinished)
+
+    def test_nothing_is_kept_of_a_stopped_worker(self) -> None:
+        """Its number and its exit code would pile up where the number of workers changes often."""
+        with self.running(workers=2) as pool:
+            assert isinstance(pool, ProcessPool)
+            pool.stop(1)
+            self.until(pool, lambda: set(pool.pids) == {0})
+            assert (pool.exit_codes, pool.hosts(0), pool.hosts(1)) == ({}, True, False)
+
+    def test_closing_kills_a_stopped_worker_that_does_not_end(self, tmp_path: Path) -> None:
+        """The user's code may hang where the job is closed; only that worker is affected."""
+        gate = Gate(tmp_path)
+        with self.running(_HangsInClose(gate), workers=2) as pool:
+            pool.stop(1)
+            gate.wait_reached()
+            pool.send(0, [Assignment(0, 1, "x")])
+            assert isinstance(self.collect(pool)[0], TaskFinished)
+        # the autouse leak check fails if the worker is still there
+
+    def test_the_zygotes_death_ends_stopped_workers(self, tmp_path: Path) -> None:
+        """Only the death of the worker that was not stopped is reported."""
+        gate = Gate(tmp_path)
+        with self.running(_HangsInClose(gate), workers=2) as pool:
+            assert isinstance(pool, ProcessPool)
+            pool.stop(1)
+            gate.wait_reached()
+            assert pool._zygote is not None
+            os.kill(pool._zygote.pid, signal.SIGKILL)
+            (death,) = self.collect(pool, self.died)
+            assert isinstance(death, WorkerDied) and death.incarnation == 0
+            assert not pool.hosts(1)
 
     def test_what_a_killed_worker_has_started_dies_with_it(self, tmp_path: Path) -> None:
         """A kill reaches the programs that the user's function runs."""
@@ -71,7 +102,7 @@ class TestProcesses(PoolTests):
             pool.send(0, [Assignment(0, 1, None)])
             gate.wait_reached()
             pool.kill(0)
-            self.hear(pool, self.died)
+            self.collect(pool, self.died)
         # the autouse leak check fails if the program is still there
 
     def test_a_job_that_cannot_be_pickled_is_refused_at_once(self) -> None:
@@ -102,6 +133,15 @@ class TestProcessesOfAThreadedDriver(PoolTests):
 
     def make_pool(self, job: Job) -> Pool:
         return ProcessPool(job, 2)
+
+
+class _HangsInClose(FaultyJob):
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def close(self) -> None:
+        self._gate.wait()
 
 
 class _StartsAProgram:

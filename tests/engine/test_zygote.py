@@ -126,7 +126,7 @@ class Zygotes(PoolTests):
 
     def result(self, pool, function, incarnation=0):
         pool.send(incarnation, [Assignment(0, 1, function)])
-        (event,) = self.hear(pool)
+        (event,) = self.collect(pool)
         assert isinstance(event, TaskFinished), event
         return event.result
 
@@ -164,15 +164,15 @@ def test_a_worker_blocks_no_signal_although_its_driver_does(start):
 
 
 def test_a_stopped_zygote_is_continued_by_the_order_to_kill(tmp_path):
-    """A worker that hangs is killed in time although somebody stopped its zygote."""
+    """A worker that hangs is killed in time although its zygote was stopped."""
     gate = Gate(tmp_path)
     with tools.running() as pool:
         pool.send(0, [Assignment(0, 1, ("gate", gate))])
         gate.wait_reached()
         stop(pool._zygote.pid)
         pool.kill(0)
-        (death,) = tools.hear(pool, tools.died)
-    assert isinstance(death, WorkerDied) and not death.blameless
+        (death,) = tools.collect(pool, tools.died)
+    assert isinstance(death, WorkerDied) and not death.external
     assert "in wait" in death.failure.traceback
 
 
@@ -181,37 +181,37 @@ def test_a_death_is_told_although_the_zygote_was_stopped(impatient):
     with tools.running() as pool:
         stop(pool._zygote.pid)
         os.kill(pool.pids[0], signal.SIGKILL)
-        (death,) = tools.hear(pool, tools.died)
+        (death,) = tools.collect(pool, tools.died)
     assert isinstance(death, WorkerDied)
     assert "SIGKILL" in death.failure.message
 
 
 def test_a_zygote_that_does_not_answer_is_replaced(impatient, monkeypatch, tmp_path):
-    """Nobody is blamed, and the next worker starts in another zygote."""
-    obey, met = zygote._Zygote._obey, tmp_path / "met"
+    """No task is blamed, and the next worker starts in another zygote."""
+    execute, met = zygote._Zygote._execute_order, tmp_path / "met"
 
     def hang_at_the_first_kill(self):
         order = self._control.recv(zygote.ORDER.size, socket.MSG_PEEK)
         if order and zygote.ORDER.unpack(order)[0] == zygote.KILL and not met.exists():
             met.touch()
             hang()
-        return obey(self)
+        return execute(self)
 
-    monkeypatch.setattr(zygote._Zygote, "_obey", hang_at_the_first_kill)
+    monkeypatch.setattr(zygote._Zygote, "_execute_order", hang_at_the_first_kill)
     with tools.running(workers=2) as pool:
         before = pool._zygote.pid
         pool.send(0, [Assignment(0, 1, "hang")])
         pool.kill(0)
-        deaths = tools.hear(pool, lambda heard: len(heard) == 2)
-        assert all(isinstance(event, WorkerDied) and event.blameless for event in deaths)
+        deaths = tools.collect(pool, lambda heard: len(heard) == 2)
+        assert all(isinstance(event, WorkerDied) and event.external for event in deaths)
         assert "did not answer for 0.6 s" in deaths[0].failure.message
         assert not is_there(before)
         pool.start(2, worker_id=0)
-        assert tools.hear(pool) == [WorkerStarted(2)]
+        assert tools.collect(pool) == [WorkerStarted(2)]
         pool.send(2, [Assignment(0, 1, "hang")])
         pool.kill(2)
-        (death,) = tools.hear(pool, tools.died)
-        assert not death.blameless
+        (death,) = tools.collect(pool, tools.died)
+        assert not death.external
 
 
 class Slow(FaultyJob):
@@ -237,7 +237,7 @@ def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
             assert pool.wait(None) == []
         gate.wait_reached()
         gate.open()
-        assert tools.hear(pool) == [WorkerStarted(0)]
+        assert tools.collect(pool) == [WorkerStarted(0)]
         assert pool._zygote is handle
     finally:
         pool.close()
@@ -318,7 +318,7 @@ def test_a_killed_worker_takes_sessions_of_its_children_along(tmp_path):
         pool.send(0, [Assignment(0, 1, Call(start_in_a_session_and_hang, path))])
         until(lambda: path.exists() and path.read_text())
         pool.kill(0)
-        tools.hear(pool, tools.died)
+        tools.collect(pool, tools.died)
         until(lambda: not is_there(int(path.read_text())))
 
 
@@ -328,7 +328,7 @@ def test_a_daemon_outlives_a_worker_and_not_the_pool(tmp_path):
     with tools.running(Calls(), workers=2) as pool:
         daemon = tools.result(pool, start_daemon, incarnation=1)
         pool.send(0, [Assignment(1, 1, Call(start_in_a_session_and_die, path))])
-        tools.hear(pool, tools.died)
+        tools.collect(pool, tools.died)
         own = int(path.read_text())
         assert is_there(daemon) and is_there(own)
     assert not is_there(daemon) and not is_there(own)
@@ -347,7 +347,7 @@ def test_a_worker_that_cannot_be_forked_is_an_error_in_words(monkeypatch):
     pool = ProcessPool(FaultyJob(), 1, "fork")
     try:
         pool.start(0, 0)
-        (death,) = tools.hear(pool)
+        (death,) = tools.collect(pool)
         assert "Resource temporarily unavailable" in death.failure.message
         assert death.failure.kind == "exception"  # so that the run ends with it
         assert not pool._zygote.ended
@@ -383,7 +383,7 @@ def no_temporary_files(monkeypatch, tmp_path):
 def test_workers_start_without_a_folder_for_temporary_files(no_temporary_files):
     """What a new interpreter is told lies in memory."""
     with ProcessPoolOfOne() as pool:
-        assert tools.hear(pool) == [WorkerStarted(0)]
+        assert tools.collect(pool) == [WorkerStarted(0)]
 
 
 def test_without_any_room_for_temporary_files_the_error_is_in_words(

@@ -1,4 +1,4 @@
-"""Output folders as somebody else might have made them, and what a user may do with one."""
+"""Output folders as an attacker might have made them, and what a user may do with one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def verify(output: Path) -> int:
     return result.return_value
 
 
-# What a user may do with a folder that somebody gave them.
+# What a user may do with a folder from someone else.
 CALLS = {
     "verify": lambda _, output: verify(output),
     "the same call": run,

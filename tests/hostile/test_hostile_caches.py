@@ -86,9 +86,9 @@ def test_a_shard_that_says_what_it_does_not_hold_is_an_error(tmp_path, change):
 @pytest.mark.parametrize(
     "sql",
     [
-        "INSERT INTO chores VALUES('../outside/precious', NULL)",
-        "INSERT INTO chores VALUES('new', '../outside/precious')",
-        "INSERT INTO chores VALUES('../outside/new', '.forebay/staging/x')",
+        "INSERT INTO file_changes VALUES('../outside/precious', NULL)",
+        "INSERT INTO file_changes VALUES('new', '../outside/precious')",
+        "INSERT INTO file_changes VALUES('../outside/new', '.forebay/staging/x')",
         "UPDATE outputs SET name = '../outside/precious' WHERE ordinal = 1",
     ],
 )

@@ -46,7 +46,7 @@ def test_nothing_is_removed_through_a_link(tmp_path, inputs, output, outside, ca
     """A folder of outputs became a link: what it leads to is somebody else's."""
     os.rename(output / "sub", tmp_path / "moved")
     (output / "sub").symlink_to(outside)
-    doctor(output, "INSERT INTO chores VALUES('sub/precious', NULL)")
+    doctor(output, "INSERT INTO file_changes VALUES('sub/precious', NULL)")
     CALLS[call](inputs, output)
     assert (output / "sub").is_symlink()
 
@@ -68,6 +68,6 @@ def test_no_link_in_the_staging_folder_is_followed(inputs, output, outside, pend
     staging.mkdir()
     (staging / "w").symlink_to(outside)
     name, _ = pending
-    doctor(output, "INSERT INTO chores VALUES(?, '.forebay/staging/w/precious')", name)
+    doctor(output, "INSERT INTO file_changes VALUES(?, '.forebay/staging/w/precious')", name)
     assert verify(output) == 3
     assert name not in contents(output)

@@ -11,12 +11,14 @@ import pytest
 from doctored import CALLS, contents, doctor, run, verify
 
 from forebay.errors import ForebayError, LedgerError
-from forebay.jobs.ledger.snapshot import read_failures, read_snapshot
+from forebay.jobs.ledger.holder import Holder
+from forebay.jobs.ledger.records import Counts
+from forebay.jobs.ledger.snapshot import Snapshot, read_failures, read_snapshot
 
 OUTSIDE = ["../outside/precious", "sub/../../outside/precious", "{tmp}/outside/precious"]
 NO_NAMES = ["", ".", "./sub/a", "sub//a", "sub/a\0", b"sub/\xff", b"\xff"]
 OWN = [".forebay/ledger.sqlite", ".forebay/lock", ".forebay/staging"]
-CHORE = "INSERT INTO chores VALUES(?, ?)"
+FILE_CHANGE = "INSERT INTO file_changes VALUES(?, ?)"
 DEEP = "[" * 100_000
 
 
@@ -41,8 +43,8 @@ def refused(inputs, output, words=r"which|damaged"):
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside, name):
     """Any other name is an error that shows it, and nothing at all is removed."""
-    doctor(output, CHORE, "sub/b", None)
-    doctor(output, CHORE, named(name, tmp_path), None)
+    doctor(output, FILE_CHANGE, "sub/b", None)
+    doctor(output, FILE_CHANGE, named(name, tmp_path), None)
     refused(inputs, output)
     assert {"sub/a", "sub/b", "metadata.parquet"} <= set(contents(output))
 
@@ -50,7 +52,7 @@ def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_rename_goes_into_the_folder(tmp_path, inputs, output, outside, name):
     """Never to another name."""
-    doctor(output, CHORE, named(name, tmp_path), staged(output))
+    doctor(output, FILE_CHANGE, named(name, tmp_path), staged(output))
     refused(inputs, output)
 
 
@@ -60,7 +62,7 @@ NOT_STAGED = ["sub/a", ".forebay/stagingx/a", ".forebay/staging/../../../outside
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN, *NOT_STAGED])
 def test_a_pending_rename_comes_from_the_staging_folder(tmp_path, inputs, output, outside, name):
     """Nothing else is moved into the folder, nor within it."""
-    doctor(output, CHORE, "new", named(name, tmp_path))
+    doctor(output, FILE_CHANGE, "new", named(name, tmp_path))
     refused(inputs, output)
     assert "new" not in contents(output)
 
@@ -85,9 +87,9 @@ WRONG = ["{}", '{"a": 1}', '[["x"]]', '[["x", "much"]]', '[["x", 1e999]]', "7", 
 @pytest.mark.parametrize("value", [*WRONG[1:], b"\xff\xfe"])
 @pytest.mark.parametrize("column", ["outputs", "metadata"])
 def test_a_done_input_with_anything_in_its_columns_is_an_error(inputs, output, column, value):
-    """Wrong types, huge numbers, torn or endless JSON, bytes: never a raw error."""
+    """Wrong types, huge numbers, truncated or endless JSON, bytes: never a raw error."""
     doctor(output, f"UPDATE inputs SET {column} = ? WHERE ordinal = 1", value)
-    (inputs / "d").write_text("d")  # so that the table is written anew
+    (inputs / "d").write_text("d")  # so that the table is written again
     with pytest.raises(ForebayError):
         run(inputs, output)
 
@@ -110,6 +112,16 @@ def test_meta_may_be_anything(inputs, output, key):
             call(inputs, output)
 
 
+@pytest.mark.parametrize(
+    "run", ["not JSON", "7", "[]", '{"began": "x"}', '{"done": {}}', '{"done": 1e999}', DEEP]
+)
+def test_the_state_of_a_run_with_a_damaged_record_is_an_error(run):
+    """`forebay status` says which record it is."""
+    snapshot = Snapshot(Counts(3, 1, 0), {"run": run}, Holder("here", 1))
+    with pytest.raises(LedgerError, match="the ledger's record of the run is damaged"):
+        snapshot.text(0.0)
+
+
 @pytest.mark.parametrize("ordinal", [0, -(1 << 63), (1 << 63) - 1])
 def test_ordinals_may_be_anything(inputs, output, ordinal):
     """Whatever SQLite can hold."""
@@ -129,7 +141,7 @@ def test_text_that_is_not_utf8_is_damage(inputs, output):
 @pytest.mark.parametrize(
     "sql",
     [
-        "CREATE TRIGGER t AFTER DELETE ON chores BEGIN DELETE FROM inputs; END",
+        "CREATE TRIGGER t AFTER DELETE ON file_changes BEGIN DELETE FROM inputs; END",
         "CREATE VIEW v AS SELECT 1",
         "ALTER TABLE meta ADD COLUMN more TEXT DEFAULT 'x'",
         "DROP TABLE outputs",

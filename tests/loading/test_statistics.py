@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from datasets import Squares
 from streams import WAYS, Lethal, until
 
-from forebay import Buffer, DataLoader
+from forebay import Buffer, DataLoader, mix
 from forebay.observe.statistics import totals_of
 from forebay.observe.trace import KEPT_WAITS, Trace
 
@@ -165,3 +166,38 @@ def test_percentiles_are_of_the_last_waits():
     assert abs(known["wait_p50_s"] - 0.5) < 0.01
     assert abs(known["wait_p99_s"] - 0.99) < 0.01
     assert known["waited_s"] > KEPT_WAITS
+
+
+def test_a_flat_dict_has_every_number():
+    """By the names of the attributes; the same names before the first batch and later."""
+    with DataLoader(
+        Squares(8), batch_size=2, num_workers=1, buffer=Buffer(max_batches=2)
+    ) as loader:
+        first = loader.statistics().to_dict()
+        assert (first["ready_from_epoch"], first["ready_to_batch"]) == (-1, -1)
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: loader.statistics().ready_batches > 0)
+        now = loader.statistics()
+        flat = now.to_dict()
+    assert list(flat) == list(first)
+    assert json.loads(json.dumps(flat)) == flat
+    assert {type(value) for value in flat.values()} == {int, float}
+    assert (flat["ready_from_epoch"], flat["ready_from_batch"]) == now.ready_from == (0, 1)
+    assert (flat["ready_to_epoch"], flat["ready_to_batch"]) == now.ready_to
+    numbers = {
+        each.name: getattr(now, each.name)
+        for each in dataclasses.fields(now)
+        if isinstance(getattr(now, each.name), int | float)
+    }
+    assert numbers.items() <= flat.items()
+
+
+def test_a_flat_dict_has_the_sources_of_a_mixture():
+    """Two numbers for each, under its name."""
+    loader = DataLoader(mix({"web": (Squares(4), 1.0), "code": (Squares(2), 1.0)}), batch_size=2)
+    assert not [name for name in loader.statistics().to_dict() if name.startswith("sources")]
+    list(loader)
+    flat = loader.statistics().to_dict()
+    assert flat["sources/web/samples"] + flat["sources/code/samples"] == 6
+    assert flat["sources/code/epochs"] == flat["sources/code/samples"] / 2

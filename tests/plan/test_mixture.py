@@ -40,7 +40,7 @@ def test_each_source_has_given_its_share_at_every_position(seed):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_source_gives_all_its_samples_before_any_comes_again(shuffle):
-    """Each epoch of a source is complete, and shuffled anew."""
+    """Each epoch of a source is complete, and has a new order."""
     indices = MIXTURE.indices(3, shuffle, 0, 5000)
     own = indices[sources(indices) == 1] - 1000
     epochs = [own[at : at + 77].tolist() for at in range(0, len(own) // 77 * 77, 77)]

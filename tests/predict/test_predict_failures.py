@@ -82,7 +82,7 @@ def test_a_batch_that_cannot_be_cut_is_loaded_again(tmp_path):
 
 
 def test_samples_that_do_not_fit_one_batch_are_predicted_apart(tmp_path):
-    """A collate function that fails is tried on halves, and nobody is lost."""
+    """A collate function that fails is tried on halves, and no sample is lost."""
 
     class Ragged(Numbers):
         def __getitem__(self, index):
@@ -251,7 +251,7 @@ def test_parts_with_predictions_are_kept_when_a_run_stops(tmp_path):
     assert predicted(total, Numbers(90, bad), tmp_path, part_size=5, batch_size=5)[0].resumed == 90
 
 
-# ---- tables that are torn -----------------------------------------------------------------------
+# ---- tables that are damaged --------------------------------------------------------------------
 
 
 def sample_of(row):

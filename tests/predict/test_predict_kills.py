@@ -23,7 +23,7 @@ def published(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The parts of a run that nobody killed."""
+    """The parts of a run that was not killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIRED_SEEN", "/dev/null")
@@ -62,7 +62,7 @@ def repeated(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "model"), [(0, "tired"), (2, "tired"), (2, "Tired")])
 def test_a_killed_run_is_finished(tmp_path, undisturbed, workers, model):
-    """The parts are those of a run that nobody killed, byte for byte; less than one is redone."""
+    """The parts are those of a run that was not killed, byte for byte; less than one is redone."""
     output = tmp_path / "out"
     code, out, err = run(model, workers, tmp_path)
     resumed = 0

@@ -51,7 +51,7 @@ def test_a_bucket_gets_the_parts_of_a_folder(memory, parts, model, workers):
 
 
 def test_only_what_is_not_in_the_bucket_is_done(memory, parts):
-    """Nothing, the second time; a part that somebody removed is made again, and it alone."""
+    """Nothing, the second time; only a part that was removed is made again."""
     sizes = []
 
     def model(batch):

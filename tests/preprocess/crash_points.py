@@ -56,9 +56,9 @@ def is_table(_: Any, target: Any) -> bool:
     return Path(target).name.startswith("metadata.")
 
 
-def has_chores(_: Any, chores: Any) -> bool:
+def has_file_changes(_: Any, file_changes: Any) -> bool:
     """Tell whether there is anything to publish."""
-    return len(chores) > 0
+    return len(file_changes) > 0
 
 
 class Third:
@@ -79,8 +79,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
     "in the midst of publishing": lambda: before(output_folder, "rename_new", Third()),
-    "after publishing": lambda: after(OutputFolder, "perform", has_chores),
-    "before the chores are forgotten": lambda: before(Ledger, "clear_chores"),
+    "after publishing": lambda: after(OutputFolder, "perform", has_file_changes),
+    "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),
     "before the table": lambda: before(SESSION, "write_metadata"),
     "before the table has its name": lambda: before(output_folder, "rename_new", is_table),
     "after the table": lambda: after(OutputFolder, "write_table"),

@@ -132,7 +132,7 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
     assert (tmp_path / "out").read_text() == "a file"
 
 
-@pytest.mark.skipif(not ROOT, reason="only root can make a file that nobody can write")
+@pytest.mark.skipif(not ROOT, reason="only root can make a file that no user can write")
 def test_a_ledger_that_cannot_be_written_is_an_error_of_its_own(tmp_path):
     """The outputs' disk may be fine and the ledger's file not."""
     inputs = make_inputs(tmp_path / "in", 3)
@@ -320,6 +320,6 @@ def test_a_thread_beside_the_driver_does_no_harm(tmp_path):
         [sys.executable, script, inputs, tmp_path / "out"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr

@@ -73,7 +73,7 @@ def raise_own(source, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BLAME)
 def test_a_fault_is_laid_to_its_input_and_all_others_are_done(inputs, tmp_path, fault):
-    """Kind, error, message, tries are recorded; neighbours come through, nothing torn is left."""
+    """Kind, error, message and attempts are recorded; others succeed, no partial file is left."""
     fault_at(inputs, 5, fault)
     report = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=1)
     (failure,) = report.failures

@@ -235,7 +235,7 @@ def test_a_pending_rename_that_cannot_be_done_costs_its_input(three, output, obs
         staged.mkdir(parents=True)
         (output / "0001.txt").rename(staged / "0001.txt")
         with ledger._database.transaction() as db:
-            db.execute("INSERT INTO chores VALUES('0001.txt', '.forebay/staging/w/0001.txt')")
+            db.execute("INSERT INTO file_changes VALUES('0001.txt', '.forebay/staging/w/0001.txt')")
     if obstacle == "folder":
         (output / "0001.txt").mkdir()
     elif obstacle == "link":
@@ -269,7 +269,7 @@ def test_a_rename_that_the_system_forbids_costs_its_input(three, output, monkeyp
 
 
 def test_staged_files_that_vanish_cost_their_inputs(three, output):
-    """Somebody cleans up below `.forebay`: the run goes on, and the same call makes them again."""
+    """Files below `.forebay` are removed: the run continues, and the same call makes them again."""
 
     def lose(source, out):
         path = out.file(source.name)
@@ -337,7 +337,9 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     with Ledger.open(output / ".forebay") as ledger, ledger._database.transaction() as db:
         (output / ".forebay" / "staging").mkdir()
         (output / "deep" / "0001").rename(output / ".forebay" / "staging" / "x")
-        db.execute("INSERT INTO chores VALUES('gone', NULL), ('deep/0001', '.forebay/staging/x')")
+        db.execute(
+            "INSERT INTO file_changes VALUES('gone', NULL), ('deep/0001', '.forebay/staging/x')"
+        )
 
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))

@@ -326,7 +326,7 @@ def test_new_inputs_join_and_removed_ones_leave_the_table(inputs, output, tmp_pa
     assert calls(tmp_path)[6:] == ["0000a.txt"]
 
 
-def test_an_output_that_somebody_removed_stops_no_later_call(inputs, output):
+def test_an_output_that_was_removed_stops_no_later_call(inputs, output):
     """The ledger does not look at outputs; `verify` does. A later call simply works."""
     run(copy, inputs, output)
     (output / "0001.txt").unlink()

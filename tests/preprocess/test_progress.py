@@ -11,7 +11,7 @@ import pytest
 from driving import SOURCE, make_inputs
 
 from forebay.observe import progress
-from forebay.observe.progress import Progress, note
+from forebay.observe.progress import Progress, label_of, note
 
 # Shows a line at every update; the work makes sure that nothing else has the number of stderr.
 SCRIPT = """
@@ -50,18 +50,19 @@ if __name__ == "__main__":
 """
 
 DONE = {"preprocess": "6\n6\n", "predict": "40\n40\n", "cache": "40\n40\n"}
-VERBS = [
-    "preprocess",
-    *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("predict", "cache")),
-]
+
+
+def command_in(folder):
+    """Return the command of a run with everything in a folder."""
+    make_inputs(folder / "in", 6)
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return [sys.executable, script, folder / "in", folder / "out"]
 
 
 @pytest.fixture
 def command(tmp_path):
-    make_inputs(tmp_path / "in", 6)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    return [sys.executable, script, tmp_path / "in", tmp_path / "out"]
+    return command_in(tmp_path)
 
 
 def run(command, *, prefix=(), stderr=subprocess.PIPE):
@@ -72,16 +73,23 @@ def run(command, *, prefix=(), stderr=subprocess.PIPE):
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=100,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_lines_are_shown_where_somebody_reads_them(command, verb):
+@pytest.fixture(scope="module", params=["preprocess", "predict", "cache"])
+def readable(request, tmp_path_factory):
+    """A verb, and a run of it whose lines are read: its exit code and what it printed."""
+    command = command_in(tmp_path_factory.mktemp(request.param))
+    return request.param, run([*command, request.param])
+
+
+@pytest.mark.slow
+def test_lines_are_shown_where_a_person_reads_them(readable):
     """So that the next tests are about lines that would be written."""
-    code, out, err = run([*command, verb])
+    verb, (code, out, err) = readable
     assert (code, out) == (0, DONE[verb])
     assert "forebay: " in err and " left\n" in err
 
@@ -148,3 +156,113 @@ def test_what_could_not_be_written_is_forgotten(tmp_path, monkeypatch):
         monkeypatch.undo()
         full.flush()
         assert os.readlink(f"/proc/self/fd/{full.fileno()}") == "/dev/full"
+
+
+# ---- labels, and bars in notebooks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "label"),
+    [
+        ("build/pieces/", "cache pieces"),
+        ("s3://bucket/pieces", "cache pieces"),
+        ("a\nb\x1b", "cache a\\nb\\x1b"),
+        ("/", "cache /"),
+        ("x" * 50, f"cache {'x' * 39}…"),
+    ],
+)
+def test_a_label_names_the_output(output, label):
+    """Its last name, whatever is in it, in one short line."""
+    assert label_of("cache", output) == label
+
+
+@pytest.mark.slow
+def test_lines_say_what_is_done_and_count_what_the_user_counts(readable):
+    """Samples for cache and predict, inputs for preprocess."""
+    verb, (_, _, err) = readable
+    unit, total = ("input", 6) if verb == "preprocess" else ("sample", 40)
+    for workers in (0, 2):
+        assert f"forebay: {verb} out{workers}: {total} of {total} done, 0 failed" in err
+    assert f" {unit}s/s" in err
+
+
+class Bar:
+    """Stands for tqdm's bar, and keeps what it is told."""
+
+    def __init__(self, **settings):
+        self.settings, self.at, self.is_closed = settings, settings["initial"], False
+
+    def update(self, count):
+        self.at += count
+
+    def set_postfix(self, **values):
+        self.settings |= values
+
+    def close(self):
+        self.is_closed = True
+
+
+class Shell:
+    """A shell of IPython, in a kernel or on a terminal."""
+
+    def __init__(self, *applications):
+        self.config = dict.fromkeys(applications)
+
+    def get_ipython(self):
+        return self
+
+
+def test_a_notebook_has_tqdms_own_bar_for_notebooks(monkeypatch):
+    """With the label, the unit and the counts; stderr is no terminal there."""
+    monkeypatch.setitem(sys.modules, "IPython", Shell("IPKernelApp"))
+    monkeypatch.setattr("tqdm.auto.tqdm", Bar)
+    shown = Progress(10, done=2, unit="sample", label="cache out")
+    bar = shown._bar
+    assert isinstance(bar, Bar)
+    shown.update(3, 1)
+    shown.close()
+    assert (bar.at, bar.is_closed) == (6, True)
+    named = {key: bar.settings[key] for key in ("desc", "total", "unit", "failed")}
+    assert named == {"desc": "cache out", "total": 10, "unit": "sample", "failed": 1}
+
+
+@pytest.mark.parametrize(
+    "shell", [None, Shell("TerminalIPythonApp"), object()], ids=["none", "terminal", "odd"]
+)
+def test_elsewhere_there_are_lines(shell, monkeypatch):
+    """IPython on a terminal is a terminal like any other; here stderr is none."""
+    if shell is None:
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+    shown = Progress(10)
+    assert shown._bar is None
+    shown.close()
+
+
+WITHOUT_WIDGETS = """
+import sys, types, warnings
+warnings.simplefilter("error")
+sys.modules["ipywidgets"] = None
+kernel = types.ModuleType("IPython")
+kernel.get_ipython = lambda: types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["IPython"] = kernel
+from forebay.observe.progress import Progress
+shown = Progress(10, label="cache out")
+shown.update(10, 0)
+shown.close()
+"""
+
+
+def test_a_notebook_without_widgets_has_a_bar_of_text():
+    """And no warning about them."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_WIDGETS],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "cache out: 100%" in done.stderr
+    assert "10/10" in done.stderr

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from works import copy, fail_once, split
 import forebay
 from forebay.cli import cli
 from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
+from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
 from forebay.jobs.outputs.store import Store
@@ -332,14 +334,11 @@ def test_a_later_run_counts_for_more_than_many_commits(memory, inputs, machine, 
 def other_run(**changes):
     """Return run.json as another machine would have left it."""
     record = {
-        "host": "elsewhere",
-        "pid": 4711,
+        "holder": {"host": "elsewhere", "pid": 4711, "started": "2026-01-01T00:00:00+00:00"},
         "state": "running",
-        "began": "2026-01-01T00:00:00+00:00",
         "heartbeat": time.time(),
         "generation": 9_000_000,
         "lineage": "another",
-        "command": "",
     }
     return json.dumps({**record, **changes}).encode()
 
@@ -350,7 +349,7 @@ def test_a_run_on_another_machine_is_left_alone(memory, inputs):
     memory.pipe_file(f"/bucket/out/{RUN}", other_run())
     with pytest.raises(BusyError, match="pid 4711 on elsewhere"):
         run(copy, inputs)
-    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["host"] == "elsewhere"
+    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["holder"]["host"] == "elsewhere"
     assert len(calls(inputs.parent)) == 1
 
 
@@ -362,6 +361,37 @@ def test_a_run_that_ended_or_fell_silent_is_no_obstacle(memory, inputs, changes)
     assert run(copy, inputs).done == 6
 
 
+@pytest.mark.parametrize(
+    "change", [{"process_start": "1"}, {"pid": 0x7FFFFFFF}, {"pid": 1 << 80}], ids=str
+)
+def test_a_dead_run_on_this_machine_is_continued_at_once(memory, inputs, change):
+    """Its heartbeat is fresh, but its process has ended, or its process ID belongs to another."""
+    run(copy, inputs, limit=1)
+    this = replace(Holder.this_process("", inputs), pid=os.getppid())
+    record = {**asdict(this), **change}
+    memory.pipe_file(f"/bucket/out/{RUN}", other_run(holder=record))
+    assert run(copy, inputs).done == 6
+
+
+def test_a_live_run_on_this_machine_is_left_alone_however_long_it_is_silent(memory, inputs):
+    """Its process is there, so its heartbeat does not matter: it may be stopped."""
+    run(copy, inputs, limit=1)
+    parent = os.getppid()
+    start = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    holder = replace(Holder.this_process("", inputs), pid=parent, process_start=start)
+    memory.pipe_file(f"/bucket/out/{RUN}", other_run(holder=asdict(holder), heartbeat=0.0))
+    with pytest.raises(BusyError, match=f"pid {parent} on "):
+        run(copy, inputs)
+
+
+@pytest.mark.parametrize("change", [{"holder": []}, {"holder": {"pid": "x"}}, {"heartbeat": "x"}])
+def test_a_damaged_record_of_a_run_counts_for_nothing(memory, inputs, change):
+    """The ledger in the bucket is what matters."""
+    run(copy, inputs, limit=1)
+    memory.pipe_file(f"/bucket/out/{RUN}", other_run(**change))
+    assert run(copy, inputs).done == 6
+
+
 def test_a_run_that_another_machine_took_over_stops(memory, inputs):
     """It does not write its ledger over the other's, and says who has it."""
 
@@ -370,7 +400,7 @@ def test_a_run_that_another_machine_took_over_stops(memory, inputs):
 
     with pytest.raises(BusyError, match="pid 4711 on elsewhere"):
         run(be_taken_over, inputs)
-    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["host"] == "elsewhere"
+    assert json.loads(memory.cat(f"/bucket/out/{RUN}"))["holder"]["host"] == "elsewhere"
 
 
 def test_a_copy_goes_up_while_the_run_goes_on(memory, tmp_path, monkeypatch):
@@ -435,7 +465,7 @@ def test_the_other_commands_take_the_url(memory, inputs, machine):
     assert command("verify", OUT)[0] == 0
 
 
-def test_verify_finds_what_is_missing_altered_or_nobodys(memory, inputs):
+def test_verify_finds_missing_altered_and_unknown_files(memory, inputs):
     """And the next run redoes what was lost."""
     run(copy, inputs)
     memory.rm_file("/bucket/out/0001.txt")

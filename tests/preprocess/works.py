@@ -54,7 +54,7 @@ def draw(source: Path, out: Any) -> dict[str, float]:
 
 
 def meet_fault(source: Path, out: Any) -> dict[str, str]:
-    """Meet the fault that the input names; leave a torn file behind if it kills."""
+    """Meet the fault that the input names; leave a partial file behind if it kills."""
     fault = source.read_text().strip()
     out.file(source.name).write_text("torn")
     if fault in FAULTS:

@@ -70,7 +70,7 @@ def test_there_never_was_a_cluster(rays_folder, alone):
 
 @pytest.mark.parametrize("address", [None, "auto"])
 def test_the_environment_names_a_cluster_that_is_gone(monkeypatch, alone, nobody, address):
-    """None is started in its stead: somebody wanted that one."""
+    """No other one is started instead: that one was requested."""
     monkeypatch.setenv("RAY_ADDRESS", nobody)
     first, advice = joined(address)
     assert first.startswith(f"no Ray cluster answers at {nobody!r}, which RAY_ADDRESS names: ")
@@ -90,7 +90,7 @@ from pathlib import Path
 from ray._private import services
 import forebay
 
-services.find_gcs_addresses = cache(frozenset)  # as if nobody else ran Ray on this machine
+services.find_gcs_addresses = cache(frozenset)  # as if no other program ran Ray on this machine
 
 def work(source, out):
     out.file(source.name).write_bytes(source.read_bytes())

@@ -91,7 +91,7 @@ class Threaded:
         self._thread.start()
 
     def end(self):
-        self._thread.join(90)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
@@ -129,7 +129,7 @@ def last_of(cluster):
 
 @pytest.mark.parametrize("buffer", [None, "1MB"])
 def test_losing_a_node_changes_no_batch(buffer):
-    """They are made again elsewhere, and are the same; nobody is blamed."""
+    """They are made again elsewhere, and are the same; no sample is blamed."""
     expected = list(forebay.DataLoader(Noisy(400), 4, num_workers=0, seed=5))
     with cluster_of(2) as cluster:
         loader = forebay.DataLoader(
@@ -212,7 +212,7 @@ def test_it_says_what_it_waits_for_and_goes_on(tmp_path, capsys, monkeypatch):
 
 
 def take_room(node):
-    """Have an actor of somebody else's take all that a node has."""
+    """Have another program's actor take all resources of a node."""
 
     @ray.remote(num_cpus=1)
     class Other:
@@ -310,7 +310,7 @@ def test_a_cluster_that_dies_ends_the_run(tmp_path):
 
 
 def test_workers_end_with_their_driver(tmp_path):
-    """Killed, it can tell nobody; hosts and workers go all the same."""
+    """It is killed and cannot clean up; hosts and workers end all the same."""
     make_inputs(tmp_path / "in", 300)
     with cluster_of(1) as cluster:
         process = start_driver(cluster, KILLED, tmp_path)

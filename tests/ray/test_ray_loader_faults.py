@@ -80,7 +80,7 @@ def test_samples_that_raise_are_left_out():
 
 
 def test_a_batch_whose_worker_is_killed_is_made_again(tmp_path):
-    """And nobody can tell."""
+    """And the batches do not show it."""
     expected = batches_of(Noisy(COUNT), backend="process")
     with loader_of(Lethal(COUNT, 13, tmp_path), buffer="1MB") as loader:
         assert_same(list(loader), expected)

@@ -88,7 +88,7 @@ def test_an_input_that_takes_all_memory_is_blamed_and_no_other(watched_cluster, 
 
 
 def test_one_worker_alone_is_blamed_at_once(watched_cluster, tmp_path):
-    """There is nobody else whose memory it could have been."""
+    """No other worker could have used the memory."""
     inputs = make_inputs(tmp_path / "in", 3)
     (tmp_path / "first").write_text("0")
     report = run(one_is_greedy(tmp_path), inputs, tmp_path / "out", retries=0, num_workers=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.engine.pools.ray.nodes import Node, capacity, place, room, why_waiting
+from forebay.engine.pools.ray.nodes import Node, capacity, fitting, place, why_waiting
 from forebay.errors import OptionError
-from forebay.options import PreprocessOptions, Ray, cluster_of
+from forebay.options import PreprocessOptions, Ray, cluster_of, worker_resources
 
 ONE = {"CPU": 1.0}
 
@@ -61,7 +61,7 @@ def test_thirds_of_a_gpu_make_three():
     """Fractions that do not add up to one exactly still fit."""
     need = {"CPU": 1.0, "GPU": 1 / 3}
     assert placed(5, [node("a", 8, GPU=1.0)], need) == ["a"] * 3
-    assert room({"GPU": 0.3 + 0.3 + 0.3}, {"GPU": 0.3}) == 3
+    assert fitting({"GPU": 0.3 + 0.3 + 0.3}, {"GPU": 0.3}) == 3
 
 
 def test_every_resource_has_to_be_there():
@@ -126,11 +126,9 @@ def test_impossible_settings_are_refused(arguments, words):
 
 def test_a_worker_needs_what_was_asked_for_and_nothing_that_is_zero():
     """By Ray's own names."""
-    assert Ray().need() == {"CPU": 1}
-    assert Ray(num_cpus=0, num_gpus=0.5, resources={"disk": 2, "tape": 0}).need() == {
-        "GPU": 0.5,
-        "disk": 2,
-    }
+    assert worker_resources(Ray()) == {"CPU": 1}
+    where = Ray(num_cpus=0, num_gpus=0.5, resources={"disk": 2, "tape": 0})
+    assert worker_resources(where) == {"GPU": 0.5, "disk": 2}
 
 
 def options(**settings):

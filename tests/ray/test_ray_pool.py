@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 import ray
-from forebay.engine.events import WorkerDied
+from forebay.engine.events import WorkerDied, WorkersResized, WorkerStarted
 from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray.host import PlainHosting
 from forebay.engine.pools.ray.listener import listen
+from forebay.engine.pools.ray.monitor import ClusterState
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
 from forebay.testing.conformance import PoolTests
+from forebay.testing.faults import FaultyJob
 
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:
@@ -32,6 +34,40 @@ class TestRay(PoolTests):
 
     def make_pool(self, job: Job) -> Pool:
         return pool_of(job)
+
+    @pytest.mark.skip(reason="Ray keeps processes for the next actor, and ends them when it likes")
+    def test_stopped_workers_leave_nothing(self) -> None:
+        """Covered by `test_a_stopped_worker_frees_its_place`."""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stopped_worker_frees_its_place() -> None:
+    """A worker that waits for room gets it; one that was stopped while it waited does not."""
+    suite, pool = TestRay(), pool_of(FaultyJob())
+    try:
+        full = pool.num_workers
+        for incarnation in range(full + 2):
+            pool.start(incarnation, worker_id=incarnation)
+        suite.collect(pool, lambda heard: len(heard) == full)
+        pool.stop(full)
+        pool.stop(0)
+        assert suite.collect(pool) == [WorkerStarted(full + 1)]
+    finally:
+        pool.close()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("grows", [True, False])
+def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) -> None:
+    """A loader asks for a number of workers, and those without room wait for it."""
+    pool = pool_of(FaultyJob(), grows=grows)
+    try:
+        room, pool.num_workers = pool.num_workers, 1
+        assert room > 1
+        events = pool._update_nodes(ClusterState(pool._nodes, {}))
+        assert events == ([WorkersResized(room)] if grows else [])
+    finally:
+        pool.close()
 
 
 def host_lost_by(error: Exception) -> Any:
@@ -59,8 +95,8 @@ LOSSES = {
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("error", "words", "blameless"), LOSSES.values(), ids=LOSSES)
-def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blameless):
+@pytest.mark.parametrize(("error", "words", "external"), LOSSES.values(), ids=LOSSES)
+def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, external):
     """What its worker did is the likely reason then; a node is lost for reasons of its own."""
     told = []
     listen(0, 0, host_lost_by(error), -1, told.append, threading.Event())
@@ -68,4 +104,4 @@ def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, blame
     (death,) = message.events
     assert isinstance(death, WorkerDied)
     assert death.failure.message.startswith(words)
-    assert (death.blameless, death.doubtful) == (blameless, not blameless)
+    assert (death.external, death.maybe_external) == (external, not external)

@@ -108,7 +108,7 @@ def test_num_workers_bounds_how_many_there_are(tmp_path):
     def meet(source, out):
         (here / f"{os.getpid()}").touch()
         if not go.exists():
-            # Both workers have to come, or nobody goes on.
+            # Neither worker continues before both are here.
             until_two(here, go)
         return {"worker": os.getpid()}
 

@@ -1,7 +1,7 @@
-"""All shards as one Arrow table, over their maps.
+"""All shards as one Arrow table over their memory maps.
 
-Shards may differ in what their columns are: where all the samples of one have the same shape, and
-those of another do not. The table has the wider type; only its small offsets are rebuilt.
+The column types of shards may differ: all samples of one shard may have the same shape, and those
+of another not. The table has the wider type; only its small offsets are rebuilt.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     bytes                               large_binary
     None                                null, in any of these
 
-What Arrow has no number type for travels as its bytes: bool tensors as uint8, bfloat16 as uint16,
-complex numbers as pairs. A `Spec` says what they are.
+Numbers that Arrow has no type for are stored as their bytes: bool tensors as uint8, bfloat16 as
+uint16, complex numbers as pairs. A `Spec` describes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from forebay.caching.sample_layout import MisfitError
 from forebay.errors import InputError, shortened
 
-# What an Arrow column holds in place of a torch dtype, and how many of it one number takes.
+# The dtype that an Arrow column has instead of a torch dtype, and how many numbers of it one takes.
 _TORCH: dict[str, tuple[str, int]] = {
     **{
         f"{sign}int{bits}": (f"{sign}int{bits}", 1)
@@ -48,16 +48,16 @@ _TORCH: dict[str, tuple[str, int]] = {
 _NAMES = {getattr(torch, name): name for name in _TORCH if hasattr(torch, name)}
 _SCALARS = {int: "int", float: "float", bool: "bool", bytes: "bytes", type(None): "none"}
 _KINDS = frozenset(["tensor", "array", "number", "str", *_SCALARS.values()])
-_ARRAYS = frozenset("biufcmMSU")  # kinds of dtypes whose bytes are all there is to them
+_ARRAYS = frozenset("biufcmMSU")  # kinds of dtypes whose values are plain bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What the values of a leaf are.
+    """The type of a leaf's values.
 
     Attributes:
         kind: "tensor", "array", "number" (NumPy's), "int", "float", "bool", "str", "bytes" or
-            "none" (nothing else so far).
+            "none" (only None so far).
         dtype: torch's name, such as "bfloat16", or NumPy's, such as "<f4"; for "str" "utf8" or
             "binary".
         shape: Of a tensor or array; None if it varies.
@@ -69,7 +69,7 @@ class Spec:
 
     @property
     def stored(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """What Arrow holds for one number: a type, and the shape of what one takes of it."""
+        """The dtype that Arrow stores, and the shape of one number in it."""
         if self.kind == "int":
             return np.dtype(np.int64), ()
         if self.kind == "float":
@@ -91,7 +91,7 @@ def spec_of(value: Any) -> Spec:
     """Return the spec of a leaf.
 
     Raises:
-        MisfitError: A cache cannot give it back.
+        MisfitError: A cache cannot restore it.
     """
     kind = type(value)
     if kind is torch.Tensor:
@@ -104,7 +104,7 @@ def spec_of(value: Any) -> Spec:
     if kind is str:
         try:
             value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair: a file's name that is no UTF-8
+        except UnicodeEncodeError:  # a lone surrogate, as in a file name that is not UTF-8
             return Spec("str", "binary")
         return Spec("str", "utf8")
     if kind is int and not -(1 << 63) <= value < 1 << 63:
@@ -134,7 +134,7 @@ def widened(old: Spec, new: Spec) -> Spec:
     """Return the spec that holds both.
 
     Raises:
-        MisfitError: There is none.
+        MisfitError: There is no such spec.
     """
     if old == new or new.kind == "none":
         return old
@@ -151,7 +151,7 @@ def widened(old: Spec, new: Spec) -> Spec:
 
 
 def described(spec: Spec) -> str:
-    """Return a spec in words."""
+    """Return a description of a spec for messages."""
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
         return f"a {library} {spec.kind} of {spec.dtype}"
@@ -173,17 +173,18 @@ def arrow_type(spec: Spec) -> pa.DataType:
 
 
 def nbytes_of(value: Any) -> int:
-    """Return about how many bytes a leaf takes in a column."""
+    """Return the approximate size of a leaf in a column, in bytes."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return int(value.nbytes)
     return len(value) + 8 if isinstance(value, str | bytes) else 8
 
 
 class Column:
-    """The values of one leaf that wait for the next record batch.
+    """The values of one leaf for the next record batch.
 
-    Values are copied as they come: a Dataset may use one tensor again and again. Arrow's arrays are
-    put together of bytes: where Arrow makes them of lists it imports pandas, for a second and more.
+    Values are copied when they are added, since a Dataset may reuse a tensor. Arrow arrays are
+    built from buffers: to build them from lists, Arrow imports pandas, which takes more than a
+    second.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -195,11 +196,11 @@ class Column:
         self._gaps: list[bool] = []
         self._data = bytearray()
         self._flags: list[bool] = []
-        self._ends = array("q", [0])  # of texts, in bytes; of what varies in shape, in numbers
+        self._ends = array("q", [0])  # bytes of strings; numbers in values that vary in shape
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, value: Any) -> None:
-        """Append a value that the spec holds."""
+        """Append a value that fits the spec."""
         self._gaps.append(value is None)
         kind = self.spec.kind
         if self._is_array:
@@ -226,7 +227,7 @@ class Column:
             self._shapes.append(() if value is None else tuple(value.shape))
 
     def taken(self) -> pa.Array:
-        """Return all that waits as an Arrow array, and begin anew."""
+        """Return all values as an Arrow array, and start an empty one."""
         kind, rows = arrow_type(self.spec), len(self._gaps)
         valid = _bits([not gap for gap in self._gaps]) if any(self._gaps) else None
         data, ends = pa.py_buffer(self._data), pa.py_buffer(self._ends)
@@ -267,7 +268,7 @@ def _lists_of(shapes: list[tuple[int, ...]]) -> pa.Array:
 def _bytes_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # One number of every second is contiguous to torch, whatever its stride.
+        # torch treats a tensor with one element as contiguous, whatever its stride.
         return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
     return value.tobytes()
 
@@ -283,7 +284,7 @@ def to_json(spec: Spec) -> Any:
 
 
 def from_json(found: Any) -> Spec:
-    """Return what `to_json` described.
+    """Return the spec that `to_json` described.
 
     Raises:
         InputError: It is damaged.

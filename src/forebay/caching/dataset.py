@@ -24,18 +24,19 @@ from forebay.caching.sample_layout import (
     rebuilder,
 )
 from forebay.caching.shard_reader import Shards
+from forebay.observe.notebook_html import summary
 
 
 class CachedDataset(Dataset[Any]):
-    """The samples of a cache, as the dataset gave them; made by `cache` and `open_cache`.
+    """The samples of a cache, as the dataset returned them; made by `cache` and `open_cache`.
 
     Tensors and arrays are contiguous and view the file's pages in memory, which all processes
-    share. They may be written to: the file does not change, and no other process sees it, but this
-    process does when it reads the sample again, so `clone()` what you change in place. A
-    `transform` need not: it is given copies.
+    share. They may be written to: neither the file nor other processes change, but this process
+    sees the change when it reads the sample again, so `clone()` what you change in place. A
+    `transform` need not: it receives copies.
 
-    It travels by pickle as the names of its files, so workers that are spawned are sent next to
-    nothing. It keeps no file open.
+    It is pickled as the names of its files, so little is sent to spawned workers. It keeps no file
+    open.
 
     Attributes:
         directory: Where the files are.
@@ -67,7 +68,7 @@ class CachedDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no such sample.
-            InputError: Its shard is missing or torn.
+            InputError: Its shard is missing or damaged.
         """
         sample = self._read(self._place(index))
         return sample if self.transform is None else self.transform(_own(sample))
@@ -92,6 +93,16 @@ class CachedDataset(Dataset[Any]):
             f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards:,} "
             f"shard{'s' * (shards != 1)}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "samples": len(self),
+            "shards": len(self._shards),
+            "directory": self.directory,
+            "transform": self.transform,
+        }
+        return summary("CachedDataset", facts)
 
     def __reduce__(self) -> Any:
         classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
@@ -120,7 +131,7 @@ def _own(sample: Any) -> Any:
     if isinstance(sample, np.ndarray):
         return sample.copy()
     if isinstance(sample, dict):
-        for key, value in sample.items():  # it was made for this one reader
+        for key, value in sample.items():  # it was created by this call
             sample[key] = _own(value)
         return sample
     if isinstance(sample, tuple) and hasattr(sample, "_fields"):

@@ -1,6 +1,6 @@
 """The index of a finished cache: a small JSON file, written last, that lists the shards.
 
-While it is missing, the cache is not finished. It is all that a second call has to read.
+Without it, the cache is not finished. A second call reads only this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.errors import InputError, shortened
 
 NAME = "cache.json"
 FORMAT = 1
-# What wrong types, missing keys, huge numbers and endless nesting raise.
+# Exceptions of wrong types, missing keys, huge numbers and deep nesting.
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -31,13 +31,13 @@ def shard_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a dataset is cut into shards.
+    """How a dataset is divided into shards.
 
     Attributes:
-        samples: How many there are.
-        per_shard: How many a shard has; the last one may have fewer.
-        structure: How each is built.
-        specs: What their leaves are, as far as it was known before all were made.
+        samples: Number of samples.
+        per_shard: Samples of a shard; the last one may have fewer.
+        structure: The structure of every sample.
+        specs: The types of their leaves, as far as known before all samples were read.
     """
 
     samples: int
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
         return -(-self.samples // self.per_shard)
 
     def names(self) -> list[str]:
@@ -55,10 +55,10 @@ class Plan:
         return [shard_name(at) for at in range(self.shards)]
 
     def to_json(self) -> str:
-        """Return it as text."""
-        return json.dumps(self.told())
+        """Return it as a JSON string."""
+        return json.dumps(self.to_dict())
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
             "samples": self.samples,
@@ -69,7 +69,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return what `to_json` wrote.
+        """Return the plan that `to_json` wrote.
 
         Raises:
             InputError: It is damaged.
@@ -80,13 +80,13 @@ class Plan:
             raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
 
-def _plan_of(told: Any) -> Plan:
+def _plan_of(found: Any) -> Plan:
     try:
-        specs = [columns.from_json(spec) for spec in told["columns"]]
-        samples, per_shard = int(told["samples"]), int(told["per_shard"])
+        specs = [columns.from_json(spec) for spec in found["columns"]]
+        samples, per_shard = int(found["samples"]), int(found["per_shard"])
         if not 1 <= samples <= sys.maxsize or per_shard < 1:
             raise ValueError(f"{samples} samples, {per_shard} in a shard")
-        return Plan(samples, per_shard, layout.from_json(told["structure"]), specs)
+        return Plan(samples, per_shard, layout.from_json(found["structure"]), specs)
     except _DAMAGES as error:
         raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 
@@ -96,10 +96,10 @@ class Index:
     """A finished cache.
 
     Attributes:
-        plan: How it is cut.
-        sizes: The bytes of each shard.
-        fingerprint: What the dataset was, as the ledger has it.
-        version: The user's own name for that, if there is one.
+        plan: How it is divided into shards.
+        sizes: The size of each shard in bytes.
+        fingerprint: The description of the dataset, as in the ledger.
+        version: The user's name for the state of the dataset, if any.
     """
 
     plan: Plan
@@ -108,17 +108,17 @@ class Index:
     version: str | None
 
     def write(self, private: Path) -> None:
-        """Write it to forebay's own folder, whole or not at all."""
-        told = {
+        """Write it to forebay's own folder, atomically."""
+        record = {
             "format": FORMAT,
-            "plan": self.plan.told(),
+            "plan": self.plan.to_dict(),
             "sizes": list(self.sizes),
             "fingerprint": self.fingerprint,
             "version": self.version,
         }
         staged = private / f"{NAME}.new"
         with staged.open("w", encoding="utf-8") as file:
-            json.dump(told, file)
+            json.dump(record, file)
             file.flush()
             os.fsync(file.fileno())
         staged.replace(private / NAME)
@@ -128,7 +128,7 @@ class Index:
         """Return the index in forebay's own folder; None if the cache is not finished.
 
         Raises:
-            InputError: It is damaged, or of another forebay.
+            InputError: It is damaged, or of another version of forebay.
         """
         path = private / NAME
         if path.exists() and not path.is_file():
@@ -136,14 +136,15 @@ class Index:
                 f"{str(path)!r} is not a file\n  Remove it and call forebay.cache again."
             )
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
                 raise InputError(
-                    f"{str(path)!r} has format {told['format']}; this forebay reads format {FORMAT}"
-                    "\n  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
+                    f"{str(path)!r} has format {found['format']}; this forebay reads format "
+                    f"{FORMAT}\n"
+                    "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
-            sizes = tuple(map(int, told["sizes"]))
-            index = cls(_plan_of(told["plan"]), sizes, str(told["fingerprint"]), told["version"])
+            sizes = tuple(map(int, found["sizes"]))
+            index = cls(_plan_of(found["plan"]), sizes, str(found["fingerprint"]), found["version"])
             if len(sizes) != index.plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except FileNotFoundError:
@@ -166,7 +167,7 @@ class Index:
         """Return the shards that the folder lacks.
 
         Raises:
-            InputError: One is not of its size, or not of this cache.
+            InputError: A shard has the wrong size, or belongs to another cache.
         """
         names = self.plan.names()
         with os.scandir(folder) as entries:
@@ -193,7 +194,7 @@ class Index:
 
 
 def check_size(path: Path, there: int, written: int) -> None:
-    """Raise InputError if a shard is not of the size that was written."""
+    """Raise InputError if a shard does not have the size that was written."""
     if there != written:
         raise InputError(
             f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"

@@ -1,10 +1,10 @@
 """Split a sample into leaves and a structure for the columns, and rebuild it. PURE.
 
     {"image": tensor, "box": (1, 2)}  ──>  leaves   image, box.0, box.1
-                                      └─>  structure, which JSON can hold
+                                      └─>  structure, JSON-serializable
 
-Nothing is imported because a structure names it: a NamedTuple is made of the user's own class only
-where this process has that very class already.
+A structure never causes an import: a NamedTuple is made of the user's class only if this process
+has already imported that class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 _CONTAINERS = _MAPPINGS | _SEQUENCES
 _KEYS = (str, int, float, bool, type(None))
 
-# A NamedTuple's class by its module, its qualified name and its fields.
+# Identifies a NamedTuple's class: its module, its qualified name and its fields.
 Identity = tuple[str, str, tuple[str, ...]]
 Classes = Mapping[Identity, type]
 
@@ -34,10 +34,10 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value that is no container.
+    """A value that is not a container.
 
     Attributes:
-        name: Its column's.
+        name: The name of its column.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Branch:
 
     Attributes:
         kind: "dict", "OrderedDict", "list", "tuple" or "namedtuple".
-        parts: What it holds, in order.
+        parts: The nodes in it, in order.
         keys: The keys of a mapping, or the fields of a NamedTuple.
         home: Module and qualified name of a NamedTuple's class.
     """
@@ -61,7 +61,7 @@ class Branch:
 
     @property
     def identity(self) -> Identity:
-        """Which NamedTuple it is."""
+        """The identity of the NamedTuple's class."""
         return (*self.home, self.keys)
 
 
@@ -72,7 +72,7 @@ def structure_of(sample: Any) -> Node:
     """Return the structure of a sample; every leaf has a unique name.
 
     Raises:
-        MisfitError: It holds nothing, or a container or a key that cannot be told in JSON.
+        MisfitError: It is empty, or holds a container or a key that JSON cannot represent.
     """
     node = _structure(sample, (), set())
     if not names_of(node):
@@ -139,7 +139,7 @@ def leaves_of(node: Node, sample: Any) -> list[Any]:
     """Return the leaves of a sample, in the order of the structure.
 
     Raises:
-        MisfitError: It is not built like that.
+        MisfitError: It has another structure.
     """
     leaves: list[Any] = []
     _collect(node, sample, (), leaves)
@@ -165,7 +165,7 @@ def _collect(node: Node, value: Any, path: tuple[str, ...], leaves: list[Any]) -
             )
     elif kind in _MAPPINGS:
         keys = tuple(value)
-        # 1, 1.0 and True are one key to a dict.
+        # To a dict, 1, 1.0 and True are the same key.
         if keys != node.keys or [*map(type, keys)] != [*map(type, node.keys)]:
             raise MisfitError(
                 f"{shown(path)} has the keys {list(keys)} here and {list(node.keys)} in other "
@@ -190,7 +190,7 @@ def names_of(node: Node) -> list[str]:
 
 
 def namedtuples_of(node: Node) -> Iterator[Identity]:
-    """Yield which NamedTuples a structure has."""
+    """Yield the NamedTuple classes of a structure."""
     if isinstance(node, Branch):
         if node.kind == "namedtuple":
             yield node.identity
@@ -199,7 +199,7 @@ def namedtuples_of(node: Node) -> Iterator[Identity]:
 
 
 def classes_in(sample: Any) -> dict[Identity, type]:
-    """Return the NamedTuple classes that a sample is made of."""
+    """Return the NamedTuple classes in a sample."""
     kind = _kind_of(sample)
     if kind is None:
         return {}
@@ -224,13 +224,13 @@ def loaded_class(identity: Identity) -> type | None:
 
 @lru_cache
 def stand_in(name: str, fields: tuple[str, ...]) -> type:
-    """Return a NamedTuple class for one that this process does not have.
+    """Return a substitute for a NamedTuple class that this process does not have.
 
     Raises:
-        InputError: A name is none; the structure is damaged.
+        InputError: A name is not an identifier; the structure is damaged.
     """
     try:
-        # It checks that these are plain names; no text of a file is ever run.
+        # It checks that these are identifiers, so that no string of a file is ever executed.
         plain: type = namedtuple(name, fields)  # type: ignore[misc]
     except (ValueError, TypeError) as error:
         raise InputError(f"the structure of a cache is damaged: {error}") from error
@@ -246,11 +246,11 @@ def _remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
 
 
 def rebuilder(node: Node, classes: Classes) -> Callable[[Iterator[Any]], Any]:
-    """Return what makes a sample of its leaves.
+    """Return a function that makes a sample of its leaves.
 
     Args:
-        node: How it is built.
-        classes: The NamedTuple classes to use; others are stood in for.
+        node: The structure of the sample.
+        classes: The NamedTuple classes to use; others are replaced by substitutes.
     """
     if isinstance(node, Leaf):
         return next
@@ -280,7 +280,7 @@ def to_json(node: Node) -> Any:
 
 
 def from_json(found: Any) -> Node:
-    """Return what `to_json` described.
+    """Return the structure that `to_json` described.
 
     Raises:
         InputError: It is damaged.

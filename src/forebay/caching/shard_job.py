@@ -1,7 +1,7 @@
 """The job of a cache's worker: write a range of samples to one shard.
 
-A sample that fails does not end its shard at once: the others are tried too, so that one run names
-all that must be fixed. A worker that dies leaves the index of the sample it was processing.
+After a sample fails, the others of its shard are still tried, so that one run names all samples
+that must be fixed. A worker that dies leaves the index of the sample it was processing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from forebay.errors import FailuresError
 from forebay.failures import message_of
 from forebay.randomness import seed_generators, seed_of_text
 
-# Failed samples of one shard whose messages are kept.
+# Number of failed samples of a shard whose messages are kept.
 MOST_DESCRIBED = 20
-# Stands for the exceptions of the others, whose frames would hold the data of their samples.
+# Replaces the exceptions of the others, whose frames would keep the data of their samples alive.
 _COUNTED = FailuresError()
 
 
@@ -31,9 +31,9 @@ class ShardWork:
     """Makes one shard, for rows of "first" and "count".
 
     Args:
-        dataset: What the samples come from.
-        plan: How they are cut, and what is in them.
-        marks: A folder for the index that each worker is at.
+        dataset: The source of the samples.
+        plan: How it is divided, and the structure of the samples.
+        marks: A folder for the index of the sample that each worker is processing.
     """
 
     def __init__(self, dataset: Any, plan: Plan, marks: Path) -> None:
@@ -91,7 +91,7 @@ def read_description(text: str) -> tuple[list[int], list[str], int]:
 
 @contextmanager
 def _marked(path: Path) -> Iterator[Callable[[int], None]]:
-    """Keep an index in a file for as long as this process lives and is at it."""
+    """Yield a function that stores an index in a file, which remains if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

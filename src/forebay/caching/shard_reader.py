@@ -2,10 +2,10 @@
 
     file ── one private map ──> Arrow record batches ──> per leaf: row -> value
                                                            tensors and arrays: views
-                                                           numbers, texts: made anew
+                                                           numbers, strings: new objects
 
-The map is private and copied on write: what is written into a tensor stays in this process. It
-takes no open file, and pages that are only read are shared by all processes.
+The map is private and copied on write, so a write to a tensor stays in this process. It needs no
+open file, and all processes share pages that are only read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from forebay.caching.index import Plan, shard_name
 from forebay.errors import InputError
 
 FORMAT = 1
-# Under this key a shard's schema says what its columns are.
+# The key in a shard's schema under which its columns are described.
 KEY = "forebay"
-# Maps that a process has at once; Linux allows 65,530 in all.
+# Maps of a process at a time; Linux allows 65,530 in total.
 MOST_MAPS = 16_384
 
-# Where NumPy lacks a torch dtype, or has it under another name: what to read it as.
+# The NumPy dtype to read a torch dtype as, if NumPy lacks it or has another name for it.
 _READ_AS = {
     "bool": "bool",
     "bfloat16": "int16",
@@ -44,7 +44,7 @@ _READ_AS = {
     "complex128": "complex128",
 }
 
-# What NumPy, Arrow and JSON raise over a file that was not written as it is read.
+# Exceptions of NumPy, Arrow and JSON for a file that is not in the expected format.
 _DAMAGES = (
     *(OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     pa.ArrowException,
@@ -61,11 +61,11 @@ class Shard:
 
     Args:
         path: The file.
-        plan: The cache's, and
-        number: which of its shards this is; None for one that belongs to none yet.
+        plan: The plan of the cache; None if the shard does not belong to one yet.
+        number: Which of its shards this is.
 
     Raises:
-        InputError: It is missing, torn, none of forebay's, or not this shard of the cache.
+        InputError: It is missing, damaged, not forebay's, or not this shard of the cache.
     """
 
     def __init__(self, path: Path, plan: Plan | None = None, number: int = 0) -> None:
@@ -73,16 +73,16 @@ class Shard:
         try:
             self._map = _mapped(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
-            told = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
-            if told["format"] != FORMAT:
-                raise InputError(f"it has format {told['format']}; this forebay reads {FORMAT}")
-            self.specs = [from_json(spec) for spec in told["columns"]]
+            header = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
+            if header["format"] != FORMAT:
+                raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
+            self.specs = [from_json(spec) for spec in header["columns"]]
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
             if plan is not None:
-                _check_place(plan, number, told, ends[-1] if ends else 0)
+                _check_place(plan, number, header, ends[-1] if ends else 0)
             self._getters = [
                 [
                     _getter(spec, column, self._map)
@@ -105,10 +105,10 @@ class Shard:
         return self._rows
 
     def leaves(self, row: int) -> list[Any]:
-        """Return the leaves of a sample by its place in the shard.
+        """Return the leaves of a sample by its position in the shard.
 
         Raises:
-            InputError: What the file says of it cannot be.
+            InputError: The file is inconsistent.
         """
         at = bisect_right(self._starts, row) - 1
         row -= self._starts[at]
@@ -118,21 +118,21 @@ class Shard:
             raise _damaged(self._path, error) from error
 
     def table(self) -> pa.Table:
-        """Return all rows, over the map."""
+        """Return all rows, as views of the map."""
         return self._reader.read_all()
 
 
-def _check_place(plan: Plan, number: int, told: Any, rows: int) -> None:
-    """Raise InputError if a shard is not the one of this number."""
+def _check_place(plan: Plan, number: int, header: Any, rows: int) -> None:
+    """Raise InputError if a shard is not the one with this number."""
     first = number * plan.per_shard
     wanted = min(plan.per_shard, plan.samples - first)
-    if (told["first"], rows) != (first, wanted):
+    if (header["first"], rows) != (first, wanted):
         raise InputError(
-            f"it holds {rows:,} samples, starting at sample {told['first']:,}, instead of "
+            f"it holds {rows:,} samples, starting at sample {header['first']:,}, instead of "
             f"{wanted:,}"
             f", starting at sample {first:,}"
         )
-    if told["structure"] != layout.to_json(plan.structure):
+    if header["structure"] != layout.to_json(plan.structure):
         raise InputError("its samples have a different structure from those of this cache")
 
 
@@ -146,11 +146,11 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 class Shards:
-    """The shards of a cache, each mapped when it is first read. Travels by pickle as its plan.
+    """The shards of a cache, each mapped when it is first read. Pickled as its plan.
 
     Args:
         folder: Where they are.
-        plan: How the cache is cut into them.
+        plan: How the cache is divided into them.
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
@@ -165,7 +165,7 @@ class Shards:
         if shard is None:
             shard = Shard(self._folder / shard_name(number), self._plan, number)
             if len(self._open) >= MOST_MAPS:
-                with suppress(RuntimeError):  # another thread is just making room
+                with suppress(RuntimeError):  # another thread is removing one, too
                     self._open.pop(next(iter(self._open)), None)
             self._open[number] = shard
         return shard
@@ -175,13 +175,13 @@ class Shards:
 
 
 def _mapped(path: Path) -> Bytes:
-    """Return a file as an array over a private map, which keeps no descriptor."""
+    """Return a file as an array over a private map, which does not keep it open."""
     size = path.stat().st_size
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
 
 
 def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
-    """Return what gives the value of a row; `column` is Arrow's, over `whole`."""
+    """Return a function that returns the value of a row; `column` is Arrow's view of `whole`."""
     if spec.kind == "none":
         return lambda _: None
     get = _present(spec, column, whole)
@@ -197,7 +197,7 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
     if spec.kind == "bool":
         return _flags(column.buffers()[1], rows, whole).__getitem__
     if spec.kind in ("int", "float"):
-        # A view of memory gives Python's own numbers.
+        # Items of a memoryview are Python numbers.
         return _numbers(column.buffers()[1], whole, spec.stored[0]).data.__getitem__
     if spec.kind in ("str", "bytes"):
         _, ends, data = column.buffers()
@@ -227,15 +227,15 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
 
 
 def _finish(spec: Spec) -> Callable[[Any], Any]:
-    """Return what makes the value of an array over its bytes."""
+    """Return a function that makes the value from an array over its bytes."""
     if spec.kind == "array":
         return lambda array: array if array.size else np.empty(array.shape, array.dtype)
     dtype = getattr(torch, spec.dtype)
-    if spec.shape is None or 0 in spec.shape:  # NumPy has strides of its own for what is empty
+    if spec.shape is None or 0 in spec.shape:  # NumPy chooses the strides of empty arrays
         full = _finish(replace(spec, shape=()))
         return lambda array: full(array) if array.size else torch.empty(array.shape, dtype=dtype)
     if torch.from_numpy(np.empty(0, _read_as(spec))).dtype == dtype:
-        # It makes a storage of these bytes alone: pickled, a sample does not take its shard along.
+        # A storage of these bytes only: otherwise a pickled sample would include its shard.
         return torch.from_numpy
     return lambda array: torch.from_numpy(array).view(dtype)
 
@@ -256,7 +256,7 @@ def _flags(bits: pa.Buffer, rows: int, whole: Bytes) -> list[bool]:
 def _numbers(
     buffer: pa.Buffer | None, whole: Bytes, dtype: np.dtype[Any] = _BYTE
 ) -> npt.NDArray[Any]:
-    """Return a buffer of the map as an array that may be written to."""
+    """Return a buffer of the map as a writable array."""
     if buffer is None or not buffer.size:
         return np.empty(0, dtype)
     start = buffer.address - whole.ctypes.data

@@ -1,11 +1,11 @@
-"""Writing one shard: samples in, an Arrow file out, one record batch at a time.
+"""Write samples to one shard, an Arrow file, one record batch at a time.
 
     sample ── leaves ──> columns ── full ──> record batch ──> file
-                            └── a leaf that no column holds: the file is begun anew, wider
+                            └── a leaf that does not fit its column: rewrite the file, wider
 
-What a sample's leaves are is known only when it is there, and an Arrow file has one schema. So a
-shard begins with the specs of the samples that were looked at first. If a later one does not fit
-(another shape, a text that is no UTF-8), what is written so far is read back and written again.
+The types of a sample's leaves are known only once it is loaded, but an Arrow file has one schema.
+So a shard begins with the specs of the samples that were probed first. If a later one does not fit
+(another shape, a string that is not UTF-8), the rows written so far are read and written again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from forebay.caching.columns import Column, Spec, arrow_type, nbytes_of, spec_of
 from forebay.caching.sample_layout import MisfitError, Node, leaves_of, names_of, to_json
 from forebay.caching.shard_reader import FORMAT, KEY, Shard
 
-# What waits for a record batch; a sample that is larger is one by itself.
+# Size of a record batch in bytes; a larger sample is a record batch by itself.
 BATCH_BYTES = 8 * 2**20
 
 
 def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:
-    """Return what the leaves of a sample are.
+    """Return the specs of a sample's leaves.
 
     Raises:
-        MisfitError: One of them cannot be given back.
+        MisfitError: A cache cannot restore one of them.
     """
     return [_named(spec_of, *pair) for pair in zip(names, leaves, strict=True)]
 
 
 def wider(names: list[str], specs: list[Spec], others: list[Spec]) -> list[Spec]:
-    """Return specs that hold both.
+    """Return specs that fit both.
 
     Raises:
-        MisfitError: There are none for a leaf.
+        MisfitError: There is no such spec for a leaf.
     """
     return [_named(widened, *each) for each in zip(names, specs, others, strict=True)]
 
@@ -53,12 +53,12 @@ def _named(rule: Callable[..., Spec], name: str, *given: Any) -> Spec:
 
 
 class ShardWriter:
-    """Writes one shard; a context manager, which finishes the file when all went well.
+    """Writes one shard; a context manager, which finishes the file unless an exception is raised.
 
     Args:
         path: The file to write.
-        structure: How every sample is built.
-        specs: What its leaves are, as far as it is known.
+        structure: The structure of every sample.
+        specs: The types of its leaves, as far as known.
         first: The index of the first sample.
     """
 
@@ -71,7 +71,7 @@ class ShardWriter:
         self.specs = specs
         self._columns = [Column(spec) for spec in specs]
         self._nbytes = 0
-        told = {
+        header = {
             "format": FORMAT,
             "structure": to_json(self._structure),
             "columns": [columns.to_json(spec) for spec in specs],
@@ -82,7 +82,7 @@ class ShardWriter:
                 pa.field(name, arrow_type(spec))
                 for name, spec in zip(self._names, specs, strict=True)
             ],
-            {KEY: json.dumps(told)},
+            {KEY: json.dumps(header)},
         )
         self._file = self._path.open("wb")
         self._writer = pa.ipc.new_file(self._file, self._schema)
@@ -101,7 +101,7 @@ class ShardWriter:
         """Append a sample.
 
         Raises:
-            MisfitError: It cannot be cached, or is not like the others; nothing was appended.
+            MisfitError: It cannot be cached, or has another structure; nothing was appended.
         """
         leaves = leaves_of(self._structure, sample)
         specs = specs_of(self._names, leaves)
@@ -114,7 +114,7 @@ class ShardWriter:
     def _append(self, leaves: list[Any]) -> None:
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.add(leaf)
-        self._nbytes += 8 + sum(map(nbytes_of, leaves))  # even what takes none is a row
+        self._nbytes += 8 + sum(map(nbytes_of, leaves))  # an empty sample is a row, too
         if self._nbytes >= BATCH_BYTES:
             self._flush()
 

@@ -1,1 +1,1 @@
-"""Internals of `forebay.collate`: rules for fields, padding, and errors that name a misfit."""
+"""Internals of `forebay.collate`: rules for fields, padding, and errors that name the sample."""

@@ -16,7 +16,7 @@ from forebay.errors import OptionError
 
 @dataclass(frozen=True)
 class ByField(Collation):
-    """What `by_field` makes.
+    """The collate function that `by_field` returns.
 
     Attributes:
         rules: A rule for each field that has one.
@@ -78,7 +78,7 @@ def _described_fields(sample: Any) -> str:
 
 
 def _rebuilt(sample: Any, batches: dict[Any, Any]) -> Any:
-    """Return a container like the sample, of batches."""
+    """Return a container like the sample that holds the batches."""
     if isinstance(sample, MutableMapping):
         whole = copy.copy(sample)  # a defaultdict keeps its default
         whole.update(batches)

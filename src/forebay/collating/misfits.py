@@ -1,9 +1,9 @@
 """Find the sample that does not fit its batch, and describe it in the error.
 
-    samples ── find ──> the first place where one is not like most ── refusal ──> InputError
+    samples ── find ──> the first place where one differs from most ── refusal ──> InputError
 
-It runs only after a batch could not be made, so it need not be fast. Samples count from 0 in the
-batch, as in the list of samples that the loader's note on the error shows.
+It runs only after collating failed, so it need not be fast. Samples are numbered from 0 within the
+batch, as in the loader's note on the error.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from forebay.errors import InputError
 # The path to a value within a sample: keys, names and positions.
 Path = tuple[Hashable, ...]
 
-# What default_collate takes besides containers.
+# The types that default_collate accepts besides containers.
 _COLLATED = (torch.Tensor, np.ndarray, np.generic, float, int, str, bytes)
 _TEXTS = (str, bytes)
 
 
 class Misfit(NamedTuple):
-    """What is wrong with a batch.
+    """Why a batch cannot be collated.
 
     Attributes:
         path: Where in the samples.
-        place: Which sample; None if all are like that.
-        what: What it has there, in words.
-        others: What the other samples have there, in words; "" where that says nothing.
+        place: Which sample; None if it is all of them.
+        what: A description of its value there.
+        others: A description of the other samples' values there; "" if that does not help.
     """
 
     path: Path
@@ -42,11 +42,11 @@ class Misfit(NamedTuple):
 
 
 def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
-    """Return the first sample that is not described as most are; None if all are alike."""
+    """Return the first sample whose description differs from most; None if all are equal."""
     counts = Counter(descriptions)
     if len(counts) < 2:
         return None
-    # In a tie, what comes first in the batch counts as the usual.
+    # In a tie, the description that comes first in the batch counts as that of most.
     usual = counts.most_common(1)[0][0]
     place, what = next((at, one) for at, one in enumerate(descriptions) if one != usual)
     del counts[what]
@@ -70,7 +70,7 @@ def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
 
 
 def shown(path: Path) -> str:
-    """Return a path as one would write it: `image`, `boxes.corners` or `[0]['left eye']`."""
+    """Return a path in the usual notation: `image`, `boxes.corners` or `[0]['left eye']`."""
     parts = [
         f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]"
         for part in path
@@ -79,14 +79,14 @@ def shown(path: Path) -> str:
 
 
 def described(value: Any, exactly: bool = True) -> str:
-    """Return what decides whether a value can be collated with others: its shape, dtype or type.
+    """Describe what decides whether a value can be collated with others: its shape, dtype or type.
 
     Args:
         value: Anything that a sample may hold.
-        exactly: Tell dtypes, and numbers of different types, apart.
+        exactly: Distinguish dtypes, and numbers of different types.
     """
     if isinstance(value, torch.Tensor) and value.is_nested:
-        return "a nested tensor"  # which has no shape
+        return "a nested tensor"  # it has no shape
     if isinstance(value, torch.Tensor):
         dtype = f", {str(value.dtype).removeprefix('torch.')}" if exactly else ""
         device = "" if value.device.type == "cpu" else f", on {value.device}"
@@ -121,7 +121,7 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
         names = getattr(first, "_fields", None)
         keys, get = list(names or range(len(first))), getattr if names else _get
     elif isinstance(first, _COLLATED):
-        # Of arrays default_collate takes numbers alone.
+        # default_collate only accepts arrays of numbers.
         odd = isinstance(first, np.ndarray) and first.dtype.kind not in "biufc"
         return Misfit(path, None, described(first), "") if odd else None
     else:
@@ -135,7 +135,7 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
 
 
 def _unordered(value: Any) -> Any:
-    """Return a dict with its keys in one order, as two dicts may differ in that alone."""
+    """Return a dict with its keys sorted, since dicts may differ only in their order."""
     return dict.fromkeys(sorted(value, key=repr)) if isinstance(value, Mapping) else value
 
 

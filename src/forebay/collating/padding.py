@@ -1,8 +1,8 @@
 """Padding: collate tensors of different shapes, directly into the batch's memory.
 
-samples ──> dense tensors that agree ──> room for the batch ──> each written into its row
+samples ──> dense tensors that agree ──> allocate the batch ──> write each into its row
 
-Every byte of a large batch is written there once: a sample's own, or padding.
+Every byte of a large batch is written once: a value of a sample, or padding.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 
 from forebay.collating.misfits import Misfit, Path, described, odd_one, refusal, shown
 from forebay.collating.rules import Collation
-from forebay.engine.memory import room
+from forebay.engine.memory.allocation import new_tensor
 from forebay.errors import InputError, OptionError
 
-# Bytes. A smaller batch is filled sooner as a whole than margin by margin.
+# Bytes. For a smaller batch, it is faster to fill the whole than each margin.
 SMALL = 1 << 16
 
 
 class Padded(NamedTuple):
-    """Padded values, and how long each was; what `pad(lengths=True)` gives.
+    """Padded values and their lengths; the result of `pad(lengths=True)`.
 
     Attributes:
-        values: [batch, longest, ...], as `pad` gives it.
+        values: [batch, longest, ...], as without `lengths`.
         lengths: int64 [batch]: the size of each sample's first dimension.
     """
 
@@ -45,11 +45,11 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True)
 class Pad(Collation):
-    """What `pad` makes.
+    """The collate function that `pad` returns.
 
     Attributes:
         value: See `pad`.
-        multiples: For each of the first dimensions, what its size is rounded up to.
+        multiples: For each of the first dimensions, the multiple that its size is rounded up to.
         lengths: See `pad`.
     """
 
@@ -72,7 +72,7 @@ class Pad(Collation):
         shape = [len(tensors)]
         for sizes, multiple in zip(zip(*shapes, strict=True), multiples, strict=False):
             shape.append(-(-max(sizes) // multiple) * multiple)
-        values = room.new(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
+        values = new_tensor(shape, first.dtype) if first.is_cpu else first.new_empty(shape)
         lengths = [sizes[0] for sizes in shapes] if first.dim() else []
         self._fill(values, tensors, lengths)
         if not self.lengths:
@@ -80,10 +80,10 @@ class Pad(Collation):
         return Padded(values, torch.tensor(lengths, dtype=torch.int64))
 
     def _fill(self, values: torch.Tensor, tensors: list[torch.Tensor], lengths: list[int]) -> None:
-        """Write each sample, and beyond its end the margin of each dimension."""
+        """Write each sample, and padding after its end in each dimension."""
         sizes, others = values.shape[1:], values.shape[2:]
         if lengths and all(tensor.shape[1:] == others for tensor in tensors):
-            # One call writes them all: where samples are short, calls are what takes time.
+            # A single call for all samples: for short samples, the calls take most of the time.
             missing = [sizes[0] - length for length in lengths]
             margins = values.new_full((sum(missing), *others), self.value).split_with_sizes(missing)
             pieces = list(chain.from_iterable(zip(tensors, margins, strict=True)))
@@ -128,7 +128,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     """Return samples as dense tensors that agree in dimensions, dtype and device.
 
     Raises:
-        InputError: They do not.
+        InputError: They differ.
     """
     tensors = [_tensor(sample, place, len(samples), path) for place, sample in enumerate(samples)]
     silent = [
@@ -136,7 +136,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
         for sample, tensor in zip(samples, tensors, strict=True)
     ]
     if any(silent) and not all(silent):
-        # Nothing was said of an empty sequence but that it is empty: it is like the others.
+        # An empty sequence has no dtype, so it matches the others.
         model = tensors[silent.index(False)]
         empty = model.new_empty((0,) * max(model.dim(), 1))
         tensors = [empty if silent[at] else tensor for at, tensor in enumerate(tensors)]
@@ -144,7 +144,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     kind = first.dim(), first.dtype, first.device
     if all((one.dim(), one.dtype, one.device) == kind for one in tensors):
         return tensors
-    # Shapes may differ, so they do not say who is odd, but they help to see what it is.
+    # Shapes may differ, so they do not decide which sample is odd, but they help the reader.
     odd = odd_one(path, [_kind(tensor) for tensor in tensors])
     assert odd is not None and odd.place is not None
     odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.place].shape)}")
@@ -161,7 +161,7 @@ def _kind(tensor: torch.Tensor) -> str:
 def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
     try:
         if isinstance(sample, np.ndarray):
-            # torch warns of arrays that must not be written to, and takes no reversed ones.
+            # torch warns of read-only arrays and rejects negative strides.
             whole = sample.flags.writeable and min(sample.strides, default=0) >= 0
             return torch.from_numpy(sample if whole else sample.copy())
         if not isinstance(sample, torch.Tensor):

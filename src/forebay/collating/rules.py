@@ -1,6 +1,6 @@
-"""A rule collates one field of the samples, and what it raises names the field.
+"""Rules, which collate one field of the samples; their errors name the field.
 
-    Collation.collate(samples, path)     pad and by_field: they know where they are
+    Collation.collate(samples, path)     pad and by_field, which receive the path
     default(samples)                     torch's, with misfits named
     any function of a list               the user's, with a note
 
@@ -21,7 +21,7 @@ Rule = Callable[[list[Any]], Any]
 
 
 class Collation(ABC):
-    """A collate_fn that knows where in the samples it is used."""
+    """A collate_fn that is told its path in the samples."""
 
     def __call__(self, samples: list[Any]) -> Any:
         """Collate whole samples, as a `collate_fn`."""
@@ -29,22 +29,22 @@ class Collation(ABC):
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], path: Path) -> Any:
-        """Collate what the samples have at this path."""
+        """Collate the values of the samples at this path."""
 
 
 def default(samples: list[Any]) -> Any:
     """Do what torch's default_collate does, but name the sample that does not fit.
 
     Raises:
-        InputError: A sample, or a field of it, is not like the others, or nothing stacks it.
+        InputError: A sample or a field of it differs from the others, or cannot be stacked.
     """
     return _default(samples, ())
 
 
 def collated(collate_fn: Rule, samples: Any) -> Any:
-    """Call a loader's `collate_fn`; what torch's default raises gains a note on what does not fit.
+    """Call a loader's `collate_fn`; add a note to errors of torch's default that names the misfit.
 
-    Its type and words stay torch's.
+    The type and message of the error stay torch's.
     """
     try:
         return collate_fn(samples)
@@ -56,7 +56,7 @@ def collated(collate_fn: Rule, samples: Any) -> Any:
 
 
 def applied(rule: Rule, values: list[Any], path: Path) -> Any:
-    """Collate a field, so that what is raised names it."""
+    """Collate a field; errors name it."""
     if isinstance(rule, Collation):
         return rule.collate(values, path)
     if rule is default:
@@ -90,7 +90,7 @@ def _advice(misfit: Misfit) -> str:
 
 
 def _rule_at(path: Path, rule: str) -> str:
-    """Return the collate_fn that has this rule at this path, as one would write it."""
+    """Return the code of a collate_fn that has this rule at this path."""
     for part in reversed(path):
         is_name = isinstance(part, str) and part.isidentifier()
         rule = f"by_field({part}={rule})" if is_name else f"by_field({{{part!r}: {rule}}})"

@@ -1,4 +1,4 @@
-"""Whole batches by indexing, where a dataset is nothing but tensors or arrays in memory."""
+"""Make whole batches by indexing, for datasets that only consist of tensors or arrays in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 
 def slicing(dataset: Any, collate_fn: Any) -> Callable[[Any], Any] | None:
-    """Return what makes a batch of a list of indices, or None where that takes more than indexing.
+    """Return a function that makes a batch of a list of indices; None if indexing does not suffice.
 
     The result is what torch's default_collate gives for the single samples, bit for bit.
     """
@@ -27,7 +27,7 @@ def _slicing(dataset: Any) -> Callable[[Any], Any] | None:
     if type(dataset) is TensorDataset and dataset.tensors:
         tensors = dataset.tensors
         if all(map(_is_plain, tensors)):
-            # A list, since default_collate makes one of tuples.
+            # A list, since default_collate turns tuples into lists.
             return lambda index: _pick(tensors, index)
     if _is_plain(dataset) and dataset.dim() > 0:
         return lambda index: _pick((dataset,), index)[0]
@@ -40,7 +40,7 @@ def _pick(tensors: tuple[torch.Tensor, ...], index: Any) -> list[torch.Tensor]:
     rows = torch.as_tensor(index, dtype=torch.int64)
     try:
         return [torch.index_select(tensor, 0, rows) for tensor in tensors]
-    except IndexError:  # it knows no negative indices, and is five times as fast without
+    except IndexError:  # index_select does not accept negative indices, but is five times as fast
         return [tensor[rows] for tensor in tensors]
 
 

@@ -28,8 +28,11 @@ from forebay.engine.events import (
     SendTasks,
     SetAlarm,
     StartWorker,
+    StopWorker,
     TasksForgotten,
     TasksQueued,
+    WorkerDied,
+    WorkersResized,
 )
 from forebay.engine.flow import Flow
 from forebay.engine.job import Assignment, Job
@@ -37,6 +40,13 @@ from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.engine.states import State
 from forebay.errors import WorkerDiedError
+from forebay.observe.event_log import (
+    log_failed,
+    log_retry,
+    log_worker_died,
+    log_worker_killed,
+    log_worker_replaced,
+)
 
 Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
 
@@ -65,6 +75,7 @@ class Engine:
             `limits.lookahead` 0 it is not read, and tasks come by `put`.
         prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload that
             the worker gets.
+        name_of: Called with a payload; returns what the log calls that task.
         clock: A monotonic clock, in seconds.
     """
 
@@ -74,6 +85,7 @@ class Engine:
         limits: Limits,
         source: Iterator[tuple[int, Any]] | None = None,
         prepare: Callable[[int, Any], Any] | None = None,
+        name_of: Callable[[Any], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initialize; the first `step` starts the workers."""
@@ -83,10 +95,13 @@ class Engine:
         self._flow = Flow(limits)
         self._source = source if source is not None else iter(())
         self._prepare = prepare
+        self._name_of = name_of
         self._clock = clock
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
         self._alarm: float | None = None
+        self._worker_ids: dict[int, int] = {}  # by incarnation, of those whose death would be news
+        self._lost: set[int] = set()  # IDs of workers that died and were not replaced
         self._perform(self._flow.start(clock()))
 
     def put(self, tasks: Sequence[NewTask], *, ended: bool = False) -> None:
@@ -109,6 +124,17 @@ class Engine:
         """Give back the slots of delivered results."""
         self._handle([ResultsReleased(tuple(tasks))])
 
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers: start more, or stop those with the highest worker IDs.
+
+        A worker that is to stop finishes what it holds first. Tasks bound to a worker (see
+        `NewTask`) rule this out.
+
+        Args:
+            num_workers: The new number, from 1 to what the pool was made for.
+        """
+        self._handle([WorkersResized(num_workers)])
+
     def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
         """Wait up to `timeout` seconds for events; return the resulting outcomes.
 
@@ -129,6 +155,9 @@ class Engine:
             if collect_s and self._flow.is_relaxed and (timeout is None or timeout > collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
+            for event in events:
+                if type(event) is WorkerDied:
+                    self._log_death(event)
             if self._alarm is not None and self._alarm <= self._clock():
                 self._alarm = None
                 events.append(AlarmRang())
@@ -164,10 +193,16 @@ class Engine:
         while todo:
             command = todo.popleft()
             match command:
-                case DeliverResult() | ReportFailure() | DropTask():
+                case DeliverResult() | DropTask():
                     del self._payloads[command.task]
                     self._outcomes.append(command)
+                case ReportFailure():
+                    payload = self._payloads.pop(command.task)
+                    log_failed(self._name_of(payload), command.failure)
+                    self._outcomes.append(command)
                 case ReportRetry():
+                    name = self._name_of(self._payloads[command.task])
+                    log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
                 case SendTasks():
                     self._pool.send(command.incarnation, self._assignments(command.tasks))
@@ -178,15 +213,37 @@ class Engine:
                     queued = TasksQueued(tasks, ended=len(tasks) < command.count)
                     todo.extend(self._flow.handle([queued], self._clock()))
                 case StartWorker():
+                    self._log_start(command)
                     self._pool.start(command.incarnation, command.worker_id)
                 case KillWorker():
+                    self._log_kill(command)
                     self._pool.kill(command.incarnation)
+                case StopWorker():
+                    self._worker_ids.pop(command.incarnation, None)
+                    self._pool.stop(command.incarnation)
                 case SetAlarm():
                     self._alarm = command.at
                 case Finish():
                     self.finished = True
                 case GiveUp():
                     raise WorkerDiedError(_unstartable(command))
+
+    def _log_start(self, command: StartWorker) -> None:
+        self._worker_ids[command.incarnation] = command.worker_id
+        if command.worker_id in self._lost:
+            self._lost.discard(command.worker_id)
+            log_worker_replaced(command.worker_id)
+
+    def _log_kill(self, command: KillWorker) -> None:
+        worker_id = self._worker_ids.pop(command.incarnation)  # how it dies says nothing more
+        self._lost.add(worker_id)
+        log_worker_killed(worker_id)
+
+    def _log_death(self, event: WorkerDied) -> None:
+        worker_id = self._worker_ids.pop(event.incarnation, None)
+        if worker_id is not None:
+            self._lost.add(worker_id)
+            log_worker_died(worker_id, event.failure)
 
     def _assignments(self, tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
         payloads, prepare = self._payloads, self._prepare

@@ -81,19 +81,23 @@ class WorkerDied:
     Attributes:
         incarnation: Which worker.
         failure: How it died.
-        blameless: No task that it ran can be the cause (a lost host, for example).
-        doubtful: A task of another worker may be the cause too (the node's memory).
+        external: No task that it ran can be the cause (a lost host, for example).
+        maybe_external: A task of another worker may be the cause too (the node's memory).
     """
 
     incarnation: int
     failure: Failure
-    blameless: bool = False
-    doubtful: bool = False
+    external: bool = False
+    maybe_external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RoomGrew:
-    """There is room for more workers; `num_workers` is the new total."""
+class WorkersResized:
+    """There are to be more or fewer workers from now on.
+
+    Attributes:
+        num_workers: The new number, at least 1. While tasks are bound to worker IDs it must stay.
+    """
 
     num_workers: int
 
@@ -124,7 +128,7 @@ Event = (
     | TaskFailed
     | TasksReturned
     | WorkerDied
-    | RoomGrew
+    | WorkersResized
     | AlarmRang
     | ResultsReleased
     | TasksForgotten
@@ -165,6 +169,13 @@ class SendTasks:
 @dataclass(frozen=True, slots=True)
 class KillWorker:
     """Take the stacks of a worker that hangs and kill it; `WorkerDied` follows."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """Let a worker that holds no task end; no event of it matters any more."""
 
     incarnation: int
 
@@ -228,6 +239,7 @@ Command = (
     | StartWorker
     | SendTasks
     | KillWorker
+    | StopWorker
     | DeliverResult
     | DropTask
     | ReportRetry

@@ -15,9 +15,13 @@ Long because it holds every decision about a task.
 Which task is blamed for a death. A worker acknowledges each task by itself and runs its tasks in
 the order in which they were sent, so when it dies the first unanswered task is the suspect and the
 others are not at fault. A suspect is tried again alone, with nothing else running, after everything
-else (or once `max_suspects` wait): it may have died of the memory that its neighbour used. Where
-the pool says that a death may be a neighbour's doing, it uses up an attempt only if nothing ran
+else (or once `max_suspects` wait): it may have died of the memory that another task used. Where
+the pool says that another task may have caused a death, it uses up an attempt only if nothing ran
 beside it. With `in_order` a retry comes at once instead, since all delivery waits for it.
+
+How the number of workers falls. The workers with the highest worker IDs are surplus. They get
+nothing more, finish what they hold, and are then stopped. What they hold is short, or it is taken
+back after `RECLAIM_S`, as from any worker. A surplus worker that is needed again is kept.
 """
 
 from __future__ import annotations
@@ -40,16 +44,17 @@ from forebay.engine.events import (
     ReportFailure,
     ReportRetry,
     ResultsReleased,
-    RoomGrew,
     SendTasks,
     SetAlarm,
     StartWorker,
+    StopWorker,
     TaskFailed,
     TaskFinished,
     TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
+    WorkersResized,
     WorkerStarted,
 )
 from forebay.engine.limits import GIVE_BACK_S, RECLAIM_S, Limits
@@ -58,7 +63,7 @@ from forebay.failures import Failure
 
 # Generations of workers lost in a row, with no answer and no suspect, after which starting more is
 # pointless.
-MAX_FRUITLESS_DEATHS = 10
+MAX_DEATHS_IN_A_ROW = 10
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ class _Task:
     seconds: float = 0.0
     result: Any = None
     failure: Failure | None = None
-    story: list[Move] = field(default_factory=list)
+    history: list[Move] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -88,8 +93,8 @@ class _Worker:
     started: bool = False
     tasks: deque[int] = field(default_factory=deque)
     begun: float | None = None
-    condemned: int | None = None
-    robbed: bool = False  # it still holds tasks that were taken from it, until it gives them back
+    timed_out: int | None = None  # the task for which it is being killed
+    returning: bool = False  # tasks were taken back from it, and it has not returned them yet
 
 
 class Flow:
@@ -102,9 +107,10 @@ class Flow:
         self.held_bytes = 0
         self._tasks: dict[int, _Task] = {}
         self._workers: dict[int, _Worker] = {}
+        self._surplus = 0  # workers beyond num_workers that still hold tasks
         self._next_incarnation = 0
         self._next_place = 0
-        self._queue: deque[int] = deque()  # by place: fresh tasks, and innocent ones to be redone
+        self._queue: deque[int] = deque()  # by place: new tasks, and those put back
         self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
         self._ended: dict[
             int, Failure
@@ -120,8 +126,8 @@ class Flow:
         self._low_mark = 0
         self._fetching = False
         self._source_ended = False
-        self._fruitless_deaths = 0
-        self._newcomers = 0  # the first worker that was started after the last such death
+        self._deaths_in_a_row = 0
+        self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
         self._begun: list[_Worker] = []  # began another task since the alarm was last looked at
         self._over = False
@@ -131,7 +137,7 @@ class Flow:
     def start(self, now: float) -> list[Command]:
         """Return the first commands."""
         commands: list[Command] = []
-        self._go_on(now, commands)
+        self._decide(now, commands)
         return commands
 
     def handle(self, events: Sequence[Event], now: float) -> list[Command]:
@@ -153,8 +159,8 @@ class Flow:
                         worker.started = True
                 case WorkerDied():
                     self._on_died(event, commands)
-                case RoomGrew():
-                    self.limits = replace(self.limits, num_workers=event.num_workers)
+                case WorkersResized():
+                    self._on_resized(event.num_workers)
                 case AlarmRang():
                     self._on_alarm(now, commands)
                 case ResultsReleased():
@@ -163,7 +169,7 @@ class Flow:
                         self.held_bytes -= self._tasks.pop(key).nbytes
                 case TasksForgotten():
                     self._on_forgotten(event.before, commands)
-        self._go_on(now, commands)
+        self._decide(now, commands)
         return commands
 
     # ---- events --------------------------------------------------------------------------------
@@ -209,7 +215,7 @@ class Flow:
         task = self._answered(event.incarnation, key, event.attempt, now)
         if task is None:
             return
-        self._fruitless_deaths = 0
+        self._deaths_in_a_row = 0
         old = self._estimate
         self._estimate = event.seconds if old is None else old + 0.1 * (event.seconds - old)
         nbytes = event.nbytes
@@ -230,7 +236,7 @@ class Flow:
         task = self._answered(event.incarnation, event.task, event.attempt, now)
         if task is None:
             return
-        self._fruitless_deaths = 0
+        self._deaths_in_a_row = 0
         task.seconds = event.seconds
         self._fail(event.task, event.failure, commands, self._retries, final=event.final)
 
@@ -238,7 +244,7 @@ class Flow:
         worker = self._workers.get(event.incarnation)
         if worker is None:
             return
-        worker.robbed = False
+        worker.returning = False
         given = set(event.tasks)
         self._take_back(worker, [key for key in worker.tasks if key in given], commands)
         self._begin(worker, now)
@@ -248,10 +254,10 @@ class Flow:
         if worker is None:
             return
         suspect, failure = (worker.tasks[0] if worker.tasks else None), event.failure
-        if event.blameless:
+        if event.external:
             suspect = None
-        elif worker.condemned is not None:
-            suspect = worker.condemned if worker.condemned == suspect else None
+        elif worker.timed_out is not None:
+            suspect = worker.timed_out if worker.timed_out == suspect else None
             failure = Failure(
                 "timeout",
                 "SampleTimeoutError",
@@ -260,21 +266,21 @@ class Flow:
             )
         # A death attributed to a task uses up one of its attempts, so such deaths are bounded.
         if suspect is not None:
-            self._fruitless_deaths = 0
-        elif event.incarnation >= self._newcomers:
+            self._deaths_in_a_row = 0
+        elif event.incarnation >= self._first_after_death:
             # Workers that die together, with their host, count once.
-            self._fruitless_deaths += 1
-            self._newcomers = self._next_incarnation
+            self._deaths_in_a_row += 1
+            self._first_after_death = self._next_incarnation
         broken = not worker.started and event.failure.kind == "exception"
-        if broken or self._fruitless_deaths >= MAX_FRUITLESS_DEATHS:
+        if broken or self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             self._over = True
             commands.append(GiveUp(event.failure))
         for key in worker.tasks:
             if key != suspect:
                 self._move(Move.ORPHANED, key)
                 self._put_back(key, commands)
-        if suspect is not None and event.doubtful and self._may_be_innocent(suspect):
-            self._move(Move.DOUBTED, suspect)
+        if suspect is not None and event.maybe_external and self._can_be_tried_alone(suspect):
+            self._move(Move.SUSPECTED, suspect)
             if self._tasks[suspect].unwanted:
                 self._drop(suspect, commands)
             else:
@@ -284,22 +290,29 @@ class Flow:
                 self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
             self._fail(suspect, failure, commands, self._suspects)
 
-    def _may_be_innocent(self, suspect: int) -> bool:
+    def _can_be_tried_alone(self, suspect: int) -> bool:
         """Return whether a suspect ran beside other tasks and can be tried without them."""
         waits = not self.limits.in_order and self._tasks[suspect].worker_id is None
-        return waits and self._trial != suspect and self.limits.num_workers > 1
+        had_others = self.limits.num_workers > 1 or bool(self._workers)  # surplus ones count
+        return waits and self._trial != suspect and had_others
+
+    def _on_resized(self, num_workers: int) -> None:
+        assert num_workers >= 1, num_workers
+        assert not self._bound, "tasks bound to worker IDs need the number of workers they had"
+        self.limits = replace(self.limits, num_workers=num_workers)
+        self._surplus = sum(map(self._is_surplus, self._workers.values()))
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
         timeout = self.limits.timeout_s
         for number, worker in self._workers.items():
-            if worker.begun is None or worker.condemned is not None:
+            if worker.begun is None or worker.timed_out is not None:
                 continue
             if timeout is not None and now >= worker.begun + timeout:
-                worker.condemned = worker.tasks[0]
+                worker.timed_out = worker.tasks[0]
                 commands.append(KillWorker(number))
             elif self._is_overdue(worker, now):
                 self._take_back(worker, list(worker.tasks)[1:], commands)
-                worker.robbed = True
+                worker.returning = True
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         self._alarm = min(times, default=None)
         if self._alarm is not None:
@@ -360,7 +373,7 @@ class Flow:
             self._order.append(key)
         self._deliver(commands)
 
-    def _abandon(self, commands: list[Command]) -> None:
+    def _fail_blocked(self, commands: list[Command]) -> None:
         """Fail the tasks that wait for a worker blocked by an earlier failure."""
         for worker_id, failure in self._ended.items():
             queue = self._bound.get(worker_id)
@@ -415,21 +428,23 @@ class Flow:
             task = self._tasks[key]
             after = TRANSITIONS.get((task.state, move))
             if after is None:
-                story = " > ".join(past.name for past in task.story)
+                history = " > ".join(past.name for past in task.history)
                 state = task.state.value
-                raise IllegalMoveError(f"task {key} is {state}, not to be {move}; {story}")
+                raise IllegalMoveError(f"task {key} is {state}, not to be {move}; {history}")
             self.counts[task.state] -= 1
             self.counts[after] += 1
             task.state = after
-            task.story.append(move)
+            task.history.append(move)
 
     # ---- what happens next ---------------------------------------------------------------------
 
-    def _go_on(self, now: float, commands: list[Command]) -> None:
+    def _decide(self, now: float, commands: list[Command]) -> None:
         if self._over:
             return
         if self._ended:
-            self._abandon(commands)
+            self._fail_blocked(commands)
+        if self._surplus:
+            self._surplus = self._stop_surplus(commands)
         counts, limits = self.counts, self.limits
         todo = counts[State.QUEUED] + counts[State.RUNNING]
         if self._source_ended and not todo and not counts[State.READY] and not self._fetching:
@@ -438,10 +453,10 @@ class Flow:
             return
         if counts[State.QUEUED] or limits.all_workers:
             needed = limits.num_workers if limits.all_workers else min(limits.num_workers, todo)
-            while len(self._workers) < needed:
+            while len(self._workers) - self._surplus < needed:
                 self._start_worker(commands)
         if counts[State.QUEUED]:
-            self._feed(now, commands)
+            self._send_tasks(now, commands)
         if self._begun:
             self._set_alarm(commands)
         if limits.lookahead and not self._source_ended and not self._fetching:
@@ -457,7 +472,19 @@ class Flow:
         commands.append(StartWorker(self._next_incarnation, free))
         self._next_incarnation += 1
 
-    def _feed(self, now: float, commands: list[Command]) -> None:
+    def _is_surplus(self, worker: _Worker) -> bool:
+        return worker.worker_id >= self.limits.num_workers
+
+    def _stop_surplus(self, commands: list[Command]) -> int:
+        """Stop the surplus workers that hold nothing; return how many others there are."""
+        surplus = [number for number, each in self._workers.items() if self._is_surplus(each)]
+        idle = [number for number in surplus if not self._workers[number].tasks]
+        for number in idle:
+            del self._workers[number]
+            commands.append(StopWorker(number))
+        return len(surplus) - len(idle)
+
+    def _send_tasks(self, now: float, commands: list[Command]) -> None:
         """Send work to every worker that has room for it."""
         counts = self.counts
         if self._trial is not None:
@@ -474,7 +501,9 @@ class Flow:
         if alone and counts[State.RUNNING]:
             return
         for incarnation, worker in self._workers.items():
-            if not worker.started or worker.condemned is not None or worker.robbed:
+            if not worker.started or worker.timed_out is not None or worker.returning:
+                continue
+            if self._surplus and self._is_surplus(worker):
                 continue
             bound = self._bound.get(worker.worker_id)
             queue = self._suspects if alone else self._retries or bound or self._queue
@@ -561,7 +590,7 @@ class Flow:
 
     def _due(self, worker: _Worker) -> float | None:
         """Return when the worker's current task exceeds its time limit; None for never."""
-        if worker.begun is None or worker.condemned is not None:
+        if worker.begun is None or worker.timed_out is not None:
             return None
         timeout = self.limits.timeout_s
         if self._has_spare_tasks(worker):
@@ -600,6 +629,10 @@ class Flow:
         assert len(waiting) == len(set(waiting)) == held[State.QUEUED]
         on_workers = [key for worker in self._workers.values() for key in worker.tasks]
         assert len(on_workers) == len(set(on_workers)) == held[State.RUNNING]
+        worker_ids = [worker.worker_id for worker in self._workers.values()]
+        assert len(worker_ids) == len(set(worker_ids)), worker_ids
+        surplus = [each for each in self._workers.values() if self._is_surplus(each)]
+        assert self._over or (len(surplus) == self._surplus and all(w.tasks for w in surplus))
         used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
         assert used <= self.limits.slots, (used, self.limits.slots)
         ready = [t for t in self._tasks.values() if t.state in (State.READY, State.LEASED)]

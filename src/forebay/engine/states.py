@@ -27,7 +27,7 @@ class Move(Enum):
     SENT = "sent to a worker"
     RETURNED = "given back before it began"
     ORPHANED = "its worker died while running another task"
-    DOUBTED = "its worker died, perhaps because of another task"
+    SUSPECTED = "its worker died, perhaps because of another task"
     RETRIED = "failed, attempts left"
     FINISHED = "answered"
     FAILED = "failed, no attempts left"
@@ -43,7 +43,7 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.QUEUED, Move.SENT): State.RUNNING,
     (State.RUNNING, Move.RETURNED): State.QUEUED,
     (State.RUNNING, Move.ORPHANED): State.QUEUED,
-    (State.RUNNING, Move.DOUBTED): State.QUEUED,
+    (State.RUNNING, Move.SUSPECTED): State.QUEUED,
     (State.RUNNING, Move.RETRIED): State.QUEUED,
     (State.RUNNING, Move.FINISHED): State.READY,
     (State.RUNNING, Move.FAILED): State.FAILED,

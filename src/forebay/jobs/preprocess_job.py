@@ -39,7 +39,7 @@ class WorkerEnd(Protocol):
         ...
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
-        """Return the files of one input, which survive the worker's death."""
+        """Return the files of one input; from now on they survive the worker's death."""
         ...
 
     def is_full(self) -> bool:
@@ -63,8 +63,8 @@ class PreprocessJob:
         kind: What the inputs are: "paths", "rows" or "indices" (the work is a Dataset then).
         outputs: Where files are staged.
         fetch: Downloads inputs that are URLs.
-        turns: For workers that are threads: they share the random generators of one process.
-        folder: Where a row's relative `destination` starts; None where rows are of no table.
+        turns: For thread workers, which share the random generators of the process.
+        folder: Where a row's relative `destination` starts; None if the rows are not from a table.
     """
 
     keeps_tasks = False
@@ -98,7 +98,7 @@ class PreprocessJob:
         seed_on_import(False)
 
     def abandon(self, thread: Thread) -> bool:
-        """Release what an abandoned thread holds; return whether it only waited for its turn."""
+        """Release the locks of an abandoned thread; return whether it was only waiting for one."""
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:

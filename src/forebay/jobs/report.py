@@ -1,4 +1,4 @@
-"""What a run came to: the report that `preprocess` returns."""
+"""The report that `preprocess` returns, and the check behind `forebay verify`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.failures import Failure
 from forebay.jobs.inputs.download import fetched
+from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 from forebay.reports.run_report import save
 
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What `preprocess` came to; its `repr` is a summary.
+    """The result of `preprocess`; its `repr` is a summary.
 
     Attributes:
         output: The output folder, or its URL.
-        done: Inputs whose outputs and metadata are there, those of earlier runs included.
+        done: Inputs that succeeded, including those of earlier runs.
         failed: Inputs that failed.
-        resumed: How many of `done` an earlier run had done already.
+        resumed: How many of `done` were done by earlier runs.
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
-        metadata_path: The metadata table; a URL, as text, if the output is one.
+        metadata_path: The metadata table; a URL, as a string, if the output is one.
         details: What `save` shows besides these: what took how long, and when.
     """
 
@@ -43,7 +44,7 @@ class Report:
 
     @property
     def metadata(self) -> pyarrow.Table:
-        """The metadata table, read afresh: one row an output, in input order."""
+        """The metadata table, read again at each access: one row per output, in input order."""
         from forebay.jobs.table.metadata_table import read_table
 
         if isinstance(self.metadata_path, Path):
@@ -77,20 +78,32 @@ class Report:
             lines.append("  To try them again, repeat the call or use `forebay retry`.")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "done": self.done,
+            "of them earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "outputs": self.output,
+            "metadata": self.metadata_path,
+        }
+        return summary("preprocess", facts, self.failures, self.failed)
 
-# ---- Proof that an output folder holds what its ledger says, and nothing else --------------------
+
+# ---- Checking that an output folder holds what its ledger says, and nothing else -----------------
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a look at every output found.
+    """The result of checking every output.
 
     Attributes:
-        checked: Recorded outputs looked at.
-        missing: Names recorded and not there.
-        altered: Name, bytes recorded, bytes found.
-        orphans: Names there and not recorded.
-        damaged: The inputs behind what is missing or altered, by ordinal.
+        checked: Number of recorded outputs.
+        missing: Names that are recorded but do not exist.
+        altered: Name, recorded size and actual size in bytes.
+        orphans: Names of files that are not recorded.
+        damaged: Ordinals of the inputs with missing or altered outputs.
     """
 
     checked: int
@@ -110,7 +123,7 @@ def verify(
     found: Sequence[tuple[str, int]],
     own: frozenset[str],
 ) -> Verification:
-    """Hold what is recorded against what is there.
+    """Compare the recorded outputs with the files in the folder.
 
     Args:
         recorded: Name, bytes and ordinal of every recorded output.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.live.recent_work import MAX_LANES, SECONDS
-from forebay.reports.units import printable
+from forebay.reports.units import one_line
 
 MAX_TEXT = 400
 _HIGHEST = 1e18
@@ -109,7 +109,7 @@ class View:
 
 def _text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name)
-    return printable(value, MAX_TEXT) if isinstance(value, str) else ""
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
 
 
 def _number(data: Mapping[str, Any], name: str) -> float:

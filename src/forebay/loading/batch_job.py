@@ -42,6 +42,7 @@ from forebay.observe.run_queue import queued_s
 from forebay.observe.trace import MEASURED_S, Timing
 from forebay.randomness import ThreadTurns
 from forebay.ranks import process_group
+from forebay.tracebacks import cut_own_frames
 
 
 class BatchJob:
@@ -114,6 +115,7 @@ class BatchJob:
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it."""
+        cut_own_frames(error)
         return BatchError(error, self._notes(request, index))
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
@@ -319,6 +321,7 @@ class ProcessJob(BatchJob):
         """Describe an exception for the trainer, which raises it again, as torch does."""
         if self._meets is not None:
             self._meets(type(error))
+        cut_own_frames(error)
         wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))
         return BatchError(wrapped, self._notes(request, index))
 

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from forebay.errors import OptionError
+from forebay.loading.auto_workers import AutoWorkers
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset
 from forebay.options import check_backend, check_timeout, cluster_of
@@ -64,6 +65,13 @@ def check(settings: Settings) -> None:
             f"on_error={loader.on_error!r}: its iterator ends where it raises, and threads "
             "cannot share it\n"
             "  Use a map-style dataset, or backend='process' and on_error='raise'.",
+        ),
+        (
+            settings.is_iterable and isinstance(workers, AutoWorkers),
+            'an iterable dataset cannot have num_workers="auto": each worker reads a part of it, '
+            "so their number decides which samples there are\n"
+            "  Nothing was started. Set the number of workers, or use a map-style dataset "
+            "(__getitem__ and __len__).",
         ),
         (
             settings.is_iterable and ranks is not None,

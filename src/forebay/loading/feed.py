@@ -16,21 +16,18 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from forebay.buffer import warn_of_full_disk
 from forebay.engine.engine import Engine, NewTask, Outcome
 from forebay.engine.events import DeliverResult, DropTask, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
-from forebay.engine.memory.packing import unpack
-from forebay.engine.memory.slab import Slab
-from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
+from forebay.loading.auto_workers import WorkerTuning
+from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.drivers import BackgroundDriver, CallerDriver
 from forebay.loading.messages import (
-    BatchRequest,
     BatchResult,
     BatchSpec,
     Result,
@@ -56,6 +53,7 @@ class Feed:
         workers: Where.
         limits: What the engine may do.
         trace: Records what happens.
+        tuning: Changes the number of workers; None to keep it.
         turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
@@ -72,6 +70,7 @@ class Feed:
         workers: Workers,
         limits: Limits,
         trace: Trace,
+        tuning: WorkerTuning | None = None,
         *,
         turns: bool,
         by_caller: bool,
@@ -84,18 +83,17 @@ class Feed:
         self._error: BaseException | None = None  # why there will be no more results
         self._timeout_s, self._start_s = limits.timeout_s, workers.start_s
         self._attempts = limits.retries + 1
-        self._trace, trace.num_workers = trace, workers.count
+        if tuning is not None:
+            limits = replace(limits, num_workers=tuning.num_workers)
+        self._trace, self._tuning, trace.num_workers = trace, tuning, limits.num_workers
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
-        self._slots: dict[int, Slot] = {}
         self._taken: list[int] = []  # and not released yet
-        self._directory = workers.directory
         occupy_standard_descriptors()
-        self._slab = None if workers.backend == "thread" else Slab(workers.directory)
-        self.pool = pool_for(spec, workers, turns, self._slab, self._slots)
-        # Not a bound method: a cycle would keep the slab until the garbage collector runs.
+        self._slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
+        self.pool = pool_for(spec, workers, turns, self._slots)
         prepare = None
-        if self._slab is not None and workers.backend == "process":
-            prepare = partial(_with_slot, self._slab, self._slots)
+        if self._slots is not None and workers.backend == "process":
+            prepare = self._slots.prepare
         try:
             self._engine = Engine(self.pool, limits, prepare=prepare)
         except BaseException:  # Ctrl-C, for example
@@ -120,6 +118,11 @@ class Feed:
         """Drop every task with a lower number that was not taken."""
         self._check()
         self._driver.call_and_wait(partial(self._forget, before))
+
+    def resize(self, num_workers: int) -> None:
+        """Change the number of workers (`Engine.resize`); `get_worker_info()` tells the first."""
+        self._check()
+        self._driver.call(partial(self._engine.resize, num_workers))
 
     def _forget(self, before: int) -> None:
         self._engine.forget(before)
@@ -157,6 +160,8 @@ class Feed:
             self._asked_at = asked_at
         else:
             self._trace.taken(asked_at, waited_s, count)
+        if self._tuning is not None and asked_at >= self._tuning.due:
+            self._tuning.look(asked_at, self.resize)
         if isinstance(outcome, ReportFailure):
             return task, outcome.failure
         self._taken.append(task)
@@ -166,8 +171,8 @@ class Feed:
             self._release()
         if isinstance(result := outcome.result, WorkerExhausted):
             self.empty -= 1
-        elif self._slab is not None and isinstance(result, BatchResult) and not result.is_empty:
-            result = self._opened(self._slab, task, result)
+        elif self._slots is not None and isinstance(result, BatchResult) and not result.is_empty:
+            result = self._slots.open(task, result)
         return task, result
 
     def _wait(self) -> None:
@@ -178,7 +183,7 @@ class Feed:
         try:
             if self._taken:
                 self._release()
-            with generators_lent() if self._slab is None else nullcontext():
+            with generators_lent() if self._slots is None else nullcontext():
                 self._driver.wait(partial(bool, self.ready), until)
         except WorkerDiedError as error:
             self._error = error
@@ -202,16 +207,6 @@ class Feed:
         taken, self._taken = self._taken, []
         self._driver.call(partial(self._engine.release, taken))
 
-    def _opened(self, slab: Slab, task: int, result: BatchResult) -> BatchResult:
-        """Unpack a batch; its slot, if it has one, now belongs to it."""
-        packed = result.batch
-        if packed.refused is not None and self._directory is not None:
-            directory, self._directory = self._directory, None  # one warning is enough
-            warn_of_full_disk(directory, packed.refused, packed.nbytes)
-        batch = unpack(packed, slab, self._slots.pop(task, None))
-        timing = result.timing._replace(is_inline=packed.body is not None)
-        return result._replace(batch=batch, timing=timing)
-
     # ---- what comes from the engine ------------------------------------------------------------
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
@@ -231,24 +226,21 @@ class Feed:
 
     def _arrived(self, outcome: DeliverResult) -> None:
         task, result = outcome.task, outcome.result
-        slab = self._slab
         if is_batch := isinstance(result, BatchResult):
             self._trace.made(result.timing, outcome.seconds, outcome.nbytes)
             self._trace.held_bytes = self._engine.held_bytes
         elif isinstance(result, WorkerExhausted):
             self.empty += 1
             self.exhausted[result.worker_id] = task
-        if slab is None or not is_batch or result.is_empty:
-            self._free(task)
-            return
-        slot = self._slots.pop(task, None)
-        needs_slot = slot is not None or result.batch.nbytes > slab.largest
-        if needs_slot and (slot := result.batch.settle(slab, slot)) is not None:
-            self._slots[task] = slot
+        if self._slots is not None:
+            if is_batch and not result.is_empty:
+                self._slots.settle(task, result)
+            else:
+                self._slots.free(task)
 
     def _free(self, task: int) -> None:
-        if self._slab is not None and (slot := self._slots.pop(task, None)) is not None:
-            self._slab.give_back(slot)
+        if self._slots is not None:
+            self._slots.free(task)
 
     # ---- what it is doing ----------------------------------------------------------------------
 
@@ -299,10 +291,8 @@ class Feed:
             return
         self._driver.close()
         self.ready.clear()
-        for task in list(self._slots):
-            self._free(task)
-        if self._slab is not None:
-            self._slab.retire()
+        if self._slots is not None:
+            self._slots.close()
 
     def _check(self) -> None:
         if os.getpid() != self._owner:
@@ -321,17 +311,6 @@ class Feed:
 
 def _is_empty(outcome: DeliverResult | ReportFailure) -> bool:
     return isinstance(outcome, DeliverResult) and isinstance(outcome.result, WorkerExhausted)
-
-
-def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequest) -> Any:
-    """Choose the slot for a request that is sent; one that is sent again keeps its own."""
-    slot = slots.get(task)
-    if slot is None:
-        slot = slab.take()
-        if slot is None:
-            return request
-        slots[task] = slot
-    return request._replace(slot=slot)
 
 
 def _line_up(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:

@@ -16,7 +16,9 @@ from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResu
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.settings import RETRIES
 from forebay.loading.workers import WorkerHandle
+from forebay.observe.event_log import log_samples_failed
 from forebay.torch_internals import BaseIterator, profiler_is_on
+from forebay.tracebacks import cut_below_entry
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
@@ -45,13 +47,19 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
-            self._workers = [WorkerHandle(feed, each) for each in range(self._num_workers)]
+            first = range(self.pipeline.trace.num_workers)
+            self._workers = [WorkerHandle(feed, each) for each in first]
 
     def __next__(self) -> Any:
-        # What only an iterable dataset's length and a profiler need.
-        if self._IterableDataset_len_called is not None or profiler_is_on():
-            return super().__next__()
-        batch = self._next_data()
+        try:
+            # What only an iterable dataset's length and a profiler need.
+            if self._IterableDataset_len_called is not None or profiler_is_on():
+                return super().__next__()
+            batch = self._next_data()
+        except BaseException as error:
+            __tracebackhide__ = True  # for IPython and pytest
+            cut_below_entry(error)
+            raise
         self._num_yielded += 1
         return batch
 
@@ -71,6 +79,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                         pipeline.last = request, result.failures
                         if result.failures:
                             self._failures.extend(result.failures)
+                            log_samples_failed(result.failures)
                             if result.is_empty:
                                 continue
                         return pinned(result.batch) if self._pin_memory else result.batch

@@ -50,7 +50,7 @@ class BatchSpec:
         auto_collation: Whether a batch is made of several samples.
         collate_fn: Makes a batch of a list of samples, or converts one sample.
         drop_last: For iterable datasets: leave out an incomplete last batch.
-        num_workers: How many workers there are.
+        num_workers: What `get_worker_info()` says: how many workers there were at first.
         base_seed: Worker `w` starts with the seed `base_seed + w`.
         worker_init_fn: Called in each worker with its ID.
         seed: Seeds each sample by its position in the plan; None leaves each worker to its own
@@ -105,6 +105,10 @@ class BatchRequest(NamedTuple):
     worker_seed: int | None = None
     shared_seed: int | None = None
     slot: Slot | None = None
+
+    def __str__(self) -> str:
+        """Return what the log calls it."""
+        return f"epoch {self.epoch}, batch {self.batch}"
 
 
 class BatchResult(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data import RandomSampler
 
 from forebay.failures import Failure
+from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.feed import Feed
 from forebay.loading.local_feed import LocalFeed
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
@@ -69,6 +70,7 @@ class Pipeline:
         self.reader: int | None = None
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
         self.recorders, self.trace = recorders, trace
+        self._tuning = settings.tuning(trace)
         self.generator_before: str | None = None
         self.drew_base_seed = True
         self._dataset_seen: Any = None
@@ -179,7 +181,7 @@ class Pipeline:
             self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
-            feed = self.feed = feed_of(settings, spec, self.trace)
+            feed = self.feed = feed_of(settings, spec, self.trace, self._tuning)
         return planner, feed
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -285,7 +287,9 @@ class Pipeline:
         return planner.start.origin + planner.sample
 
 
-def feed_of(settings: Settings, spec: BatchSpec, trace: Trace) -> Feed | LocalFeed:
+def feed_of(
+    settings: Settings, spec: BatchSpec, trace: Trace, tuning: WorkerTuning | None = None
+) -> Feed | LocalFeed:
     """Return a new feed, whose workers are being started."""
     if settings.is_local:
         return LocalFeed(spec, trace)
@@ -293,7 +297,7 @@ def feed_of(settings: Settings, spec: BatchSpec, trace: Trace) -> Feed | LocalFe
     by_caller = turns and settings.loader.buffer is None
     limits = settings.limits(settings.depth())
     try:
-        return Feed(spec, workers, limits, trace, turns=turns, by_caller=by_caller)
+        return Feed(spec, workers, limits, trace, tuning, turns=turns, by_caller=by_caller)
     except (TypeError, AttributeError, PicklingError):
         if workers.start != "fork":
             warnings.warn(

@@ -29,7 +29,7 @@ MESSAGES_AHEAD = 2
 
 
 def pool_on_cluster(
-    spec: BatchSpec, cluster: Ray, count: int, slab: Slab, slots: dict[int, Slot]
+    spec: BatchSpec, cluster: Ray, max_workers: int, slab: Slab, slots: dict[int, Slot]
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches.
 
@@ -39,7 +39,14 @@ def pool_on_cluster(
     hosting = BatchHosting(payload)
     arrive = partial(_landed, slab, slots)
     return RayPool(
-        hosting, cluster, NodeCheck(payload), count, ahead=MESSAGES_AHEAD, arrive=arrive, say=note
+        hosting,
+        cluster,
+        NodeCheck(payload),
+        max_workers,
+        grows=False,
+        ahead=MESSAGES_AHEAD,
+        arrive=arrive,
+        say=note,
     )
 
 

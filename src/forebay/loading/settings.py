@@ -26,12 +26,14 @@ from forebay.batches import nbytes
 from forebay.buffer import MAX_BATCHES
 from forebay.collating.slicing import slicing
 from forebay.engine.limits import Limits
+from forebay.loading.auto_workers import AutoWorkers, WorkerTuning
 from forebay.loading.depth import LOOKAHEAD, TINY_DEPTH, Depth
 from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.messages import BatchSpec, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, planned_sampler, resized
 from forebay.loading.workers import Workers
+from forebay.observe.trace import Trace
 from forebay.options import cluster_of
 from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -252,6 +254,13 @@ class Settings:
         backend: Any = loader.backend if cluster is None else "ray"
         directory = None if loader.buffer is None else loader.buffer.directory
         return Workers(backend, loader.num_workers, start, directory, cluster)
+
+    def tuning(self, trace: Trace) -> WorkerTuning | None:
+        """Return what changes the number of workers; None unless `num_workers="auto"`."""
+        workers = self.loader.num_workers
+        if not isinstance(workers, AutoWorkers):
+            return None
+        return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
     def depth(self) -> Depth:
         """Return how many requests to have out."""

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Literal
 
-from forebay.engine.memory.slab import Slab
-from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.threads import ThreadPool
 from forebay.loading.batch_job import BatchJob, ProcessJob
+from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.messages import BatchSpec
 from forebay.options import Ray
 from forebay.randomness import ThreadTurns
@@ -30,7 +29,7 @@ class Workers:
 
     Attributes:
         backend: "process", "thread" or "ray".
-        count: How many there are.
+        count: How many there are at once, at most.
         start: How processes start, see `ProcessPool`.
         directory: Where the batches of processes lie; None for memory.
         cluster: Which cluster, for "ray".
@@ -48,29 +47,29 @@ class Workers:
         return 10.0 if self.cluster is None else 120.0
 
 
-def pool_for(
-    spec: BatchSpec, workers: Workers, turns: bool, slab: Slab | None, slots: dict[int, Slot]
-) -> Pool:
+def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots | None) -> Pool:
     """Return a pool whose workers make batches, in the slab if there is one.
 
     Args:
         spec: How batches are made.
         workers: Where.
         turns: Whether each request is for one worker alone.
-        slab: Memory that is shared with the workers.
-        slots: Filled with the slot of each task, by pools that choose it.
+        slots: The slab that is shared with the workers, and which slot each batch has; None for
+            threads.
     """
     if workers.backend == "thread":
         thread_turns = ThreadTurns()
         return ThreadPool(
             BatchJob(spec, keeps_tasks=turns, turns=thread_turns), thread_turns.abandon
         )
-    assert slab is not None
+    assert slots is not None
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
 
-        return pool_on_cluster(spec, workers.cluster, workers.count, slab, slots)
-    return ProcessPool(ProcessJob(spec, slab, keeps_tasks=turns), workers.count, workers.start)
+        return pool_on_cluster(spec, workers.cluster, workers.count, slots.slab, slots.by_task)
+    return ProcessPool(
+        ProcessJob(spec, slots.slab, keeps_tasks=turns), workers.count, workers.start
+    )
 
 
 class WorkerHandle:
@@ -94,7 +93,7 @@ class WorkerHandle:
             return None
         until = time.monotonic() + 30.0
         while self._incarnation not in pool.pids and self._feed.is_open:
-            if time.monotonic() > until:
+            if time.monotonic() > until or not pool.hosts(self._incarnation):
                 break
             self._feed.look(0.05)
         return pool.pids.get(self._incarnation)

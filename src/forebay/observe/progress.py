@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, otherwise a line now and then.
+"""Progress: a bar in a notebook or on a terminal, otherwise a line on stderr now and then.
 
 A stderr that is missing, closed or cannot be written to never raises: work goes on unseen.
 """
@@ -8,15 +8,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from forebay.errors import printable
+from forebay.observe.event_log import log
 from forebay.observe.run_trace import RunTrace
 
 # Without a terminal: seconds until the first line, and the longest wait between two.
 FIRST_LINE_S = 10.0
 SLOWEST_LINE_S = 60.0
+# Characters of an output's name that a label shows.
+NAME_LENGTH = 40
 
 
 class Progress:
@@ -28,6 +33,7 @@ class Progress:
         visible: Whether to show anything.
         clock: Returns monotonic seconds.
         unit: What one input is called.
+        label: What is done, and to which output; see `label_of`.
 
     Attributes:
         trace: When they ended.
@@ -40,6 +46,7 @@ class Progress:
         visible: bool = True,
         clock: Callable[[], float] = time.monotonic,
         unit: str = "input",
+        label: str = "",
     ) -> None:
         """Start the clock."""
         self.done = done
@@ -49,22 +56,43 @@ class Progress:
         self.trace = RunTrace()
         self._before = done
         self._clock = clock
+        self._label = label
         self._began = clock()
         self._visible = visible
         self._bar: Any = None
         self._next_line = self._began + FIRST_LINE_S
         self._pause = FIRST_LINE_S
-        if visible and _is_terminal():
-            from tqdm import tqdm
+        if visible and (_is_notebook() or _is_terminal()):
+            self._bar = self._new_bar()
+        log.info("%s: begins; %s of %s done", label or "a run", f"{done:,}", f"{total:,}")
 
-            interval = tqdm.monitor_interval
-            tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
-            with suppress(OSError):
-                self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
+    def _new_bar(self) -> Any:
+        from tqdm import tqdm
+
+        bar_class = _notebook_bar() if _is_notebook() else tqdm
+        interval = tqdm.monitor_interval
+        tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
+        try:
+            return bar_class(
+                desc=self._label or None,
+                total=self.total,
+                initial=self.done,
+                unit=self.unit,
+                dynamic_ncols=True,
+            )
+        except OSError:
+            return None
+        finally:
             tqdm.monitor_interval = interval
 
-    def update(self, done: int, failed: int) -> None:
-        """Add inputs that ended in this run: `done` that succeeded, and `failed`."""
+    def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
+        """Add inputs that ended in this run.
+
+        Args:
+            done: How many succeeded.
+            failed: How many failed.
+            metadata: What the ledger records of each that succeeded, for subclasses.
+        """
         self.done += done
         self.failed += failed
         self.trace.ended(done, failed)
@@ -88,13 +116,16 @@ class Progress:
         rate = self.rate()
         left = self.total - self.done - self.failed
         eta = duration(left / rate) if rate else "unknown"
+        label = f"{self._label}: " if self._label else ""
         return (
-            f"{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
+            f"{label}{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
             f"{rate:,.1f} {self.unit}s/s, {eta} left"
         )
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Leave the terminal as it was found, and log how the run ended."""
+        counts = f"{self.done:,}", f"{self.total:,}", f"{self.failed:,}"
+        log.info("%s: ends; %s of %s done, %s failed", self._label or "a run", *counts)
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
@@ -122,6 +153,30 @@ def _discard_unwritten() -> None:
             os.dup2(kept, descriptor)
             os.close(kept)
             os.close(null)
+
+
+def label_of(verb: str, output: str | os.PathLike[str]) -> str:
+    """Return the label of a run: what it does, and the last name of its output."""
+    name = printable(os.fspath(output).rstrip("/").rpartition("/")[2] or os.fspath(output))
+    return f"{verb} {name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + '…'}"
+
+
+def _is_notebook() -> bool:
+    """Return whether this process is a notebook's kernel; imports nothing."""
+    try:
+        return "IPKernelApp" in sys.modules["IPython"].get_ipython().config
+    except (KeyError, AttributeError):  # IPython is not imported, or runs no shell
+        return False
+
+
+def _notebook_bar() -> Any:
+    """Return tqdm's bar for notebooks; without ipywidgets it is the one for terminals."""
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)  # about ipywidgets
+        from tqdm.auto import tqdm
+    return tqdm
 
 
 def _is_terminal() -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from forebay.observe.notebook_html import summary
 from forebay.observe.trace import Trace
 
 
@@ -34,6 +35,8 @@ class Statistics:
         idle_s: Seconds that workers had nothing to do, for lack of room for more batches.
         restarts: Attempts at batches that ended with the death of a worker.
         failures: Samples that were left out (`on_error="skip"`).
+        num_workers: Workers at present, as far as they were started; 0 before.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         sources: For a mixture: by name, how many samples of each source were handed out over all
             ranks, and how many epochs of the source that is.
     """
@@ -56,7 +59,34 @@ class Statistics:
     idle_s: float
     restarts: int
     failures: int
+    num_workers: int = 0
+    decisions: tuple[str, ...] = ()
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
+
+        Returns:
+            The attributes by their names, the same ones at each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 where there is no
+            such batch. Each source of a mixture adds `sources/NAME/samples` and
+            `sources/NAME/epochs`, from the first batch on.
+        """
+        flat: dict[str, int | float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float):
+                flat[each.name] = value
+        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
+            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
+        for source, (samples, epochs) in self.sources.items():
+            flat[f"sources/{source}/samples"] = samples
+            flat[f"sources/{source}/epochs"] = epochs
+        return flat
+
+    def _repr_html_(self) -> str:
+        """Return the numbers for a notebook."""
+        return summary("Statistics", self.to_dict())
 
 
 def totals_of(trace: Trace) -> dict[str, Any]:
@@ -69,4 +99,6 @@ def totals_of(trace: Trace) -> dict[str, Any]:
         for name, share in shares.items()
     }
     names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
-    return percentiles | {name: getattr(trace, name) for name in names}
+    totals = percentiles | {name: getattr(trace, name) for name in names}
+    decisions = tuple(reason for _, reason in list(trace.decisions))
+    return totals | {"num_workers": trace.num_workers, "decisions": decisions}

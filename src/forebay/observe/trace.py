@@ -7,7 +7,7 @@ run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Wh
 each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
 account for the others, so that tracing costs next to nothing on tiny batches.
 
-Times are seconds of `time.perf_counter()`, which on one machine all processes share.
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -201,6 +201,9 @@ class Trace:
         num_workers: Workers at present.
         held_bytes: Bytes of the batches that are ready or in use.
         waits: Seconds waited in each of the last steps, 0 for most.
+        steps_s: Seconds that the trainer itself spent on steps: from one batch until it asked for
+            the next of the same epoch.
+        step_count: How many steps that were.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
@@ -220,14 +223,14 @@ class Trace:
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
-        self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
-        self.made_count = self.taken_count = 0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
+        self.made_count = self.taken_count = self.step_count = 0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
-        self._waited_before = 0.0
+        self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._spans_lock = threading.Lock()
         self.publication = Publication()
@@ -247,8 +250,8 @@ class Trace:
         if slowest is not None:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
-        ended_at, worker_id = timing.ended_at, timing.worker_id
-        self._busy_s[worker_id] = self._busy_s.get(worker_id, 0.0) + seconds
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + seconds
         # In the order of the sampler: behind a slow batch come some that were ready before it.
         if abs(ended_at - self._made_at) < FINEST_S:
             return
@@ -260,9 +263,9 @@ class Trace:
         with self._spans_lock:
             span = self._span(ended_at)
             span.made += count
-            for each, busy_s in self._busy_s.items():
-                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s
-        self._busy_s = {}
+            for each in busy_s:
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+            busy_s.clear()
         if ended_at >= self.publication.due:
             self.publication.renew(self, ended_at)
 
@@ -315,7 +318,12 @@ class Trace:
             span.waited_s += total - self._waited_before
             span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
             span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
+        if not is_first:
+            between_s = asked_at - self._got_before - (total - waited_s - self._waited_before)
+            self.steps_s += max(between_s, 0.0)
+            self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
+        self._got_before = asked_at + waited_s
         if asked_at >= self.publication.due:
             self.publication.renew(self, asked_at)
 

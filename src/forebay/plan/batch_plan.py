@@ -22,7 +22,7 @@ from forebay.plan.mixture import Mixture
 from forebay.plan.permutation import Permutation
 from forebay.plan.seeds import ORDER, seed_of
 
-# Positions to compute at a time: enough for numpy to be quick, few enough to start at once.
+# Positions to compute at a time: enough to be fast with numpy, few enough for a fast start.
 BLOCK = 4096
 
 
@@ -32,7 +32,8 @@ class Share(NamedTuple):
     Attributes:
         first: Position of its first sample.
         samples: How many samples it has.
-        repeated: How many samples are repeated after them, so that no rank is a step short: 0 or 1.
+        repeated: How many samples are repeated after them, so that all ranks have equally many
+            steps: 0 or 1.
     """
 
     first: int
@@ -41,10 +42,10 @@ class Share(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some batches of one rank, one after the other.
+    """Some consecutive batches of one rank.
 
     Attributes:
-        indices: Samples, int64, a row for each batch; the last `repeated` of a row fill it up.
+        indices: Samples, int64, a row for each batch; the last `repeated` of a row are repetitions.
         positions: Position in the epoch of each batch's first sample.
         repeated: See `Share`.
     """
@@ -62,12 +63,12 @@ class Plan:
         length: Samples of an epoch.
         batch_size: Samples of a batch on one rank.
         world_size: Number of ranks.
-        rank: Which of them this is.
+        rank: The rank of this process.
         drop_last: Leave out the incomplete global batch at the end of an epoch.
-        tail: What becomes of it otherwise: "repeat" gives every rank the same number of samples, by
-            repeating one where needed; "uneven" gives each rank its own samples alone, so that some
-            ranks may have one step less.
-        seed: Of the order.
+        tail: How it is divided otherwise: "repeat" gives every rank the same number of samples, by
+            repeating one where needed; "uneven" repeats none, so some ranks may have one step
+            less.
+        seed: The seed of the order.
         shuffle: Whether each epoch has a random order; otherwise it is that of the dataset.
         mixture: Where samples come from several sources; `length` is then an epoch's samples.
     """
@@ -88,12 +89,12 @@ class Plan:
         return self.batch_size * self.world_size
 
     def end(self, sample: int = 0) -> int:
-        """Return the position where an epoch ends that goes on from a position, over all ranks."""
+        """Return the position, over all ranks, at which an epoch from `sample` on ends."""
         left = max(self.length - sample, 0)
         return sample + left - (left % self.global_batch_size if self.drop_last else 0)
 
     def steps(self, sample: int = 0) -> int:
-        """Return how many batches this rank has from a position of an epoch on."""
+        """Return how many batches this rank has from position `sample` of an epoch on."""
         full, tail = divmod(self.end(sample) - sample, self.global_batch_size)
         share = share_of(tail, self)
         return full + (share.samples + share.repeated > 0)
@@ -101,13 +102,13 @@ class Plan:
     def blocks(
         self, epoch: int, sample: int = 0, order: int | None = None, origin: int | None = None
     ) -> Iterator[Block]:
-        """Yield this rank's batches of an epoch, from a position on, some at a time.
+        """Yield this rank's batches of an epoch, from a position on, in blocks.
 
         Args:
             epoch: Its number.
             sample: Position of the first global batch.
-            order: The number that a shuffled order is drawn for, where that is not the epoch's.
-            origin: Samples of all earlier epochs, after which a mixture goes on; None if these
+            order: The number that determines a shuffled order, if it is not the epoch's.
+            origin: Samples of all earlier epochs, after which a mixture continues; None if these
                 epochs were as long as this one.
         """
         drawn = epoch if order is None else order
@@ -133,7 +134,7 @@ class Plan:
         """Return the samples at `count` positions from each start on, a row for each start."""
         if self.mixture is not None:
             mixture = self.mixture
-            if self.world_size == 1:  # all in a row
+            if self.world_size == 1:  # consecutive
                 whole = len(starts) * count
                 found = mixture.indices(self.seed, self.shuffle, before + int(starts[0]), whole)
                 return found.reshape(len(starts), count)
@@ -152,7 +153,7 @@ class Plan:
 def share_of(samples: int, plan: Plan) -> Share:
     """Return one rank's part of a global batch of `samples` samples, which is at position 0.
 
-    An incomplete batch is shared out as evenly as can be: every rank has `samples // world_size` of
+    An incomplete batch is divided as evenly as possible: every rank has `samples // world_size` of
     them or one more, and where it has fewer than others, one is repeated.
     """
     if samples == plan.global_batch_size:

@@ -3,10 +3,10 @@
     position p ── golden-ratio sequence ──> point in [0, 1) ── cumulative weights ──> source
 
 The points `frac(offset + p * golden ratio)` fill the interval evenly from any position on, so after
-`p` samples each source has given `p * weight` of them, to within a few. How many a source has given
-before any position is a sum of floors, which is exact in integers and takes a logarithm of steps
+`p` samples each source was drawn about `p * weight` times. How often a source was drawn before
+any position is a sum of floors, which is exact in integers and takes a logarithm of steps
 (Graham, Knuth and Patashnik, "Concrete Mathematics", 1994, section 3.5). So a resume, a rank in the
-middle of a batch, and a change of weights all start where they have to without counting.
+middle of a batch, and a change of weights all find their start without counting.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _WHOLE = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Sources, and how often each is drawn from.
+    """Sources and their weights.
 
-    Positions count all samples of all epochs of the mixture. Each source goes through epochs of its
-    own: its sample number `n` is the one at position `n % length` of its epoch `n // length`.
+    Positions count all samples of all epochs of the mixture. Each source has separate epochs: its
+    sample number `n` is the one at position `n % length` of its epoch `n // length`.
 
     Attributes:
         lengths: Samples of each source, at least 1.
         weights: How often each is drawn from, relative to the others; not negative, not all 0.
-        since: The position from which these weights hold.
-        counts: Samples that each source had given before that position.
+        since: The position from which these weights apply.
+        counts: Samples drawn from each source before that position.
     """
 
     lengths: tuple[int, ...]
@@ -49,11 +49,11 @@ class Mixture:
         return replace(self, weights=weights, since=position, counts=given)
 
     def changing(self) -> dict[str, Any]:
-        """Return what may change in the course of a run, as data for JSON."""
+        """Return the attributes that may change during a run, as JSON-serializable data."""
         return {"weights": self.weights, "since": self.since, "counts": self.counts}
 
     def given(self, seed: int, position: int) -> tuple[int, ...]:
-        """Return how many samples each source has given before a position, from `since` on."""
+        """Return how many samples were drawn from each source between `since` and a position."""
         start = seed_of(seed, SOURCES)
         bounds = [0, *self._bounds()]
         below = [
@@ -64,7 +64,7 @@ class Mixture:
         return tuple(count + high - low for count, low, high in steps)
 
     def indices(self, seed: int, shuffle: bool, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the samples at `count` positions in a row.
+        """Return the samples at `count` consecutive positions.
 
         Args:
             seed: Of the plan.
@@ -73,7 +73,7 @@ class Mixture:
             count: How many.
 
         Returns:
-            Indices into the sources laid end to end.
+            Indices into the concatenation of the sources.
         """
         positions = np.arange(first, first + count, dtype=np.uint64)
         with np.errstate(over="ignore"):
@@ -102,7 +102,7 @@ class Mixture:
 def _places(
     seed: int, source: int, length: int, numbers: npt.NDArray[np.int64], shuffle: bool
 ) -> npt.NDArray[np.int64]:
-    """Return where in a source its samples with these numbers are."""
+    """Return the indices of the samples with these numbers in a source."""
     places = numbers % length
     if shuffle:
         for epoch in np.unique(numbers // length).tolist():

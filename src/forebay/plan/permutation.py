@@ -3,12 +3,13 @@
 The order is a keyed permutation: a Feistel network over pairs of digits (Black and Rogaway,
 "Ciphers with arbitrary finite domains", 2002). A position is written as `row * columns + column`;
 each round adds to one of the two a function of the other and the key. `columns` is about the root
-of the length, so the grid has hardly more places than there are numbers; a position that lands
-behind the end is permuted again until it does not.
+of the length, so the grid has few more places than there are numbers; a position that is mapped
+beyond the end is permuted again until it is not.
 
-So the order of a billion samples takes no memory and no time to make, and any position can be asked
-for first. Measured by `tests/plan/test_permutation.py`: every permutation of up to seven samples is
-equally likely, as is every place for every sample and pair of samples of larger datasets.
+So the order of a billion samples takes neither memory nor time to create, and positions can be
+evaluated in any order. Measured by `tests/plan/test_permutation.py`: every permutation of up to
+seven samples is equally likely, as is every place for every sample and pair of samples of larger
+datasets.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import numpy.typing as npt
 
 from forebay.plan.seeds import GOLDEN, MASK, scrambled
 
-# Rounds mix what two digits hold: a few suffice for many places, while with a handful of places
-# only many rounds reach all orders alike.
+# Rounds mix the two digits: a few suffice for many places, but with a handful of places it takes
+# many rounds to reach all orders equally often.
 ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 4096
 
 Positions = npt.NDArray[np.uint64]
@@ -40,7 +41,7 @@ class Permutation:
     def __init__(self, length: int, key: int) -> None:
         """Compute the keys of the rounds; nothing grows with the length."""
         self._length = length
-        # Even: with two odd sides every round would be an even permutation, and so would be all.
+        # Even: with two odd sides every round, and so the whole, would be an even permutation.
         self._columns = max(2, 2 * math.ceil(math.sqrt(length) / 2))
         self._rows = -(-length // self._columns)
         rounds = SMALL_ROUNDS if length <= SMALL else ROUNDS
@@ -53,7 +54,7 @@ class Permutation:
             positions: Integers below the length, in any order and shape.
 
         Returns:
-            An array of the same shape, newly made.
+            A new array of the same shape.
         """
         found = self._permuted(np.asarray(positions, np.uint64))
         limit = np.uint64(self._length)

@@ -1,4 +1,4 @@
-"""Seeds as functions of where a sample is in the plan, never of which worker makes it. PURE.
+"""Seeds as functions of a sample's position in the plan, never of the worker. PURE.
 
 The mixing is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 2014): each number of the path is added to the state, and the state is scrambled.
@@ -9,7 +9,7 @@ from __future__ import annotations
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
-# What a seed is for: the first number of its path, so that equal numbers elsewhere never meet.
+# The purpose of a seed: the first number of its path, so that different uses never coincide.
 ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES = range(6)
 
 
@@ -30,9 +30,9 @@ def child_seed(seed: int, step: int) -> int:
 
 
 def worker_seed_of(seed: int, epoch: int) -> int:
-    """Return what the workers of an iterable dataset begin an epoch with.
+    """Return the base seed of the workers of an iterable dataset in an epoch.
 
-    It has 62 bits, so that the number of a worker can be added.
+    It has 62 bits, so that a worker ID can be added.
     """
     return seed_of(seed, WORKER, epoch) >> 2
 

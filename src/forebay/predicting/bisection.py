@@ -20,7 +20,7 @@ class Predicted(NamedTuple):
 
 
 class Bisection:
-    """Calls a model, and attributes what it raises to single samples.
+    """Calls a model, and attributes its exceptions to single samples.
 
     Once the device runs out of memory, further batches are no larger than what fits.
 

@@ -15,11 +15,11 @@ from forebay.sample_ranges import sample_failure
 
 
 class CompletedParts(NamedTuple):
-    """The parts that are done, together.
+    """A summary of the parts that are done.
 
     Attributes:
         rows: Samples with a prediction.
-        failures: Samples without one, in order: the first 1,000, and the number of all.
+        failures: Samples without one, in order: the first 1,000, and the total number.
         columns: Names, types and shapes of the predictions; None if there are none.
         failing: The parts with failed samples.
     """
@@ -31,7 +31,7 @@ class CompletedParts(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of these parts."""
+        """Number of samples in these parts."""
         return self.rows + self.failures.total
 
     @classmethod

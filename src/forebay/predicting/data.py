@@ -1,4 +1,4 @@
-"""The reader of what was passed as `data`: a Dataset, a DataLoader or a metadata table."""
+"""Create the reader for the `data` argument: a Dataset, a DataLoader or a metadata table."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The arguments of `predict` that say how data is read."""
+class ReaderSettings:
+    """The arguments of `predict` that determine how data is read."""
 
     batch_size: int | None
     num_workers: int | None
@@ -49,7 +49,7 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
     """Return the table that `data` names; None if it is not a path.
 
     Raises:
-        OptionError: There is a table without a function, or a function without a table.
+        OptionError: There is a table without `load`, or `load` without a table.
         InputError: It cannot be read.
     """
     if isinstance(data, str | os.PathLike):
@@ -70,7 +70,10 @@ def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table |
 
 
 def reader_of(
-    data: Any, load: Callable[[dict[str, Any]], Any] | None, table: Table | None, wanted: Wanted
+    data: Any,
+    load: Callable[[dict[str, Any]], Any] | None,
+    table: Table | None,
+    wanted: ReaderSettings,
 ) -> RangeReader:
     """Return the reader of the samples.
 

@@ -19,7 +19,7 @@ def open_table(path: Path) -> pa.Table:
     """Return a table whose columns can be stored beside the predictions.
 
     Raises:
-        OptionError: A column has a name that predict uses.
+        OptionError: A column has a name that predict reserves.
         InputError: It cannot be read, or has no rows.
     """
     list_inputs(path)  # raises if there are no rows, or two columns of one name
@@ -33,7 +33,7 @@ def open_table(path: Path) -> pa.Table:
 
 
 def identities(path: Path, size: int) -> Iterator[str]:
-    """Yield a fingerprint for every `size` rows and the files that they name."""
+    """Yield a fingerprint of each group of `size` rows and of the files that they name."""
     rows = iter(list_inputs(path))
     while some := list(islice(rows, size)):
         digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""The user's model: whether it is a factory, where it runs, and how it is called."""
+"""Recognize factories, check devices, and call the user's model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def device_of(device: str | torch.device | None) -> torch.device | None:
     """Return the device that the user named.
 
     Raises:
-        OptionError: It is none.
+        OptionError: There is no such device.
     """
     try:
         return None if device is None else torch.device(device)
@@ -64,7 +64,8 @@ def check_device(device: torch.device | None) -> None:
     """
     if device is None or device.type != "cuda":
         return
-    count = torch.cuda.device_count()  # does not start CUDA, which forked workers could not use
+    # This does not initialize CUDA, after which forked workers could not use it.
+    count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise OptionError(
             f"device={str(device)!r} is not available: torch finds {count} CUDA devices here\n"
@@ -119,7 +120,7 @@ class Model:
             return self._model(batch)
 
     def ahead(self, batches: Iterator[Loaded]) -> Iterator[Loaded]:
-        """Yield the batches; on a GPU, copy each there while the model runs on the one before.
+        """Yield the batches; on a GPU, copy each there while the model processes the previous one.
 
         A batch that holds tensors in an object of unknown type is moved only when the model is
         called: a tensor that is copied on another stream must be recorded on the one that uses it.
@@ -131,7 +132,7 @@ class Model:
         waiting: tuple[Loaded, torch.cuda.Event] | None = None
         for loaded in batches:
             with torch.cuda.stream(copies):
-                # If memory runs out, the batch is moved when the model is called, in smaller ones.
+                # If memory runs out, smaller batches are moved when the model is called.
                 with suppress(torch.OutOfMemoryError):
                     if is_transparent(loaded.batch):
                         loaded = loaded._replace(batch=moved(loaded.batch, self.device))
@@ -148,5 +149,5 @@ class Model:
         copied.wait(here)
         for leaf in leaves(loaded.batch):
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                leaf.record_stream(here)  # or the copying stream would reuse its memory
+                leaf.record_stream(here)  # or the copy stream would reuse its memory
         return loaded

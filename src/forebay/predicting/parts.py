@@ -1,4 +1,4 @@
-"""Making one part: its batches through the model, and into one Parquet file.
+"""Make one part: pass its batches through the model and write one Parquet file.
 
 reader ──> bisection ── model ──> columns ──> part-00007.parquet
                └── failures ──> ledger
@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from forebay.errors import FailuresError, OutputError
 from forebay.failures import MAX_TRACED, Failure
+from forebay.observe.event_log import log_samples_failed
 from forebay.predicting.bisection import Bisection, Predicted
 from forebay.predicting.completed import record_of
 from forebay.predicting.model import Model
@@ -31,9 +32,9 @@ from forebay.predicting.prediction_columns import (
 )
 from forebay.predicting.range_reader import Loaded, RangeReader
 
-# If the first samples all fail with the same error, that many are enough to stop.
+# Stop if this many samples at the start all fail with the same error.
 ALIKE = 20
-# Rows are held up to this size, and become one row group of the file.
+# Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
 
 
@@ -51,8 +52,8 @@ class PartWork:
         makes: Whether it is a factory, which is called once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
-        known: The columns of the run, if a part of it is done already.
-        parts: The parts in the order of the calls, if all are made in this process; else None.
+        known: The columns of the run, if a part is already done.
+        parts: The parts in the order of the calls, if they are made in this process; else None.
         advance: Called with the numbers of samples that succeeded and that failed.
     """
 
@@ -68,7 +69,7 @@ class PartWork:
         parts: list[int] | None,
         advance: Callable[[int, int], None] | None,
     ) -> None:
-        # A worker that has a model of its own loads its batches itself.
+        # A worker with its own model loads its batches itself.
         inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
         self._reader, self._made_by, self._makes = inline if makes else reader, model, makes
         self._device, self._table, self._known = device, table, known
@@ -100,7 +101,9 @@ class PartWork:
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else replace(outcome, traceback=""))
                     self._stop_if_all_fail(outcome)
-                if self._advance is not None:
+                if self._advance is not None:  # this is the user's process
+                    if isinstance(outcome, Failure):
+                        log_samples_failed([outcome])
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
                     self._advance(done, 0 if done else 1)
         return record_of(rows, self._known, failures)
@@ -114,7 +117,7 @@ class PartWork:
         """Yield the outputs or failures for the samples of a part."""
         if self._model is None:
             if self._makes:
-                # A forked process must not use its parent's threads; and each core has a worker.
+                # A forked process must not use torch's thread pool, and there is a worker per core.
                 torch.set_num_threads(1)
             self._model = Model(self._made_by() if self._makes else self._made_by, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
@@ -135,7 +138,7 @@ class PartWork:
         writer.add(predicted.indices, columns)
 
     def _stop_if_all_fail(self, failure: Failure) -> None:
-        """Raise FailuresError if this failure is one too many; counts over all parts."""
+        """Raise FailuresError if all samples so far failed alike; counts over all parts."""
         self._watches = self._watches and self._error in ("", failure.error)
         self._failed, self._error = self._failed + 1, failure.error
         if self._watches and self._failed >= ALIKE:
@@ -191,7 +194,7 @@ class PartWriter:
             columns[name] = arrow_of(np.concatenate([each[name] for each in self._held]))
         rows = pa.table(columns)
         if self._file is None:
-            # Dictionary encoding does not help predictions: their values hardly repeat.
+            # Dictionary encoding does not help predictions: their values rarely repeat.
             self._file = parquet.ParquetWriter(
                 self._path(), rows.schema, use_dictionary=self._own[1:] or False
             )

@@ -1,4 +1,4 @@
-"""A model's outputs as columns of a table: names, types and shapes, which hold for a whole run.
+"""A model's outputs as columns of a table: names, types and shapes, the same in the whole run.
 
 tensor                     prediction
 dict, NamedTuple           a column for each key or field, by its name
@@ -134,12 +134,13 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
         value = value.detach()
         if value.is_floating_point() and value.dtype not in _FLOATS:
             value = value.float()  # NumPy and Arrow have neither bfloat16 nor float8
-        # Always a copy: it may view a batch whose memory is reused, or what the model keeps.
+        # Always a copy: it may be a view of a batch whose memory is reused, or of the model's
+        # state.
         array = np.array(value.cpu().numpy(), order="C")
     else:
         array = np.array(value, order="C")
     if array.dtype.kind == "b" and array.ndim > 1:
-        array = array.view(np.uint8)  # Arrow has no tensors of bits
+        array = array.view(np.uint8)  # Arrow has no tensors of bool
     if array.dtype.kind not in ("biuf" if array.ndim > 1 else "biufU"):
         raise OutputError(
             f"the model returned {name!r} as {array.dtype}, which Parquet cannot store\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.failures import Failure
+from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 from forebay.reports.run_report import save
 
@@ -19,9 +20,9 @@ class PredictionReport:
 
     Attributes:
         output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
-        done: Samples with a prediction, those of earlier runs included.
+        done: Samples with a prediction, including those of earlier runs.
         failed: Samples without one.
-        resumed: Samples of parts that an earlier run had done already.
+        resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
         details: What `save` shows besides these: what took how long, and when.
@@ -61,3 +62,14 @@ class PredictionReport:
                 "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "predicted": self.done,
+            "samples done earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "output": self.output,
+        }
+        return summary("predict", facts, self.failures, self.failed)

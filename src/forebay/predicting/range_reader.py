@@ -24,7 +24,7 @@ from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.trace import Trace
 from forebay.options import Ray
 
-# For samples that draw random numbers.
+# The seed of samples that draw random numbers.
 SEED = 0
 
 
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     """One batch, ready for the model.
 
     Attributes:
-        indices: Its samples, in dataset order; none if all of them failed.
+        indices: Its samples, in dataset order; empty if all of them failed.
         batch: The collated samples; None if there are none.
         failures: The samples that could not be loaded.
     """
@@ -82,7 +82,7 @@ class RangeReader:
         Every sample comes exactly once, in `indices` or in `failures`.
 
         Args:
-            parts: Their numbers, growing.
+            parts: Their numbers, in ascending order.
         """
         return self._read(self._batches(parts), self.num_workers or 0)
 
@@ -129,12 +129,12 @@ class RangeReader:
             yield Loaded([], None, (_of_sample(_failure(result), indices[0]),))
         else:
             middle = len(indices) // 2
-            in_worker = int(isinstance(result, Failure))  # a sample may end its process
+            in_worker = int(isinstance(result, Failure))  # a sample may kill its process
             yield from self._read([indices[:middle], indices[middle:]], in_worker)
 
 
 class RangeSource(Source):
-    """Selections of given samples, a batch for each list of them.
+    """Selections of given samples, one batch for each list.
 
     Args:
         batches: The samples of each batch.

@@ -16,7 +16,7 @@ from forebay.errors import OptionError
 from forebay.reports.charts import short
 from forebay.reports.html_page import page, paragraph, section, table
 from forebay.reports.report_file import read_report, write_report
-from forebay.reports.units import printable, seconds_text
+from forebay.reports.units import one_line, seconds_text
 
 MAX_TEXT = 400
 MAX_SETTINGS = 100
@@ -171,7 +171,7 @@ def _kind(summary: Mapping[str, Any]) -> str:
 
 
 def _title(summary: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    name = printable(os.path.basename(os.fspath(path)), MAX_TEXT)
+    name = one_line(os.path.basename(os.fspath(path)), MAX_TEXT)
     return f"{name}: {_text(summary.get('title'))}"
 
 
@@ -204,7 +204,7 @@ def _mapping(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return printable(value, MAX_TEXT) if isinstance(value, str) else ""
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> float | None:

@@ -65,7 +65,6 @@ def loader_summary(
         "taken": trace.taken_count,
         "rate": trace.taken_count / seconds if seconds else 0.0,
         "wait_share": min(trace.waited_s / seconds, 1.0) if seconds else 0.0,
-        "num_workers": trace.num_workers,
         "held_bytes": trace.held_bytes,
         "failures": failures,
         **totals_of(trace),
@@ -78,7 +77,9 @@ def loader_summary(
         "title": cut(title, 1000),
         "verdict": cut(verdict, 4000),
         "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
-        "totals": {name: significant(value, 6) for name, value in totals.items()},
+        "totals": {
+            name: significant(value, 6) for name, value in totals.items() if name != "decisions"
+        },
         "marks": {name: value for name, value in marks.items() if value is not None},
         "timeline": timeline,
         "wait_bins": list(trace.wait_bins),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.errors import printable
 from forebay.observe.progress import duration
 
 
@@ -28,7 +29,6 @@ def two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def printable(text: str, most: int) -> str:
-    """Return a string without control characters, such as those that move a cursor."""
-    shown = "".join(each if each.isprintable() else " " for each in text[:most])
-    return " ".join(shown.split())
+def one_line(text: str, most: int) -> str:
+    """Return a string of at most so many characters, safe to print on a terminal."""
+    return printable(" ".join(text[:most].split()))[:most]

@@ -1,4 +1,4 @@
-"""What every pool promises, as tests that any pool can inherit.
+"""The contract of every pool, as tests that any pool can inherit.
 
     class TestMyPool(PoolTests):
         def make_pool(self, job): return MyPool(job)
@@ -27,43 +27,53 @@ from forebay.engine.events import (
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.base import Pool
 from forebay.testing.faults import FaultyJob, Gate
+from forebay.testing.leaks import everything, left_since
 
-# Longest wait for something that is sure to happen, on a loaded machine.
-PATIENCE_S = 30.0
+# Longest wait for an event that must happen, on a loaded machine.
+PATIENCE_S = 180.0
 
 
 class PoolTests:
-    """Inherit, and say how to make the pool; override the flags that do not hold for it."""
+    """Inherit and define `make_pool`; override the flags that do not apply to the pool."""
 
-    survives_death = True  # a worker can die without taking the pool along
-    can_kill = True  # a worker that hangs can be got rid of
+    survives_death = True  # a worker can die without ending the pool
+    can_kill = True  # a worker that hangs can be killed
 
     def make_pool(self, job: Job) -> Pool:
-        """Return a fresh pool for `job`, with room for two workers."""
+        """Return a new pool for `job`, with room for two workers."""
         raise NotImplementedError
 
     @contextmanager
     def running(self, job: Job | None = None, workers: int = 1) -> Iterator[Pool]:
-        """A pool with so many started workers, closed at the end."""
+        """Yield a pool with `workers` started workers; close it at the end."""
         pool = self.make_pool(job or FaultyJob())
         try:
             for incarnation in range(workers):
                 pool.start(incarnation, worker_id=0)
             heard: list[Event] = []
             while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
-                heard += self.hear(pool)
+                heard += self.collect(pool)
             yield pool
         finally:
             pool.close()
 
-    def hear(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
-        """Collect events until `until` is content."""
+    def collect(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
+        """Return events, collected until `until` returns true."""
         heard: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
         while not until(heard):
             left = deadline - time.monotonic()
             assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {heard}"
             heard += pool.wait(left)
+        return heard
+
+    def until(self, pool: Pool, is_so: Callable[[], bool]) -> list[Event]:
+        """Let the pool work until something holds; return the events that came meanwhile."""
+        heard: list[Event] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; events: {heard}"
+            heard += pool.wait(0.05)
         return heard
 
     def died(self, heard: list[Event]) -> bool:
@@ -75,34 +85,34 @@ class PoolTests:
         pool = self.make_pool(FaultyJob())
         try:
             pool.start(7, worker_id=0)
-            assert self.hear(pool) == [WorkerStarted(7)]
+            assert self.collect(pool) == [WorkerStarted(7)]
         finally:
             pool.close()
 
     def test_tasks_are_answered_in_order_one_by_one(self) -> None:
-        """Each task of a message gets an answer of its own, in the order sent."""
+        """Each task of a message gets a separate answer, in the order sent."""
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, f"payload {task}") for task in range(5)])
-            heard = self.hear(pool, lambda heard: len(heard) == 5)
+            heard = self.collect(pool, lambda heard: len(heard) == 5)
         assert [(event.task, event.result) for event in heard] == [  # type: ignore[union-attr]
             (task, f"payload {task}") for task in range(5)
         ]
 
     def test_an_answer_names_its_worker_and_attempt(self) -> None:
-        """What the flow needs to tell a late answer from a good one is there."""
+        """The flow needs both to recognize a late answer."""
         with self.running() as pool:
             pool.send(0, [Assignment(3, 2, "x")])
-            (event,) = self.hear(pool)
+            (event,) = self.collect(pool)
         assert isinstance(event, TaskFinished)
         assert (event.incarnation, event.task, event.attempt, event.nbytes) == (0, 3, 2, 1)
         assert event.seconds >= 0
 
     @pytest.mark.parametrize("fault", ["raise", "sys.exit"])
     def test_an_exception_fails_its_task_and_the_worker_lives_on(self, fault: str) -> None:
-        """The failure tells the type, the words and the user's frames; the next task runs."""
+        """The failure has the type, the message and the user's frames; the next task runs."""
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
-            failed, finished = self.hear(pool, lambda heard: len(heard) == 2)
+            failed, finished = self.collect(pool, lambda heard: len(heard) == 2)
         assert isinstance(failed, TaskFailed)
         assert failed.failure.error == ("ValueError" if fault == "raise" else "SystemExit")
         assert failed.failure.kind == "exception"
@@ -114,7 +124,7 @@ class PoolTests:
         pool = self.make_pool(FaultyJob(broken="raise"))
         try:
             pool.start(0, worker_id=0)
-            heard = self.hear(pool, self.died)
+            heard = self.collect(pool, self.died)
         finally:
             pool.close()
         death, *later = heard
@@ -123,16 +133,16 @@ class PoolTests:
         assert (death.failure.kind, death.failure.error) == ("exception", "ValueError")
 
     def test_large_payloads_and_results_come_through(self) -> None:
-        """Megabytes both ways at once neither block nor tear."""
+        """Megabytes in both directions at once neither block nor are damaged."""
         blob = b"x" * (8 << 20)
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, blob) for task in range(3)])
-            heard = self.hear(pool, lambda heard: len(_answered(heard)) == 3)
+            heard = self.collect(pool, lambda heard: len(_answered(heard)) == 3)
         finished = [event for event in heard if isinstance(event, TaskFinished)]
         assert finished and all(event.result == blob for event in finished)
 
     def test_waiting_ends_by_the_timeout(self) -> None:
-        """With nothing to report, `wait` comes back empty."""
+        """With nothing to report, `wait` returns an empty list."""
         with self.running() as pool:
             assert pool.wait(0.0) == []
 
@@ -144,13 +154,13 @@ class PoolTests:
 
     @pytest.mark.parametrize("fault", ["os._exit", "SIGSEGV", "SIGKILL"])
     def test_a_death_comes_after_all_that_the_worker_said(self, fault: str) -> None:
-        """Answers given before the death are not lost, and the death says how it came."""
+        """Answers given before the death are not lost, and the death has its cause."""
         if not self.survives_death:
             pytest.skip("a death here is the death of everything")
         with self.running() as pool:
             tasks = [Assignment(0, 1, "a"), Assignment(1, 1, "b"), Assignment(2, 1, fault)]
             pool.send(0, [*tasks, Assignment(3, 1, "never")])
-            *answers, death = self.hear(pool, self.died)
+            *answers, death = self.collect(pool, self.died)
         assert [event.task for event in answers] == [0, 1]  # type: ignore[union-attr]
         assert isinstance(death, WorkerDied)
         assert death.failure.kind == "crash"
@@ -158,27 +168,74 @@ class PoolTests:
         assert word in death.failure.message
 
     def test_a_death_leaves_the_other_workers_alone(self) -> None:
-        """One worker's death is nobody else's, and a replacement can be started."""
+        """One worker's death affects no other worker, and a replacement can be started."""
         if not self.survives_death:
             pytest.skip("a death here is the death of everything")
         with self.running(workers=2) as pool:
             pool.send(0, [Assignment(0, 1, "SIGKILL")])
-            assert self.died(self.hear(pool))
+            assert self.died(self.collect(pool))
             pool.send(0, [Assignment(1, 1, "to the dead")])
             pool.send(1, [Assignment(2, 1, "to the living")])
             pool.start(2, worker_id=0)
-            heard = self.hear(pool, lambda heard: len(heard) == 2)
+            heard = self.collect(pool, lambda heard: len(heard) == 2)
         assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
+
+    def test_a_stopped_worker_closes_its_job_and_ends(self, tmp_path: Any) -> None:
+        """`stop` lets an idle worker end by itself, and its end is not reported as a death."""
+        closed = tmp_path / "closed"
+        with self.running(FaultyJob(closed=closed)) as pool:
+            pool.stop(0)
+            assert self.until(pool, closed.exists) == []
+
+    def test_a_worker_may_be_stopped_before_it_has_started(self) -> None:
+        """At most its start is still reported, and its worker ID is free at once."""
+        with self.running() as pool:
+            pool.start(1, worker_id=1)
+            pool.stop(1)
+            pool.start(2, worker_id=1)
+            heard = self.collect(pool, lambda heard: WorkerStarted(2) in heard)
+            assert set(heard) <= {WorkerStarted(1), WorkerStarted(2)}
+
+    def test_another_worker_may_follow_a_stopped_one(self) -> None:
+        """The worker ID of a stopped worker is free at once."""
+        with self.running() as pool:
+            pool.stop(0)
+            pool.start(1, worker_id=0)
+            assert self.collect(pool) == [WorkerStarted(1)]
+            pool.send(1, [Assignment(0, 1, "x")])
+            assert isinstance(self.collect(pool)[0], TaskFinished)
+
+    def test_stopping_a_dead_worker_changes_nothing(self) -> None:
+        """`stop` of a worker whose death was reported, or that never was, is a no-op."""
+        if not self.survives_death:
+            pytest.skip("a death here is the death of everything")
+        with self.running(workers=2) as pool:
+            pool.send(0, [Assignment(0, 1, "SIGKILL")])
+            assert self.died(self.collect(pool))
+            pool.stop(0)
+            pool.stop(7)
+            pool.send(1, [Assignment(1, 1, "x")])
+            assert isinstance(self.collect(pool)[0], TaskFinished)
+
+    def test_stopped_workers_leave_nothing(self) -> None:
+        """Processes, threads and descriptors of stopped workers do not wait for `close`."""
+        with self.running() as pool:
+            before = everything()
+            for incarnation in range(1, 6):
+                pool.start(incarnation, worker_id=1)
+                assert self.collect(pool) == [WorkerStarted(incarnation)]
+                pool.stop(incarnation)
+            self.until(pool, lambda: not left_since(before))
 
     @pytest.mark.parametrize("fault", ["hang", "hang, deaf"])
     def test_a_worker_that_hangs_can_be_killed(self, fault: str) -> None:
-        """`kill` is followed by the death, which tells where it hung."""
+        """`kill` is followed by the death, which says where the worker hung."""
         if not self.can_kill:
             pytest.skip("a worker here cannot be killed")
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault)])
             pool.kill(0)
-            (death,) = self.hear(pool, self.died)
+            (death,) = self.collect(pool, self.died)
         assert isinstance(death, WorkerDied)
 
     def test_the_stack_of_a_hang_is_told(self, tmp_path: Any) -> None:
@@ -190,7 +247,7 @@ class PoolTests:
             pool.send(0, [Assignment(0, 1, ("gate", gate))])
             gate.wait_reached()
             pool.kill(0)
-            (death,) = self.hear(pool, self.died)
+            (death,) = self.collect(pool, self.died)
             if not self.survives_death:
                 gate.open()  # let the abandoned thread end
         assert isinstance(death, WorkerDied)

@@ -1,7 +1,7 @@
 """Jobs and faults to test with: tasks that die, hang or raise on demand, and gates to hold them.
 
-Everything here travels to worker processes by pickle and needs no clock: a gate is a pair of
-files, and a task that waits at one tells so before it waits.
+Everything here is picklable and needs no clock: a gate is a pair of files, and a task that waits at
+one signals that first.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FAULTS = {
 
 
 class Gate:
-    """A place where a task waits, in whatever process, until it is let through.
+    """A gate at which a task, in any process, waits until it is opened.
 
     Args:
         folder: An existing folder to keep the gate in.
-        name: Tells gates in one folder apart.
+        name: Distinguishes gates in the same folder.
     """
 
     def __init__(self, folder: Path, name: str = "gate") -> None:
@@ -69,12 +69,12 @@ class Gate:
                 os.mkfifo(path)
 
     def wait(self) -> None:
-        """Tell that the gate was reached, then wait until it is opened."""
+        """Signal that the gate was reached, then wait until it is opened."""
         self._reached.write_text("here\n")
         self._opened.read_text()
 
     def wait_reached(self) -> None:
-        """Wait until a task has come to the gate."""
+        """Wait until a task has reached the gate."""
         self._reached.read_text()
 
     def open(self) -> None:
@@ -83,28 +83,30 @@ class Gate:
 
 
 class FaultyJob:
-    """A job whose payloads say what is to happen.
+    """A job whose payloads select a fault.
 
-    A payload that names a fault (`FAULTS`) meets it; `("once", path, fault)` meets it only the
-    first time, leaving a file at `path`; `("gate", gate)` waits at it; anything else is answered
-    with itself.
+    The name of a fault (`FAULTS`) triggers it; `("once", path, fault)` triggers it only the first
+    time, and leaves a file at `path`; `("gate", gate)` waits at a gate; any other payload is
+    returned.
 
     Args:
-        broken: A fault to meet in `open`.
+        broken: A fault to trigger in `open`.
+        closed: A file to create in `close`.
     """
 
     keeps_tasks = False
 
-    def __init__(self, broken: str | None = None) -> None:
+    def __init__(self, broken: str | None = None, closed: Path | None = None) -> None:
         self._broken = broken
+        self._closed = closed
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Meet the fault that was asked for, if any."""
+        """Trigger the fault `broken`, if any."""
         if self._broken is not None:
             FAULTS[self._broken]()
 
     def run(self, assignment: Assignment) -> Answer:
-        """Do as the payload says."""
+        """Trigger the fault of the payload, or return the payload."""
         payload: Any = assignment.payload
         if isinstance(payload, str) and payload in FAULTS:
             FAULTS[payload]()
@@ -116,4 +118,6 @@ class FaultyJob:
         return Answer(payload, 1)
 
     def close(self) -> None:
-        """Nothing to tidy up."""
+        """Create the file `closed`, if any."""
+        if self._closed is not None:
+            self._closed.touch()

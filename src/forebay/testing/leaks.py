@@ -1,18 +1,18 @@
-"""`no_leaks`: whatever a block of code started, opened or mapped is gone when it ends.
+"""`no_leaks`: check that a block leaves nothing behind that it started, opened or mapped.
 
-What is looked at, and how an item is known to be this process's own:
+What is checked, and how items of this process are recognized:
 
     processes     descendants; also orphans, which carry a mark in their environment
                   (they were started by `exec`) or stayed in this process group (they were forked)
     threads       `threading.enumerate()`
-    descriptors   /proc/self/fd, told apart by number, device and inode
+    descriptors   /proc/self/fd, identified by number, device and inode
     /dev/shm      new names that no foreign process has mapped or open
     memfds        mappings of `memfd_create` files in /proc/self/maps
 
-Some things are meant to live as long as the process: multiprocessing's resource tracker and
+Some things are meant to exist as long as the process: multiprocessing's resource tracker and
 forkserver, and the thread that fsspec runs its event loop in. They do not count. What other
-libraries keep from their first use on cannot be told from a leak: use them once beforehand.
-Without /proc (so not on Linux) only threads are compared.
+libraries keep from their first use on looks like a leak: use them once beforehand. Without /proc
+only threads are compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
 _MARK = "FOREBAY_NO_LEAKS"
-# What long-lived helpers of libraries call their threads.
+# Names of long-lived threads of libraries.
 _LIBRARY_THREADS = frozenset({"fsspecIO"})
 # libffi keeps its trampolines in a memfd for as long as the process lives.
 _LIBRARY_MEMFDS = ("/memfd:libffi",)
@@ -38,7 +38,7 @@ _LIBRARY_MEMFDS = ("/memfd:libffi",)
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """One line of /proc: who it is, whose child, in which group, and whether it has ended."""
+    """One process in /proc: its ID, parent, group and state."""
 
     pid: int
     started: str
@@ -62,10 +62,10 @@ def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
     """Fail if the block leaves processes, threads, descriptors or shared memory behind.
 
     An error raised in the block passes through unchanged, and nothing is checked then.
-    **Threads.** Other threads of this process must not start or open things meanwhile.
+    **Threads.** Other threads of this process must not start or open anything meanwhile.
 
     Args:
-        wait_s: Seconds that things which are just ending are waited for, at least 0.
+        wait_s: Seconds to wait for things that are still ending, at least 0.
 
     Yields:
         Nothing.
@@ -79,11 +79,11 @@ def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
             forebay.preprocess(work, inputs, output="pieces/")
     """
     with _marked_environment():
-        before = _everything()
+        before = everything()
         yield
         deadline = time.monotonic() + wait_s
-        while left := _left(before):
-            # What nothing refers to any more is not a leak, and the collector may not have run.
+        while left := left_since(before):
+            # Objects without references are not leaks, but the garbage collector may not have run.
             gc.collect()
             if time.monotonic() >= deadline:
                 break
@@ -95,7 +95,7 @@ def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _marked_environment() -> Iterator[None]:
-    """Let programs started from here be told by their environment, wherever they end up."""
+    """Mark programs that are started in the block by an environment variable."""
     earlier = os.environ.get(_MARK)
     os.environ[_MARK] = str(os.getpid())
     try:
@@ -107,8 +107,8 @@ def _marked_environment() -> Iterator[None]:
             os.environ[_MARK] = earlier
 
 
-def _everything() -> set[Hashable]:
-    """Return what is there now; of processes all, for those there now cannot be leaks."""
+def everything() -> set[Hashable]:
+    """Return everything that exists now, including all processes."""
     there: set[Hashable] = set(threading.enumerate())
     there.update((process.pid, process.started) for process in _processes())
     there.update(_descriptors())
@@ -117,8 +117,8 @@ def _everything() -> set[Hashable]:
     return there
 
 
-def _left(before: set[Hashable]) -> list[str]:
-    """Return a line for each thing of ours that is here and was not here before."""
+def left_since(before: set[Hashable]) -> list[str]:
+    """Return a line for each thing of this process that exists now and did not before."""
     lines = _left_processes(before)
     lines += [
         f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
@@ -152,7 +152,7 @@ def _processes() -> Iterator[_Process]:
 def _process(pid: int) -> _Process | None:
     """Read one process, or return None if it has gone."""
     try:
-        # Not by `Path`: a suite of thousands of tests looks at all processes twice for each.
+        # Not by `Path`, which is slow: all processes are read twice per test.
         with open(f"{_PROC}/{pid}/stat", "rb") as file:
             stat = file.read()
     except OSError:
@@ -232,7 +232,7 @@ def _descriptors() -> dict[tuple[int, int, int], str]:
     """Return open descriptors: (number, device, inode) and what each leads to."""
     found = {}
     for name in _names(_PROC / "self" / "fd"):
-        # The folder's own descriptor is closed by now, and another thread may close one any time.
+        # The descriptor of the listing is already closed, and other threads may close theirs.
         with contextlib.suppress(OSError):
             stat = os.fstat(int(name))
             found[int(name), stat.st_dev, stat.st_ino] = os.readlink(_PROC / "self" / "fd" / name)
@@ -252,14 +252,14 @@ def _library_descriptors() -> set[int | None]:
 
 
 def _shm_names() -> set[tuple[str, str]]:
-    # Only names that torch, multiprocessing or forebay give: a stranger's that nobody holds any
-    # more (joblib leaves some behind) could not be told from our own.
+    # Only names given by torch, multiprocessing or forebay: an abandoned file of another program
+    # (joblib leaves some behind) would look like one of this process.
     names = [name for name in _names(_SHM) if name.startswith(("forebay", "psm_", "torch_"))]
     return {("/dev/shm", name) for name in names}  # noqa: S108 - a name for a key
 
 
 def _is_foreign(name: str) -> bool:
-    """Whether a process that is not ours has this piece of /dev/shm open or mapped."""
+    """Whether an unrelated process has this file of /dev/shm open or mapped."""
     path = f"{_SHM}/{name}"
     everyone = {process.pid: process for process in _processes()}
     for process in everyone.values():
@@ -277,7 +277,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _memfds() -> dict[tuple[str, str], str]:
-    """Return this process's mappings of memfds: (inode, address) and a line for people."""
+    """Return this process's mappings of memfds: (inode, address) and a line for the message."""
     with contextlib.suppress(OSError):
         lines = (_PROC / "self" / "maps").read_text(errors="replace").splitlines()
         fields = [line.split(maxsplit=5) for line in lines if "/memfd:" in line]

@@ -581,7 +581,7 @@ def test_undoing_leaves_torch_as_it_was(packer):
     assert table == before
 
 
-# ---- memory that is used again must be nobody's
+# ---- memory that is used again must be free
 
 
 def test_what_is_collated_outside_a_batch_is_not_in_a_slot(slab, collating):

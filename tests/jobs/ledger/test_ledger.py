@@ -15,10 +15,10 @@ from forebay.failures import Failure
 from forebay.jobs.ledger.enrolment import Enrolment
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import (
-    Chore,
     Counts,
     Done,
     FailedInput,
+    FileChange,
     Input,
     OutputFile,
     Todo,
@@ -82,11 +82,11 @@ def test_a_changed_input_is_redone_and_its_outputs_go(ledger):
     """Another size or time means another input: todo, with removals, and the name free."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x", "y"), done(2, "z")], [])
-    ledger.clear_chores()
+    ledger.clear_file_changes()
     changed = [Input("a", None, "2:2"), Input("b", None, "1:1")]
     assert ledger.enrol(changed, (), True) == Enrolment(0, 1, 1, 0)
     assert states(ledger) == {"a": "todo", "b": ["z"]}
-    assert ledger.chores() == [Chore("x"), Chore("y")]
+    assert ledger.file_changes() == [FileChange("x"), FileChange("y")]
     assert not ledger.knows("x")
     assert ledger.knows("z")
     assert ledger.counts() == Counts(2, 1, 0)
@@ -113,10 +113,10 @@ def test_an_input_that_comes_back_changed_is_redone(ledger):
     """Being away does not hide a change."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x")], [])
-    ledger.clear_chores()
+    ledger.clear_file_changes()
     ledger.enrol(paths("b"), (), True)
     assert ledger.enrol(paths("b", "a", identity="2:2"), (), True) == Enrolment(0, 0, 2, 0)
-    assert ledger.chores() == [Chore("x")]
+    assert ledger.file_changes() == [FileChange("x")]
     assert states(ledger) == {"a": "todo", "b": "todo"}
 
 
@@ -188,7 +188,7 @@ def test_names_that_are_not_unicode_are_kept(ledger):
     ledger.enrol(paths(odd), (), True)
     assert ledger.enrol(paths(odd), (), True) == Enrolment(0, 1, 0, 0)
     ledger.record([Done(1, 1, 0.1, (OutputFile(odd, 1, f"s/{odd}"),), f'["{odd}"]')], [])
-    assert ledger.chores() == [Chore(odd, f"s/{odd}")]
+    assert ledger.file_changes() == [FileChange(odd, f"s/{odd}")]
     (result,) = ledger.results()
     assert (result.source, result.outputs, result.metadata) == (odd, [(odd, 1)], f'["{odd}"]')
     assert ledger.knows(odd)
@@ -225,7 +225,7 @@ def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, st
             removed = {
                 f"out-{one}" for one in known if made[one] == ({"1": "2", "2": "1"}[identity], True)
             }
-            assert {chore.name for chore in ledger.chores()} == removed
+            assert {file_change.name for file_change in ledger.file_changes()} == removed
             order = listed + ([] if complete else left)
             for one in listed:
                 made[one] = (identity, made.get(one) == (identity, True))
@@ -233,7 +233,7 @@ def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, st
             assert [one.source for one in todo] == [one for one in order if not made[one][1]]
             finished = [one for one in todo if one.source in finish]
             ledger.record([done(one.ordinal, f"out-{one.source}") for one in finished], [])
-            ledger.clear_chores()
+            ledger.clear_file_changes()
             for one in finished:
                 made[one.source] = (made[one.source][0], True)
             assert [one.source for one in ledger.results()] == [o for o in order if made[o][1]]
@@ -251,7 +251,11 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
     """Outputs, metadata, error and traceback come back as they went in."""
     ledger.enrol(paths("a", "b"), (), True)
     recorded = ledger.record([done(1, "x", "y")], [failed(2)])
-    assert recorded.chores == ledger.chores() == [Chore("x", "s/1/x"), Chore("y", "s/1/y")]
+    assert (
+        recorded.file_changes
+        == ledger.file_changes()
+        == [FileChange("x", "s/1/x"), FileChange("y", "s/1/y")]
+    )
     assert (recorded.failed, recorded.withdrawn) == ([failed(2)], 0)
     assert list(ledger.failures()) == [replace(failed(2).failure, source="b")]
     (result,) = ledger.results()
@@ -260,12 +264,12 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
     assert ledger.pending(0, 9) == []
 
 
-def test_the_next_record_forgets_the_chores_before_it(ledger):
+def test_the_next_record_forgets_the_file_changes_before_it(ledger):
     """By then they are done and durable."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x")], [])
     ledger.record([done(2, "y", staged=False)], [])
-    assert ledger.chores() == []
+    assert ledger.file_changes() == []
 
 
 @pytest.mark.parametrize("batches", [[[1, 2]], [[1], [2]], [[2], [1]]])
@@ -282,18 +286,20 @@ def test_two_inputs_with_one_name_both_fail(ledger, batches):
     assert messages[2].startswith("output 'x' is claimed by two inputs, this one and a\n")
     kinds = {(one.failure.kind, one.failure.error) for one in recorded.failed}
     assert kinds == {("output", "OutputError")}
-    removed = {chore.name for chore in recorded.chores if chore.staged is None}
+    removed = {
+        file_change.name for file_change in recorded.file_changes if file_change.staged is None
+    }
     last = batches[-1]
     assert {f"s/{one}/x" for one in last} <= removed
     if len(batches) == 2:
         assert {"x", "only-a" if last == [2] else "only-b"} <= removed
-    assert not any(chore.staged for chore in recorded.chores)
+    assert not any(file_change.staged for file_change in recorded.file_changes)
     assert states(ledger) == {"a": "failed", "b": "failed"}
     assert ledger.counts() == Counts(2, 0, 2)
 
 
 def test_a_third_claimant_fails_too(ledger):
-    """A contested name goes to nobody until it is freed for another try."""
+    """No input gets a contested name until it is freed for another try."""
     ledger.enrol(paths("a", "b", "c"), (), True)
     ledger.record([done(1, "x"), done(2, "x")], [])
     recorded = ledger.record([done(3, "x")], [])
@@ -324,8 +330,8 @@ def test_who_fails_does_not_depend_on_who_finished_first(tmp_path_factory, wante
         for ordinal, cut in zip(order, cuts, strict=True):
             batch.append(done(ordinal, *sorted(wanted[ordinal - 1])))
             if cut or ordinal == order[-1]:
-                for chore in ledger.record(batch, []).chores:
-                    (folder.add if chore.staged else folder.discard)(chore.name)
+                for file_change in ledger.record(batch, []).file_changes:
+                    (folder.add if file_change.staged else folder.discard)(file_change.name)
                 batch = []
         clashing = {
             str(k + 1)
@@ -343,12 +349,15 @@ def test_a_name_passes_from_a_gone_input_to_a_listed_one(ledger):
     ledger.record([done(1, "a", "a2"), done(2, "b")], [])
     ledger.enrol(paths("new/a"), (), True)
     recorded = ledger.record([done(1, "a")], [])
-    assert (recorded.failed, recorded.chores) == ([], [Chore("a"), Chore("a", "s/1/a")])
+    assert (recorded.failed, recorded.file_changes) == (
+        [],
+        [FileChange("a"), FileChange("a", "s/1/a")],
+    )
     assert sorted(name for name, _, _ in ledger.outputs()) == ["a", "a2", "b"]
     enrolment = ledger.enrol(paths("old/a", "old/b"), (), True)
     assert (enrolment.changed, enrolment.same) == (1, 1)
     assert states(ledger) == {"old/a": "todo", "old/b": ["b"]}
-    assert Chore("a2") in ledger.chores()
+    assert FileChange("a2") in ledger.file_changes()
 
 
 def test_an_input_may_claim_its_own_names_again(ledger):
@@ -356,7 +365,7 @@ def test_an_input_may_claim_its_own_names_again(ledger):
     ledger.enrol(paths("a"), (), True)
     ledger.record([done(1, "x", "y")], [])
     recorded = ledger.record([done(1, "x")], [])
-    assert recorded.chores == [Chore("x"), Chore("y"), Chore("x", "s/1/x")]
+    assert recorded.file_changes == [FileChange("x"), FileChange("y"), FileChange("x", "s/1/x")]
     assert ledger.counts() == Counts(1, 1, 0)
     assert not ledger.knows("y")
 
@@ -367,8 +376,8 @@ def test_an_input_whose_file_cannot_be_published_is_failed(ledger):
     ledger.record([done(1, "x", "y"), done(2, "z")], [])
     recorded = ledger.take_back([Unpublished("x", "s/1/x", "in the way"), Unpublished("?", "", "")])
     assert [(one.ordinal, one.failure.message) for one in recorded.failed] == [(1, "in the way")]
-    assert recorded.chores == [Chore("y"), Chore("s/1/x"), Chore("")]
-    assert ledger.chores() == [Chore("z", "s/2/z"), *recorded.chores]
+    assert recorded.file_changes == [FileChange("y"), FileChange("s/1/x"), FileChange("")]
+    assert ledger.file_changes() == [FileChange("z", "s/2/z"), *recorded.file_changes]
     assert states(ledger) == {"a": "failed", "b": ["z"]}
     assert (ledger.counts(), ledger.knows("x"), ledger.knows("y")) == (
         Counts(2, 1, 1),
@@ -378,12 +387,12 @@ def test_an_input_whose_file_cannot_be_published_is_failed(ledger):
 
 
 def test_tables_are_the_ledgers_until_it_forgets_everything(ledger):
-    """Then they become chores to remove, like outputs."""
+    """Then they become file changes to remove, like outputs."""
     assert ledger.tables() == {}
     ledger.set_tables({"csv": True, "parquet": False, "../x": True})
     assert ledger.tables() == {"parquet": False, "csv": True}
     ledger.restart()
-    assert ledger.chores() == [Chore("metadata.parquet"), Chore("metadata.csv")]
+    assert ledger.file_changes() == [FileChange("metadata.parquet"), FileChange("metadata.csv")]
     assert ledger.tables() == {}
 
 
@@ -400,9 +409,9 @@ def test_marking_todo_gives_up_outputs_and_names(ledger):
     """What `verify` found wanting is done again."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x"), done(2, "y")], [])
-    ledger.clear_chores()
+    ledger.clear_file_changes()
     ledger.mark_todo([1])
-    assert (ledger.chores(), ledger.knows("x")) == ([Chore("x")], False)
+    assert (ledger.file_changes(), ledger.knows("x")) == ([FileChange("x")], False)
     assert states(ledger) == {"a": "todo", "b": ["y"]}
     assert ledger.counts() == Counts(2, 1, 0)
 
@@ -411,11 +420,11 @@ def test_restarting_forgets_everything_and_removes_the_outputs(ledger):
     """Nothing of the earlier work is left to mix with the new."""
     ledger.enrol(paths("a", "b"), ("c",), True)
     ledger.record([done(1, "x")], [failed(2)])
-    ledger.clear_chores()
+    ledger.clear_file_changes()
     ledger.set_meta("version", "1")
     ledger.restart()
     assert ledger.counts() == Counts(0, 0, 0)
-    assert ledger.chores() == [Chore("x")]
+    assert ledger.file_changes() == [FileChange("x")]
     assert (ledger.get_meta("version"), list(ledger.outputs())) == (None, [])
 
 
@@ -437,7 +446,7 @@ def test_long_results_come_page_by_page_and_as_often_as_asked(ledger):
 
 
 def test_a_file_that_is_no_database_is_damaged(tmp_path):
-    """A torn ledger is said to be damaged and left as it is."""
+    """A truncated ledger is reported as damaged and left as it is."""
     (tmp_path / "ledger.sqlite").write_bytes(b"no database at all, just text" * 100)
     with pytest.raises(LedgerError, match="is damaged") as caught:
         Ledger.open(tmp_path)
@@ -481,7 +490,7 @@ def test_a_record_too_large_is_no_damage(tmp_path):
         assert states(ledger) == {"a": "todo"}
 
 
-def test_somebody_elses_database_is_foreign(tmp_path):
+def test_a_database_of_another_program_is_foreign(tmp_path):
     """Another program's SQLite file is not touched."""
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
     db.execute("CREATE TABLE songs(name)")
@@ -515,7 +524,7 @@ def test_a_ledger_that_cannot_be_written_says_why_and_keeps_what_it_has(tmp_path
         with pytest.raises(LedgerError, match=words):
             ledger.record([large], [])
         assert states(ledger) == {"a": ["x"], "b": "todo"}
-        assert ledger.chores() == [Chore("x", "s/1/x")]
+        assert ledger.file_changes() == [FileChange("x", "s/1/x")]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

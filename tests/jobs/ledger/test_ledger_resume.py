@@ -17,7 +17,7 @@ from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
 from forebay.jobs.ledger import snapshot as status
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import Chore, Counts, Done, FailedInput, Input, OutputFile
+from forebay.jobs.ledger.records import Counts, Done, FailedInput, FileChange, Input, OutputFile
 from forebay.jobs.ledger.snapshot import read_failures, read_snapshot
 
 DRIVER = """
@@ -62,7 +62,7 @@ def driver(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_driver_loses_nothing_it_has_recorded(tmp_path, driver):
-    """After kill -9 every record that returned is there, whole, with its chores."""
+    """After kill -9 every record that returned is there, whole, with its file changes."""
     for _ in range(20):
         driver.stdout.readline()
     driver.send_signal(signal.SIGKILL)
@@ -74,23 +74,23 @@ def test_a_killed_driver_loses_nothing_it_has_recorded(tmp_path, driver):
         assert told <= len(recorded) <= told + 50
         assert ledger.counts() == Counts(100_000, len(recorded), 0)
         last = recorded[-50:]
-        assert ledger.chores() == [Chore(f"o{k}", "s") for k in last]
+        assert ledger.file_changes() == [FileChange(f"o{k}", "s") for k in last]
         assert ledger.pending(0, 1)[0].ordinal == len(recorded) + 1
         assert sum(1 for _ in ledger.outputs()) == len(recorded)
 
 
-def test_chores_outlive_the_driver_until_they_are_known_to_be_done(tmp_path):
+def test_file_changes_outlive_the_driver_until_they_are_known_to_be_done(tmp_path):
     """A run that ends between commit and renames leaves them to the next."""
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(inputs(2), (), True)
         ledger.record([done(1, "x", "y")], [])
     for _ in range(2):
         with Ledger.open(tmp_path) as ledger:
-            assert ledger.chores() == [Chore("x", "s/x"), Chore("y", "s/y")]
+            assert ledger.file_changes() == [FileChange("x", "s/x"), FileChange("y", "s/y")]
     with Ledger.open(tmp_path) as ledger:
-        ledger.clear_chores()
+        ledger.clear_file_changes()
     with Ledger.open(tmp_path) as ledger:
-        assert ledger.chores() == []
+        assert ledger.file_changes() == []
 
 
 def test_meta_and_results_outlive_the_driver(tmp_path):
@@ -126,7 +126,7 @@ def test_a_second_shell_sees_a_working_driver(tmp_path, driver):
 
 
 def test_a_snapshot_has_failures_and_what_the_driver_kept(tmp_path):
-    """Without a driver there is nobody live, and the ledger's own keys stay inside."""
+    """Without a driver `live` is None, and the ledger's own keys are left out."""
     failure = Failure("crash", "Killed", "signal 9", attempts=3, seconds=0.5)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol([Input("a"), Input("", '{"n": 1}'), Input("c")], ("n",), True)
@@ -167,7 +167,7 @@ def test_a_commit_between_two_looks_is_noticed(tmp_path, monkeypatch):
 
 
 def test_a_ledger_that_never_rests_is_busy_not_damaged(tmp_path, monkeypatch):
-    """A reader that cannot get a whole look says so and blames nobody."""
+    """A reader that cannot read a consistent state says so and reports no damage."""
     monkeypatch.setattr(status, "_TRIES", 3)
     monkeypatch.setattr(status, "_PAUSE_S", 0)
     with Ledger.open(tmp_path) as ledger:

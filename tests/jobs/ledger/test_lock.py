@@ -66,7 +66,7 @@ def without_flock(request, monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Count a record that nobody renews as dead much sooner."""
+    """Count a record that is not renewed as dead much sooner."""
     monkeypatch.setattr(lock_module, "STALE_S", 0.2)
     monkeypatch.setattr(lock_module, "BEAT_S", 0.02)
 
@@ -82,7 +82,7 @@ def test_a_second_driver_is_told_who_holds_the_folder(tmp_path, driver):
 
 
 def test_a_killed_driver_leaves_the_folder_free(tmp_path, driver):
-    """No lock outlives kill -9, and its record misleads nobody."""
+    """No lock outlives kill -9, and its record does not mislead."""
     assert find_holder(tmp_path / "lock").pid == driver.pid
     driver.send_signal(signal.SIGKILL)
     driver.wait()
@@ -100,7 +100,7 @@ def test_the_lock_holds_within_one_process_too(tmp_path):
     FolderLock(tmp_path / "lock").close()
 
 
-def test_a_closed_lock_names_nobody(tmp_path):
+def test_a_closed_lock_has_no_holder(tmp_path):
     """The record goes with the lock."""
     lock = FolderLock(tmp_path / "lock", "x")
     assert find_holder(tmp_path / "lock").command == "x"
@@ -195,7 +195,7 @@ def test_a_killed_process_does_not_count_before_it_is_waited_for(tmp_path, witho
         FolderLock(tmp_path / "lock").close()
 
 
-def test_a_copy_of_a_folder_in_use_is_nobodys(tmp_path):
+def test_a_copy_of_a_folder_in_use_has_no_holder(tmp_path):
     """The record in it is that of the original."""
     lock = FolderLock(tmp_path / "lock")
     shutil.copytree(tmp_path, tmp_path / "copy")

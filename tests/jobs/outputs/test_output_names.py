@@ -62,7 +62,7 @@ def test_a_ledger_holds_names_in_their_one_spelling(name):
         recorded_name(name)
 
 
-def test_forebays_own_names_are_nobody_elses():
+def test_outputs_cannot_have_forebays_own_names():
     """Its folder, and its tables; only what waits there may be called so."""
     for name in (".forebay", ".forebay/x", "metadata.csv", "metadata.parquet/x", "METADATA.jsonl"):
         with pytest.raises(OutputError, match="reserved for forebay"):

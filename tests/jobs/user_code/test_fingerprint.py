@@ -129,7 +129,7 @@ def test_a_changed_function_is_shown_as_a_diff(load):
     ],
 )
 def test_a_change_of_a_helper_a_constant_or_a_default_is_shown(load, old, new, shown):
-    """Comments count, too: nobody can tell which of them matter."""
+    """Comments count, too: some of them matter."""
     assert shown in changes(load, old, new).splitlines()
 
 
@@ -723,6 +723,52 @@ def test_changed_weights_are_named():
         for n in (1, 2)
     ]
     assert difference(*many).endswith(", 06, 07 and 22 more")
+
+
+def infer(model, batch):
+    return model(batch)
+
+
+class Inferring:
+    def __init__(self, net):
+        self.net = net
+
+    def __call__(self, batch):
+        return self.net(batch)
+
+
+def closure_over(net):
+    def call(batch):
+        return net(batch)
+
+    return call
+
+
+def default_of(net):
+    def call(batch, net=net):
+        return net(batch)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("work", "shown"),
+    [
+        (Inferring, "net.bias"),
+        (lambda net: functools.partial(infer, net), "model.bias"),
+        (closure_over, "net.bias"),
+        (default_of, "net.bias"),
+    ],
+    ids=["attribute", "partial", "closure", "default"],
+)
+def test_changed_weights_of_a_part_are_named(work, shown):
+    """A model is often wrapped: in a class, a partial function or another function."""
+    net = torch.nn.Linear(2, 1)
+    before = describe(work(net))
+    assert difference(before, describe(work(net))) == ""
+    with torch.no_grad():
+        net.bias += 1
+    assert difference(before, describe(work(net))) == f"the weights changed ({shown})"
 
 
 def test_a_mapped_array_is_its_file(tmp_path):

@@ -1,1 +1,1 @@
-"""Batches in shared memory: its layout, who may read it, and what is sent by pipe."""
+"""Batches in shared memory: the layout, the leases, and the messages sent by pipe."""

@@ -1,7 +1,7 @@
 """Pickles a batch without the bytes of its tensors and arrays: the in-band pickle of protocol 5.
 
-The bytes are written to a slot in the order in which pickle visits them. What does not fit
-stays in the pickle. The functions at the end rebuild a batch.
+The bytes are written to a slot in the order in which pickle visits them. Buffers that do not fit
+stay in the pickle. The functions at the end rebuild a batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _DTYPES = [
 ]
 CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-# Stands in a pickle for bytes that were placed already: the next buffer.
+# Placeholder in a pickle for bytes that are already in the slot: the next buffer.
 _PLACED = pickle.PickleBuffer(bytearray(1))
 
 
 class BatchPickler(pickle.Pickler):
-    """Pickles a batch, and puts its buffers into a slot as it meets them.
+    """Pickles a batch, and copies its buffers into a slot.
 
     Args:
         meets: Called with each class before it is pickled by its name.
@@ -67,7 +67,7 @@ class BatchPickler(pickle.Pickler):
             self.dump(batch)
             return self._file.getvalue(), tuple(self._buffers)
         finally:
-            # It is used again: starting one costs as much as pickling a small batch.
+            # Reused, since creating a pickler costs as much as pickling a small batch.
             self.clear_memo()
             self._file.seek(0)
             self._file.truncate()
@@ -89,7 +89,7 @@ class BatchPickler(pickle.Pickler):
             whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj)
             return _storage, (self._place(whole, obj.nbytes()),)
         if kind is TypedStorage:
-            # torch would write a file of its own format into the pickle.
+            # torch would write a whole file in its own format into the pickle.
             return torch_internals.typed, (torch_internals.untyped(obj), obj.dtype)
         if self._meets is not None and isinstance(obj, type):
             self._meets(obj)
@@ -101,7 +101,7 @@ class BatchPickler(pickle.Pickler):
             return _empty, (code, shape, stride)
         span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if span > 2 * tensor.numel():
-            # Mostly gaps: a slice of something large.
+            # Mostly gaps: a slice of a large tensor.
             tensor = tensor.contiguous()
             return _tensor, (self._place(tensor, tensor.nbytes), code, *shape)
         return _as_strided, (self._place(tensor, span * tensor.itemsize), code, shape, stride)
@@ -111,7 +111,7 @@ class BatchPickler(pickle.Pickler):
         address = tensor.data_ptr()
         inside = address - self._address
         if 0 <= inside <= self._capacity - nbytes:
-            # It was collated here.
+            # It was collated into the slot.
             self._buffers.append((inside, nbytes))
             return _PLACED
         at = self.cursor.take(nbytes)
@@ -122,7 +122,7 @@ class BatchPickler(pickle.Pickler):
         return _PLACED
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
-        """Do as numpy does, but for any strides and dtypes, and so that it can be written to."""
+        """Reduce an array as numpy does, but for any strides and dtypes, and writable."""
         dtype = array.dtype
         if dtype.hasobject or not dtype.itemsize:
             return NotImplemented
@@ -133,7 +133,7 @@ class BatchPickler(pickle.Pickler):
         if at is not None:
             self._buffers.append((at, array.nbytes))
             room = _PLACED
-        # A number type is known by one letter; anything else knows how to be pickled.
+        # Numeric dtypes are sent as one letter; others are pickled.
         name = dtype.char if dtype.isbuiltin == 1 and dtype.kind in "biufc" else dtype
         return np.ndarray, (array.shape, name, room, 0, None, order)
 
@@ -151,7 +151,7 @@ class BatchPickler(pickle.Pickler):
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is bytes in this process's memory, read as they are."""
+    """Tell whether a tensor is dense numbers in this process's memory."""
     return (
         tensor.layout is torch.strided
         and tensor.is_cpu
@@ -169,7 +169,7 @@ def _unusual(tensor: torch.Tensor) -> Any:
                 "  The batch was not sent. Return tensor.detach() from the dataset or collate_fn."
             )
         return _with_grad, (tensor.detach(),)
-    # torch's own pickles of these keep every tensor for ever, or warn when they are read.
+    # torch's own pickles of these leak every tensor, or warn when they are read.
     layout, shape = tensor.layout, tuple(tensor.shape) if not tensor.is_nested else ()
     if layout is torch.sparse_coo:
         return _sparse, (*torch_internals.sparse_parts(tensor), shape, tensor.is_coalesced())
@@ -185,7 +185,7 @@ def _unusual(tensor: torch.Tensor) -> Any:
     return NotImplemented
 
 
-# What an in-band pickle calls. Reshaping in place is quicker than a view, and leaves none behind.
+# The functions that an in-band pickle calls. Reshaping in place is faster than a view.
 
 
 def _tensor(data: Any, code: int, *shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The C library's heap in a worker that makes the same kind of thing again and again."""
+"""Tune the C library's heap for a worker that allocates similar objects again and again."""
 
 from __future__ import annotations
 

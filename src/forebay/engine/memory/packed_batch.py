@@ -1,6 +1,6 @@
 """The message for a batch whose bytes are in a slot; see `packing.py`.
 
-It is a plain record, so that a process without torch can forward it.
+It is a plain record, which a process without torch can forward.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class PackedBatch(NamedTuple):
 
     Attributes:
         in_band: The batch, pickled without its buffers.
-        buffers: Where each buffer lies, in the slot or in `body`: its offset and its length.
-        body: The used part of the slot, where it travels along and the slot is free; an array
-            where it came from another machine, until it has landed.
+        buffers: Offset and length of each buffer, in the slot or in `body`.
+        body: The used part of the slot, if it is sent along and the slot is free again; an array if
+            it came from another machine, until it is copied to the slab.
         nbytes: Bytes that the batch occupies until it is consumed.
-        kept: The user's code in the worker still refers to the slot, so it is never used again.
-        refused: Why the slab's disk had no room, so that bytes are in `in_band` instead.
+        kept: User code in the worker still refers to the slot, so the slot is never used again.
+        refused: Why the slab's disk had no room, if the bytes are therefore in `in_band`.
     """
 
     in_band: bytes

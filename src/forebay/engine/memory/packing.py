@@ -1,8 +1,8 @@
 """Packing batches to be sent between processes, and unpacking them.
 
 The batch is pickled with its buffers out of band. Buffers are copied into the slot, once, or were
-made there (see `collate_into`); the in-band pickle that is left is small and travels by pipe. The
-reader unpickles it over the slot, without a copy, and may write to whatever comes back.
+created there (see `collate_into`); the in-band pickle that remains is small and sent by pipe. The
+reader unpickles it over the slot, without a copy, and may write to the tensors.
 
     worker                                   owner of the slab
     packer.begin(slot)                       slot = slab.take()
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from forebay import torch_internals
-from forebay.engine.memory import room
+from forebay.engine.memory.allocation import set_allocator
 from forebay.engine.memory.batch_pickler import CODES, BatchPickler, is_plain
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.slab import Slab
@@ -45,7 +45,7 @@ _NOTHING = memoryview(bytearray())
 def unpack(packed: PackedBatch, slab: Slab, slot: Slot | None) -> Any:
     """Return the batch, with its tensors and arrays over the memory that it was packed in.
 
-    The slot, which is what `settle` returned, goes back by itself when the batch is gone.
+    The slot, which `settle` returned, is freed automatically when the batch is gone.
     """
     if packed.body is not None:
         view = memoryview(cast(bytearray, packed.body))
@@ -60,11 +60,11 @@ def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
     """Copy a packed batch from another machine into this machine's slab.
 
     Args:
-        packed: One whose body may be an array in memory that is not ours.
+        packed: One whose body may be an array in memory of another library.
         slab: Where its bytes are copied to, if it has room for them.
 
     Returns:
-        The packed batch as `settle` wants it, and its slot, if it now has one.
+        The packed batch for `settle`, and its slot, if it now has one.
     """
     body = packed.body
     if not isinstance(body, np.ndarray):
@@ -91,15 +91,15 @@ class Packer:
         self._pickler = BatchPickler(meets)
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0
-        # Whether the user's code drops its references to the batches that it returns.
+        # Whether user code drops its references to the batches that it returns.
         self._trusting = True
         self.begin(None)
 
     def begin(self, slot: Slot | None) -> None:
-        """Start a batch; to be called when its samples are there and before they are collated.
+        """Start a batch; call it after its samples were loaded and before they are collated.
 
-        What the dataset itself collates is then its own, and not in a slot that is used again.
-        After a batch that failed, `begin(None)` ends it.
+        So tensors that the dataset itself stacks are not in a slot that is used again. After a
+        batch that failed, `begin(None)` ends it.
 
         Args:
             slot: Where to put the bytes. None: they are sent in the in-band pickle.
@@ -118,8 +118,8 @@ class Packer:
         """Return a tensor in the slot, its values unset, for collation to write into.
 
         Returns:
-            None where there is no room, or so little to write that it is not worth it, or in
-            another thread, which may be at work on something else.
+            None if there is no room, if the tensor is too small to benefit, or in another thread,
+            which may be working on something else.
         """
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < WORTH_PLACING or not self._trusting or self._thread != get_ident():
@@ -137,7 +137,7 @@ class Packer:
         """Pack a batch. Drop the batch, then `seal` what is returned, before it is sent.
 
         Raises:
-            Exception: Something in the batch cannot be pickled; what pickle says about it.
+            Exception: Something in the batch cannot be pickled; the exception is pickle's.
         """
         try:
             in_band, buffers = self._pickler.pickled(batch)
@@ -150,10 +150,10 @@ class Packer:
         return PackedBatch(in_band, buffers, body, used + len(in_band), refused=refused)
 
     def seal(self, packed: PackedBatch) -> PackedBatch:
-        """Return what is to be sent; to be called when the worker has let go of the batch.
+        """Return the record to send; call it after the worker has dropped the batch.
 
-        A `collate_fn` may keep what it returned, to look at it later. Its tensors must not change
-        then, so this slot is given up, and no other one is collated into.
+        A `collate_fn` may keep a reference to the batch. Its tensors must not change then, so this
+        slot is never used again, and later batches are not collated into slots.
         """
         if self._alive is None or self._alive() is None:
             return packed
@@ -163,10 +163,10 @@ class Packer:
 
 
 def collate_into(packer: Packer) -> Callable[[], None]:
-    """Have torch's default_collate stack tensors in the packer's slot; for a worker process.
+    """Make torch's default_collate stack tensors in the packer's slot; for a worker process.
 
-    It also holds where a `collate_fn` of the user calls default_collate. The results are torch's.
-    What asks for `room` gets it there, too.
+    This also works if a user's `collate_fn` calls default_collate. The results equal torch's.
+    Tensors from `allocation.new_tensor` are in the slot, too.
 
     Returns:
         A function that undoes it.
@@ -184,20 +184,20 @@ def collate_into(packer: Packer) -> Callable[[], None]:
                 stacked = torch.stack(batch)
                 if stacked.dtype is dtype and stacked.is_contiguous() and not stacked.requires_grad:
                     return stacked
-                # torch's own workers stack into a contiguous tensor like the first, or refuse to.
+                # torch's own workers also stack into a contiguous tensor like the first, or raise.
                 out = torch.empty(shape, dtype=dtype, device="cpu")
             return torch.stack(batch, out=out)
 
         return collate_tensors
 
-    def place(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+    def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         return packer.new(shape, dtype) if dtype in CODES else None
 
     restore_torch = torch_internals.replace_tensor_collation(replace)
-    close_room = room.open_room(place)
+    unset_allocator = set_allocator(allocate)
 
     def undo() -> None:
         restore_torch()
-        close_room()
+        unset_allocator()
 
     return undo

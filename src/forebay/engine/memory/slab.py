@@ -1,10 +1,10 @@
 """The slab: one unnamed file, mapped in every process that works on batches.
 
-It is mapped an extent at a time, as slots are needed: 64 GiB of addresses, so that a process has
-room for a thousand loaders. Pages come when they are written and stay until they are freed. As the
-file is in memory and no part of a mounted file system, the size of /dev/shm does not matter, and as
-it has no name, nothing is left of it when its processes are killed. It may lie on a disk instead;
-the system then keeps in memory what it has room for, and a disk can be full.
+It is mapped one extent at a time, as slots are needed: 64 GiB of addresses, so that a process has
+room for a thousand loaders. Pages are allocated when they are first written, and stay until they
+are freed. The file is in memory and not in a mounted file system, so the size of /dev/shm does not
+matter; it has no name, so nothing is left when its processes are killed. It may be on a disk
+instead; the system then caches what fits into memory, and the disk can be full.
 
 One process owns the slab and assigns slots to writers. A forked worker has the mapping already;
 another attaches by the descriptor.
@@ -24,7 +24,7 @@ import numpy as np
 from forebay.engine.memory.slab_layout import Slot, Space
 from forebay.errors import OptionError
 
-# Addresses to map at a time. Where the system grants less, they are halved.
+# Addresses to map at a time; halved until the system grants them.
 EXTENT = 1 << 36
 LEAST = 1 << 26
 
@@ -32,19 +32,19 @@ LEAST = 1 << 26
 class Slab:
     """Shared memory, cut into slots that are used again and again.
 
-    **Threads.** `give_back`, and letting go of what was leased, may happen in any thread and at any
-    point of a program; everything else belongs to one thread of the process that owns the slab.
+    **Threads.** `give_back`, and the end of a lease, may happen in any thread and at any point of a
+    program; everything else belongs to one thread of the process that owns the slab.
 
     Attributes:
-        extent: Bytes that are mapped at a time; a slot lies in one extent.
-        is_bounded: Whether space must be reserved: writing without it would kill the process.
+        extent: Bytes that are mapped at a time; a slot is in one extent.
+        is_bounded: Whether space must be reserved: writing without it could kill the process.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """Make a new slab.
+        """Create a slab.
 
         Args:
-            directory: The folder on whose disk it lies; None keeps it in memory.
+            directory: The folder on whose disk it is; None keeps it in memory.
 
         Raises:
             OptionError: The system grants too little address space, or no file in the folder.
@@ -56,8 +56,8 @@ class Slab:
         """Map a slab that another process owns.
 
         Args:
-            descriptor: A descriptor of it, which is closed: the mapping brings its own.
-            extent: Its `extent` there.
+            descriptor: A descriptor of it, which is closed; the mapping has its own.
+            extent: The owner's `extent`.
 
         Returns:
             The slab, in which slots can be viewed and not taken.
@@ -68,14 +68,14 @@ class Slab:
 
     def _map(self, descriptor: int, extent: int | None) -> None:
         try:
-            # Files in memory alone belong to a file system without a size. They need no room
-            # reserved, and it would cost: 1.1 ms for 38 MB of warm pages, which take 1.6 ms to
-            # write. On a disk it is 2 us.
+            # Only files in memory are in a file system without a size. They need no reservation,
+            # which would cost 1.1 ms for 38 MB of warm pages that take 1.6 ms to write. On a
+            # disk it costs 2 us.
             blocks = os.fstatvfs(descriptor).f_blocks
             self.is_bounded = blocks > 0 and hasattr(os, "posix_fallocate")
             earlier = _descriptors_of(descriptor)
             mapping = _widest(descriptor) if extent is None else mmap.mmap(descriptor, extent)
-            # A mapping opens a descriptor and keeps it to itself. One is enough: this one.
+            # Each mapping opens a descriptor and does not expose it. Keep only this one.
             (self._descriptor,) = _descriptors_of(descriptor) - earlier
         finally:
             os.close(descriptor)
@@ -93,12 +93,12 @@ class Slab:
         self._returned.mappings[number] = weakref.ref(mapping)
 
     def fileno(self) -> int:
-        """Return the slab's one descriptor, for a worker to attach by; it lives as the mapping."""
+        """Return the slab's only descriptor, for workers; valid as long as the mapping."""
         return self._descriptor
 
     @property
     def out(self) -> int:
-        """How many slots are out: being written, waiting or still read."""
+        """Number of slots in use: being written, waiting or being read."""
         self._drain()
         return self._space.out
 
@@ -124,7 +124,7 @@ class Slab:
         return True
 
     def _extent(self, number: int) -> memoryview:
-        """Return an extent, mapped now if need be: its owner has made the file that long."""
+        """Return an extent; map it if necessary: the owner has made the file long enough."""
         view = self._extents.get(number)
         if view is None:
             start = number * self.extent
@@ -156,7 +156,7 @@ class Slab:
     def retire(self) -> None:
         """Free all memory except that of leases, whose memory is freed as they end.
 
-        No more slots are given out.
+        `take` returns None from now on.
         """
         self._returned.is_retired = True
         self._drain()
@@ -164,14 +164,14 @@ class Slab:
             self.free(slot)
 
     def free(self, slot: Slot) -> None:
-        """Give a slot's pages back to the system; it reads as zeros then."""
+        """Give a slot's pages back to the system; the slot then reads as zeros."""
         self._returned.free(slot)
 
     def reserve(self, slot: Slot, start: int, nbytes: int) -> str | None:
-        """Get room for bytes of a slot before they are written, where the slab `is_bounded`.
+        """Reserve space for bytes of a slot before they are written, if the slab `is_bounded`.
 
         Args:
-            slot: A slot that is out, of which nothing behind `start` is needed.
+            slot: A slot in use, in which nothing after `start` is needed.
             start: The first of the bytes, counted from the slot's first.
             nbytes: How many.
 
@@ -183,7 +183,7 @@ class Slab:
         try:
             os.posix_fallocate(self._descriptor, slot.offset + start, nbytes)
         except OSError as error:
-            # What there was of it is of no use, and others may want the last of the disk.
+            # The part that was reserved is useless, and other slots may need the space.
             kept = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             self.free(Slot(slot.offset + kept, slot.capacity - kept))
             return error.strerror or str(error)
@@ -195,10 +195,10 @@ class Slab:
         return self._extent(number)[start : start + slot.capacity]
 
     def lease(self, slot: Slot, nbytes: int) -> memoryview:
-        """Return the first bytes of a slot, which comes back by itself when nothing views them.
+        """Return the first bytes of a slot, which is given back when nothing views them any more.
 
         Args:
-            slot: A slot that is out.
+            slot: A slot in use.
             nbytes: How many bytes are wanted, at least 1.
 
         Returns:
@@ -211,13 +211,13 @@ class Slab:
         return owner.data
 
     def close(self) -> None:
-        """Unmap the slab, now or when the last lease ends; it gives out no more slots."""
+        """Unmap the slab, now or when the last lease ends; `take` must not be called any more."""
         for view in self._extents.values():
             view.release()
 
 
 class _Returned:
-    """Returned slots. Finalizers fill it at any point, even within `take`, so it has no lock."""
+    """Returned slots. Finalizers add to it at any point, even within `take`, so it has no lock."""
 
     def __init__(self, extent: int) -> None:
         self.is_retired = False
@@ -226,19 +226,19 @@ class _Returned:
         self.slots: deque[Slot] = deque()
 
     def add(self, slot: Slot, owner: int) -> None:
-        # A fork of the owner drops the same arrays, while the owner may still read them.
+        # A fork of the owner drops its copies of the arrays, which the owner may still read.
         if os.getpid() != owner:
             return
         if not self.is_retired:
             self.slots.append(slot)
-        else:  # the slab takes nothing back any more
+        else:  # the slab was closed or retired
             self.free(slot)
 
     def free(self, slot: Slot) -> None:
         number, start = divmod(slot.offset, self._extent)
         mapping = self.mappings[number]() if number in self.mappings else None
         if mapping is not None:
-            # Some file systems cannot punch holes; there the pages stay until the slab ends.
+            # Some file systems cannot punch holes; there, the pages stay until the slab is closed.
             with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_REMOVE, start, slot.capacity)
 
@@ -252,7 +252,7 @@ def _file_in_memory() -> int:
 
 def _file_in(directory: str | os.PathLike[str]) -> int:
     try:
-        # It never has a name, where the file system knows such files; elsewhere for a moment.
+        # O_TMPFILE never gives the file a name; without it, the file has one for a moment.
         with tempfile.TemporaryFile(dir=directory, prefix="forebay-", buffering=0) as file:
             return os.dup(file.fileno())
     except OSError as error:
@@ -296,7 +296,7 @@ def _descriptors_of(descriptor: int) -> set[int]:
     """Return every descriptor that this process has of the same file."""
     ours, found = os.fstat(descriptor), set()
     for other in map(int, os.listdir("/dev/fd")):
-        # One of them is closed by now: the listing's own.
+        # The descriptor of the listing itself is already closed.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(other), ours):
                 found.add(other)

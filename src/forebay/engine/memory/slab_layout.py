@@ -1,12 +1,12 @@
-"""Where things lie: slots in the slab, and buffers in a slot. Pure arithmetic, no memory.
+"""The layout of slots in the slab, and of buffers in a slot. Pure arithmetic, no memory.
 
     slab    | extent                                      | extent . . .
     extent  |  slot  |  slot  |        slot        |  room not yet cut . . .
     slot    | buffer | buffer | . . . . |
 
-Slots of one capacity are alike, so the one that came back last, whose pages are warm, goes out
-next. The capacity follows the batches. When it changes, the slots of the old capacity are outdated:
-they are not used again, their pages are freed and their ranges are divided again.
+Slots of one capacity are interchangeable, so the one that was returned last, whose pages are warm,
+is used next. The capacity follows the batches. When it changes, the slots of the old capacity are
+outdated: they are not used again, their pages are freed and their ranges are divided again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-# Buffers start on a cache line, which is also as much as any dtype or vector unit asks for.
+# Buffers are aligned to cache lines, which suffices for every dtype and vector unit.
 ALIGN = 64
-# Before any batch was seen. It is address space alone: pages come when they are written.
+# Until the first batch was seen. This is address space only: pages are allocated when written.
 FIRST_CAPACITY = 1 << 30
 LEAST_CAPACITY = 1 << 16
-# Room for batches that are larger than those seen so far.
+# Slack for batches that are larger than those seen so far.
 SLACK = 4
 # An extent must hold several slots, even a small one.
 LEAST_SLOTS = 8
@@ -33,11 +33,11 @@ class Slot(NamedTuple):
 
 
 class Cursor:
-    """Hands out the bytes of one slot from its start onwards.
+    """Allocates the bytes of one slot, from its start onwards.
 
     Attributes:
         used: Bytes up to the end of the last buffer.
-        refused: Why the system had no room for bytes of the slot; None while it had.
+        refused: Why the system had no room for bytes of the slot; None if it had.
     """
 
     __slots__ = ("_capacity", "_reserve", "refused", "used")
@@ -48,9 +48,9 @@ class Cursor:
         """Start at the slot's first byte.
 
         Args:
-            capacity: Bytes to give.
-            reserve: Called with a start and a length before they are given; says why they cannot
-                be. None: addresses are all it takes.
+            capacity: Size of the slot in bytes.
+            reserve: Called with a start and a length before they are allocated; returns the error
+                if that is impossible. None if no reservation is needed.
         """
         self._capacity = capacity
         self._reserve = reserve
@@ -58,7 +58,7 @@ class Cursor:
         self.used = 0
 
     def take(self, nbytes: int) -> int | None:
-        """Return where in the slot `nbytes` may lie, or None if they do not fit."""
+        """Return the offset of `nbytes` new bytes in the slot, or None if they do not fit."""
         start = (self.used + ALIGN - 1) & -ALIGN
         if start + nbytes > self._capacity or self.refused is not None:
             return None
@@ -94,18 +94,18 @@ def _power_of_two(nbytes: int) -> int:
 class Space:
     """Cuts the slab's addresses into slots.
 
-    Kept at all times: a byte belongs to at most one of the slots out, the idle slots and the room;
-    and a slot lies in one extent.
+    Invariants: a byte belongs to at most one of the slots in use, the idle slots and the room; and
+    a slot is in one extent.
 
     Attributes:
-        capacity: Bytes of the slots that go out now.
+        capacity: Bytes of the slots that `take` returns now.
         largest: Bytes of the largest batch seen.
         extents: How many extents there are.
-        out: How many slots are out.
+        out: How many slots are in use.
     """
 
     def __init__(self, extent: int) -> None:
-        """Begin with one extent of so many bytes, all of it room."""
+        """Begin with one extent of `extent` bytes, all of it room."""
         self._extent = extent
         self.extents = 1
         self.largest: int | None = None
@@ -116,7 +116,7 @@ class Space:
 
     @property
     def out(self) -> int:
-        """How many slots are out."""
+        """Number of slots in use."""
         return len(self._out)
 
     def grow(self) -> None:
@@ -128,7 +128,7 @@ class Space:
         """Record a batch's size.
 
         Returns:
-            Idle slots that this made outdated: nobody uses their pages any more.
+            Idle slots that are outdated now; their pages can be freed.
         """
         if self.largest is not None and nbytes <= self.largest:
             return []
@@ -137,7 +137,7 @@ class Space:
         if capacity == self.capacity:
             return []
         self.capacity = capacity
-        # Capacities only grow from here on, so smaller pieces of room are of no more use.
+        # Capacities only grow from here on, so smaller pieces of room cannot be used any more.
         self._room = [piece for piece in self._room if piece.capacity >= capacity]
         return self.trim(0)
 
@@ -149,13 +149,13 @@ class Space:
         return slot
 
     def give_back(self, slot: Slot) -> bool:
-        """Take back a slot that is out.
+        """Return a slot that is in use.
 
         Returns:
-            Whether the slot may go out again. If not, nobody uses its pages any more.
+            Whether the slot may be used again. If not, its pages can be freed.
 
         Raises:
-            KeyError: The slot is not out.
+            KeyError: The slot is not in use.
         """
         self._out.remove(slot)
         if slot.capacity == self.capacity:
@@ -168,7 +168,7 @@ class Space:
         """Stop keeping idle slots beyond `keep_bytes`, where each counts as the largest batch.
 
         Returns:
-            Those no longer kept, the coldest ones: nobody uses their pages any more.
+            The slots no longer kept, which were idle for longest; their pages can be freed.
         """
         keep = min(len(self._idle), keep_bytes // max(1, self.largest or self.capacity))
         cold = self._idle[: len(self._idle) - keep]
@@ -182,9 +182,9 @@ class Space:
             self._room.append(slot)
 
     def _cut(self) -> Slot | None:
-        """Cut a slot from the room; small pieces of earlier slots are used up first."""
+        """Cut a slot from the room; small pieces of earlier slots are used first."""
         if not self._out:
-            # No idle slot either, or nobody would ask: what was lost in small pieces is whole.
+            # There is no idle slot either, so all small pieces can be merged into whole extents.
             starts = range(0, self.extents * self._extent, self._extent)
             self._room = [Slot(start, self._extent) for start in reversed(starts)]
         for at in range(len(self._room) - 1, -1, -1):

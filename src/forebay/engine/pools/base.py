@@ -1,8 +1,7 @@
 """The contract of a pool.
 
-A pool hosts workers. It decides nothing: it starts, feeds and kills workers as it is told, and
-`wait` returns what happened to them. `forebay.testing.conformance.PoolTests` holds every pool to
-this.
+A pool hosts workers. It makes no decisions: it starts, feeds, stops and kills workers on request,
+and `wait` returns what happened to them. `forebay.testing.conformance.PoolTests` tests every pool.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class Pool(ABC):
     """Workers of one kind. All methods but `wake` are called from one thread.
 
     Attributes:
-        at_rest: Whether `wait` waits, and has taken in nothing: an exception that a signal raises
-            then costs nothing. At any other time it may have torn something.
+        at_rest: Whether `wait` is waiting and has received nothing, so that an exception from a
+            signal handler loses nothing. At any other time the pool may be left inconsistent.
     """
 
     at_rest = False
@@ -37,10 +36,18 @@ class Pool(ABC):
         """Kill a worker that hangs; `WorkerDied`, with the stack of the hang, follows."""
 
     @abstractmethod
-    def wait(self, timeout: float | None) -> list[Event]:
-        """Return what happened, waiting up to `timeout` seconds (None: for ever) for something.
+    def stop(self, incarnation: int) -> None:
+        """Let an idle worker close its job and end; never blocks; no-op for a dead worker.
 
-        It may return sooner with nothing.
+        Its end is not reported. An event that was on its way may still come. A worker that has not
+        started may end before it opens its job.
+        """
+
+    @abstractmethod
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return what happened; wait up to `timeout` seconds for an event, None: without limit.
+
+        It may return early without events.
 
         The events of one worker come in the order in which they happened, its death last.
         """

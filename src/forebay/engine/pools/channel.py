@@ -1,7 +1,7 @@
-"""Whole objects through a pair of pipes: a length, then a pickle.
+"""Send objects through a pair of pipes: a length, then a pickle.
 
-Both ends are this program's own processes; nothing that arrives here came from a disk. Nobody
-shares a channel, so a process that dies in the middle of a write spoils only its own.
+Both ends are this program's own processes; nothing is read from a disk. No two
+workers share a channel, so a process that dies in the middle of a write only damages its own.
 
 Pipes, not a socket: a socket charges each small message some 800 bytes of its buffer and is full
 after 280 of them, long before the driver reads them; a pipe packs them.
@@ -19,7 +19,7 @@ from typing import Any
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 18
-# Room for answers while the driver is busy; the most that an unprivileged process may ask for.
+# Room for answers while the driver is busy; the maximum for an unprivileged process.
 _PIPE_BYTES = 1 << 20
 
 
@@ -27,7 +27,7 @@ def roomy_pipe() -> tuple[int, int]:
     """Return the ends (to read, to write) of a pipe with a larger buffer, if the system allows."""
     ends = os.pipe()
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with suppress(OSError):  # the user's pipes hold too much already; it works with less
+        with suppress(OSError):  # the user's limit for pipes is reached; a smaller buffer works too
             fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return ends
 

@@ -1,6 +1,6 @@
 """One worker in the caller's own thread: nothing to start, real tracebacks, easy to debug.
 
-It cannot be killed: a task that hangs hangs the caller, as any function call would.
+It cannot be killed: a task that hangs blocks the caller, as any function call would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class InlinePool(Pool):
         self._job = job
         self._events: deque[Event] = deque()
         self._held: deque[tuple[int, Assignment]] = deque()
-        self._open = False
+        self._open: set[int] = set()
 
     def start(self, incarnation: int, worker_id: int) -> None:
         """Set the job up, now."""
@@ -33,7 +33,7 @@ class InlinePool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
             self._events.append(WorkerDied(incarnation, failure_of(error)))
             return
-        self._open = True
+        self._open.add(incarnation)
         self._events.append(WorkerStarted(incarnation))
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
@@ -43,8 +43,14 @@ class InlinePool(Pool):
     def kill(self, incarnation: int) -> None:
         """Do nothing: the worker is the calling thread."""
 
+    def stop(self, incarnation: int) -> None:
+        """Close the job."""
+        if incarnation in self._open:
+            self._open.remove(incarnation)
+            self._job.close()
+
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what is known, or else run one task and return how it went."""
+        """Return pending events, or else run one task and return its outcome."""
         if not self._events and self._held:
             # Ctrl-C during the task leaves the task in the queue.
             incarnation, assignment = self._held[0]
@@ -52,7 +58,7 @@ class InlinePool(Pool):
             event = perform(incarnation, self._job, assignment)
             if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
                 assert event.failure.exception is not None
-                raise event.failure.exception  # Ctrl-C of the user, not the task's error
+                raise event.failure.exception  # Ctrl-C, not an error of the task
             self.at_rest = False
             self._held.popleft()
             return [event]
@@ -65,6 +71,5 @@ class InlinePool(Pool):
 
     def close(self) -> None:
         """Close the job."""
-        if self._open:
-            self._open = False
-            self._job.close()
+        for incarnation in list(self._open):
+            self.stop(incarnation)

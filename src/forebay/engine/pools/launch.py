@@ -1,11 +1,11 @@
 """Three ways to start the zygote; each passes it a job and two descriptors.
 
-fork      a copy of this process: at once, nothing is pickled; what torch does on Linux
-execute   a fresh interpreter, told by its command line; the job is pickled by cloudpickle
-spawn     by a multiprocessing context, so with its rules for `__main__` and for what travels
+fork      a copy of this process: immediate, and nothing is pickled; torch's default on Linux
+execute   a new interpreter, with a command line; the job is pickled by cloudpickle
+spawn     by a multiprocessing context, with its rules for `__main__` and for pickling
 
 A new interpreter gets the flags of this one, and `-P`: Python would otherwise look for modules in
-the working folder first, and run a `json.py` that lies among the inputs. The job is unpickled with
+the working folder first, and run a `json.py` that is among the inputs. The job is unpickled with
 this process's `sys.path`, so the user's modules are found as they are here.
 """
 
@@ -37,9 +37,9 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def is_single_threaded() -> bool:
-    """Tell whether a fork is safe whatever this process does: no other thread can hold a lock.
+    """Tell whether a fork is safe because no other thread can hold a lock.
 
-    It is the kernel's count, not only Python's.
+    The kernel's threads count, not only Python's.
     """
     try:
         return len(os.listdir("/proc/self/task")) == 1
@@ -50,7 +50,7 @@ def is_single_threaded() -> bool:
 def occupy_standard_descriptors() -> None:
     """Open /dev/null where 0, 1 or 2 is closed, as in some daemons.
 
-    What is opened next would get that number, and be written to by whoever prints.
+    Otherwise the next file opened would get that number, and code that prints would write to it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -58,7 +58,7 @@ def occupy_standard_descriptors() -> None:
 
 
 def pickled(job: Any) -> bytes:
-    """Pickle a job so that functions of a script or a notebook travel too.
+    """Pickle a job, including functions of a script or a notebook.
 
     Raises:
         OptionError: It cannot be pickled.
@@ -85,7 +85,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
         job: The job itself, or pickled.
         closing: Descriptors that the zygote must not keep; None for all but its own two.
     """
-    zygote.flush_streams()  # or the child would print it once more
+    zygote.flush_streams()  # or the child would print the buffered output again
     pid = os.fork()
     if pid == 0:
         try:
@@ -110,7 +110,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
 
 
 def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:
-    """Start the zygote as a fresh interpreter; return its number, to be waited for."""
+    """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
     with os.fdopen(zygote.scratch_file(), "w+b") as file:
         pickle.dump(sys.path, file)
         file.write(payload)
@@ -126,7 +126,7 @@ def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[in
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    process.returncode = 0  # it is reaped by its number
+    process.returncode = 0  # it is reaped by its process ID
     return process.pid
 
 
@@ -134,7 +134,8 @@ def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> 
     """Start the zygote by `multiprocessing`; return its process.
 
     Raises:
-        Exception: The job cannot be pickled; what pickle raises, as torch does, and what to do.
+        Exception: The job cannot be pickled; the exception of pickle, as with torch, with a note on
+            what to do.
     """
     ends = _Descriptor(control.fileno()), _Descriptor(news)
     with _safe_path() as earlier:
@@ -161,7 +162,7 @@ def _interpreter_flags() -> list[str]:
 
 @contextmanager
 def _safe_path() -> Iterator[str | None]:
-    """Have interpreters that start meanwhile behave as with `-P`; yield what was set before."""
+    """Make interpreters that start in the block behave as with `-P`; yield the earlier setting."""
     earlier = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -178,7 +179,7 @@ def _restore_safe_path(earlier: str | None) -> None:
 
 
 class _Descriptor:
-    """A descriptor on its way to a process that `multiprocessing` starts."""
+    """A descriptor that is passed to a process started by `multiprocessing`."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -28,15 +28,15 @@ def die_with(parent: int) -> None:
 def continue_when_driver_ends(control: int) -> None:
     """Have the kernel continue this process, should it be stopped, when the driver is gone.
 
-    A process that somebody stopped cannot see the end of its socket. SIGCONT does nothing to one
-    that runs, so it may come more often: with each order, and when the thread ends that started
-    this process.
+    A stopped process does not notice that its socket was closed. SIGCONT has no effect on a running
+    process, so it is harmless that it also comes with each order, and when the thread ends that
+    started this process.
 
     Args:
         control: The socket, of which only the driver has the other end.
     """
     if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also where a fork of the driver lives on
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
         fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
         fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
@@ -56,8 +56,8 @@ def die_first_when_memory_runs_out() -> None:
 def watch_maker_of(control: socket.socket) -> list[int]:
     """Return a descriptor that is ready to read when the process that made the socket has ended.
 
-    The end of the socket itself does not come while a fork of that process lives: it has a copy.
-    There is none where the system has no such descriptors, and where the process is gone already.
+    The socket itself stays open while a fork of that process lives, which has a copy. The list is
+    empty if the system has no such descriptors or the process has already ended.
     """
     if not hasattr(os, "pidfd_open"):
         return []
@@ -71,7 +71,7 @@ def kill_descendants(ancestor: int) -> int:
     """Kill every process that descends from another, whatever its session or process group.
 
     Returns:
-        How many there were to be killed: without those of other users. 0 where there is no /proc.
+        How many were killed; processes of other users are left out. 0 without /proc.
     """
     killed = 0
     for pid in _descendants(ancestor):

@@ -1,6 +1,6 @@
 """Workers as processes on this machine: one per core, and a death affects no other worker.
 
-The driver holds one channel a worker and one to the zygote (see `zygote.py`), and waits on all of
+The driver holds one channel per worker and one to the zygote (see `zygote.py`), and waits on all of
 them at once: an answer, a death and the zygote's own death are each something to read. No lock
 and no queue is shared, so a dying worker cannot leave one locked or corrupted.
 """
@@ -26,25 +26,25 @@ from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends
 from forebay.errors import OptionError
 from forebay.failures import Failure
 
-# How long `close` leaves a worker to finish what it is doing before it is killed.
+# How long `close` waits for a worker to finish its task before killing it.
 CLOSE_S = 0.5
 _WAKE = -1
-# What the driver needs besides two descriptors a worker: files, the ledger, the terminal.
+# What the driver needs besides two descriptors per worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
 
 
 @final
 class ProcessPool(Pool):
-    """Runs each worker in a process of its own.
+    """Runs each worker in a separate process.
 
     Args:
-        job: What the workers do. It is pickled once, or not at all, however many workers there
-            are. One that is pickled already comes up in an interpreter of its own.
-        num_workers: How many will live at once, to see early whether descriptors suffice.
-        start: How the zygote comes up, see `launch.py`. "auto" forks if this process has but one
+        job: What the workers do. It is pickled at most once, however many workers there are. If it
+            is already pickled, the zygote is a new interpreter.
+        max_workers: Most workers at a time, to check early whether descriptors suffice.
+        start: How the zygote is started, see `launch.py`. "auto" forks if this process has but one
             thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
             always forks, with the job as it is and every descriptor that the user has open.
-        keep: Descriptors that a job which is pickled already needs, under the same numbers.
+        keep: Descriptors that an already pickled job needs, under the same numbers.
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
@@ -54,18 +54,20 @@ class ProcessPool(Pool):
     def __init__(
         self,
         job: Job | bytes,
-        num_workers: int,
+        max_workers: int,
         start: Literal["auto", "fork"] | BaseContext = "auto",
         keep: Sequence[int] = (),
     ) -> None:
         """Pickle the job and start the zygote, which takes a moment."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = 2 * num_workers + SPARE_DESCRIPTORS
+        needed = 2 * max_workers + SPARE_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and needed > soft:
             raise OptionError(
-                f"num_workers={num_workers} needs about {needed} open files; {soft} are allowed\n"
+                f"num_workers={max_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
+        # By incarnation. A dead worker stays in both, for the loader's process handles; that is
+        # some 200 bytes for each death, which costs milliseconds.
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self._owner = os.getpid()
@@ -75,7 +77,7 @@ class ProcessPool(Pool):
         self._job = launch.pickled(job) if start == "auto" and not is_pickled else job
         launch.occupy_standard_descriptors()
         self._selector = selectors.DefaultSelector()
-        # Held for a moment only; by one thread twice if its garbage collector ends a pool.
+        # Held briefly; reentrant because the garbage collector may close a pool while it is held.
         self._waking = threading.RLock()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._woken, False)
@@ -85,7 +87,8 @@ class ProcessPool(Pool):
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
-        self._blocked: set[int] = set()  # workers with messages that there was no room for
+        self._stopping: set[int] = set()  # told to end; their deaths are not reported
+        self._blocked: set[int] = set()  # workers whose pipe is full
         self._events: list[Event] = []
         try:
             self._start_zygote()
@@ -116,10 +119,19 @@ class ProcessPool(Pool):
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Queue the tasks in the worker's channel."""
+        self._queue(incarnation, [tuple(each) for each in assignments])
+
+    def stop(self, incarnation: int) -> None:
+        """Queue the end in the worker's channel; the zygote reports when its process is gone."""
+        if incarnation in self._workers:
+            self._stopping.add(incarnation)
+            self._queue(incarnation, None)
+
+    def _queue(self, incarnation: int, message: Sequence[tuple[Any, ...]] | None) -> None:
         channel = self._workers.get(incarnation)
         if channel is None or channel.ended:
             return
-        channel.queue([tuple(each) for each in assignments])
+        channel.queue(message)
         if incarnation not in self._blocked and channel.flush():
             self._blocked.add(incarnation)
             self._selector.register(channel.outgoing, selectors.EVENT_WRITE, incarnation)
@@ -141,7 +153,7 @@ class ProcessPool(Pool):
             for key, mask in ready:
                 incarnation = key.data
                 if incarnation is None:
-                    self._hear_zygote()
+                    self._receive_from_zygote()
                 elif incarnation == _WAKE:
                     with suppress(BlockingIOError):
                         os.read(self._woken, 4096)
@@ -149,22 +161,26 @@ class ProcessPool(Pool):
                     if mask & selectors.EVENT_WRITE:
                         self._unblock(incarnation)
                     else:
-                        self._hear(incarnation)
-            self._look_after_zygote()
+                        self._receive(incarnation)
+            self._check_zygote()
         events, self._events = self._events, []
         return events
 
+    def hosts(self, incarnation: int) -> bool:
+        """Return whether a worker was started and has not ended."""
+        return incarnation in self._workers
+
     def wake(self) -> None:
         """Write to a pipe that `wait` watches."""
-        # The lock is for the number, which may soon be that of another file.
-        with self._waking, suppress(BlockingIOError):  # it is full, which is as good
+        # The lock prevents a write to the descriptor's number after it was closed and reused.
+        with self._waking, suppress(BlockingIOError):  # the pipe is full, so `wait` returns anyway
             if self._waker >= 0:
                 os.write(self._waker, b"w")
 
     def close(self) -> None:
         """Stop idle workers, kill the others, and wait for the zygote to end.
 
-        In a fork of the driver it does nothing: the workers are not that process's.
+        In a fork of the driver it does nothing, since the workers belong to the driver.
         """
         if self._woken < 0 or os.getpid() != self._owner:
             return
@@ -183,10 +199,10 @@ class ProcessPool(Pool):
 
     # ---- the workers ---------------------------------------------------------------------------
 
-    def _hear(self, incarnation: int) -> None:
+    def _receive(self, incarnation: int) -> None:
         channel = self._workers[incarnation]
         self._events.extend(channel.receive_nowait())
-        if channel.ended:  # it is dead or dying; the zygote tells how
+        if channel.ended:  # it is dead or dying; the zygote reports how
             self._selector.unregister(channel)
             self._owed.add(("exited", incarnation))
 
@@ -215,9 +231,14 @@ class ProcessPool(Pool):
         if incarnation in self._workers:
             channel = self._workers[incarnation]
             if not channel.ended:
-                self._hear(incarnation)
+                self._receive(incarnation)
             self._forget(incarnation)
-            self._events.append(death)
+            if incarnation in self._stopping:
+                self._stopping.discard(incarnation)
+                self.pids.pop(incarnation, None)
+                self.exit_codes.pop(incarnation, None)
+            else:
+                self._events.append(death)
         self._owed -= {("forked", incarnation), ("exited", incarnation)}
 
     # ---- the zygote ----------------------------------------------------------------------------
@@ -226,14 +247,14 @@ class ProcessPool(Pool):
         self._zygote = ZygoteHandle(self._job, self._start, self._keep)
         self._selector.register(self._zygote, selectors.EVENT_READ, None)
 
-    def _hear_zygote(self) -> None:
+    def _receive_from_zygote(self) -> None:
         assert self._zygote is not None
         for message in self._zygote.receive_nowait():
-            self._heed(*message)
+            self._handle_message(*message)
         if self._zygote.ended:
             self._report_lost_zygote("the process that forks the workers died")
 
-    def _look_after_zygote(self) -> None:
+    def _check_zygote(self) -> None:
         if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
             self._report_lost_zygote(why)
 
@@ -242,21 +263,21 @@ class ProcessPool(Pool):
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
         for incarnation in list(self._workers):
-            # The kernel kills the worker, and nobody what it had started.
+            # The kernel kills the worker itself, but not the processes that it started.
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-            self._report_death(incarnation, WorkerDied(incarnation, failure, blameless=True))
+            self._report_death(incarnation, WorkerDied(incarnation, failure, external=True))
 
     def _end_zygote(self, patience_s: float) -> None:
         assert self._zygote is not None
         ending, self._zygote = self._zygote, None
         self._selector.unregister(ending)
         for message in ending.end(patience_s):
-            self._heed(*message)
+            self._handle_message(*message)
         self._owed.clear()
 
-    def _heed(self, what: str, incarnation: int, *facts: Any) -> None:
+    def _handle_message(self, what: str, incarnation: int, *facts: Any) -> None:
         if what == "forked":
             (self.pids[incarnation],) = facts
             self._owed.discard((what, incarnation))

@@ -20,7 +20,7 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.worker import serve
 from forebay.failures import Failure
 
-# How long `close` waits for workers that are in the middle of a task, in all.
+# How long `close` waits in total for workers that are in the middle of a task.
 CLOSE_S = 1.0
 
 
@@ -52,8 +52,8 @@ class ThreadPool(Pool):
 
     Args:
         job: What the workers do; each thread has a shallow copy of it.
-        abandoned: Called with a thread that is abandoned, to free what it may hold for others;
-            returns whether all that it did was to wait for another thread.
+        abandoned: Called with a thread that is abandoned, to release its locks; returns
+            whether it was only waiting for another thread.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class ThreadPool(Pool):
         self._job = job
         self._abandoned = abandoned
         self._workers: dict[int, _Worker] = {}
+        self._stopping: list[_Worker] = []
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
     def start(self, incarnation: int, worker_id: int) -> None:
@@ -75,14 +76,22 @@ class ThreadPool(Pool):
             self._workers[incarnation].tasks.put(assignments)
 
     def kill(self, incarnation: int) -> None:
-        """Abandon a thread, noting where it hangs."""
+        """Abandon a thread, and record where it hangs."""
         abandoned = self._workers.pop(incarnation)
         abandoned.tasks.put(None)
         waited = self._abandoned is not None and self._abandoned(abandoned.thread)
         frame = sys._current_frames().get(abandoned.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         failure = Failure("crash", "WorkerDiedError", "the thread was abandoned", stack)
-        self._events.put(WorkerDied(incarnation, failure, blameless=waited))
+        self._events.put(WorkerDied(incarnation, failure, external=waited))
+
+    def stop(self, incarnation: int) -> None:
+        """Put the end into the thread's queue."""
+        worker = self._workers.pop(incarnation, None)
+        if worker is not None:
+            worker.tasks.put(None)
+            alive = [each for each in self._stopping if each.thread.is_alive()]
+            self._stopping = [*alive, worker]
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the events of all threads."""
@@ -102,9 +111,11 @@ class ThreadPool(Pool):
         """Tell every thread to stop; wait briefly for those in the middle of a task."""
         for worker in self._workers.values():
             worker.tasks.put(None)
-        share = CLOSE_S / max(len(self._workers), 1)
-        for worker in self._workers.values():
+        ending = [*self._workers.values(), *self._stopping]
+        share = CLOSE_S / max(len(ending), 1)
+        for worker in ending:
             worker.thread.join(share)
             if worker.thread.is_alive() and self._abandoned is not None:
                 self._abandoned(worker.thread)
         self._workers.clear()
+        self._stopping.clear()

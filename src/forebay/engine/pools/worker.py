@@ -25,8 +25,9 @@ from forebay.engine.events import (
 from forebay.engine.job import Assignment, Job, Refusal
 from forebay.engine.limits import GIVE_BACK_S
 from forebay.failures import Failure, message_of, traceback_of
+from forebay.tracebacks import cut_own_frames
 
-# The most that is sent of an exception: its attributes may be whole data sets.
+# Larger exceptions are not sent: their attributes may be whole data sets.
 MAX_EXCEPTION_BYTES = 1 << 20
 
 
@@ -48,11 +49,9 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
 
 
 def failure_of(error: BaseException, kind: str = "exception") -> Failure:
-    """Describe an exception, without the frames of forebay's own loop that led to it."""
-    trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    text = traceback_of(error, trace)
+    """Describe an exception, without the frames of forebay that led to it."""
+    cut_own_frames(error)
+    text = traceback_of(error, error.__traceback__)
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
@@ -69,8 +68,8 @@ def serve(
         incarnation: See `Job.open`.
         worker_id: See `Job.open`.
         job: What to do; its `open` is called first.
-        receive: Returns tasks, waiting for some if called with True, or None when it is over.
-            Called with False it returns at once, with an empty sequence if there are none.
+        receive: Returns tasks, or None at the end. If called with True it waits for a task; if
+            called with False it returns at once, with an empty sequence if there is none.
         report: Sends an event to the driver.
     """
     try:
@@ -101,7 +100,7 @@ def serve(
 
 
 class SealedError(Exception):
-    """Stands for an exception whose class the processes on its way do not know by name.
+    """Carries an exception through processes that may not be able to import its class.
 
     Args:
         body: The exception, pickled with its class.
@@ -143,7 +142,7 @@ class _Bounded(io.BytesIO):
 
 
 def _pickled(error: BaseException, pickler: Any) -> bytes | None:
-    """Pickle an exception; return None if it is too large, or does not come back the same."""
+    """Pickle an exception; return None if it is too large or does not survive a round trip."""
     file = _Bounded()
     try:
         pickler(file).dump(error)

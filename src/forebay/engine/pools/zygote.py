@@ -2,19 +2,18 @@
 
     driver ──── start, kill, close ────> zygote ── fork ──> worker, worker, …
        ^  <─── ready, forked, exited, … ────┘                  │
-       └───────────── one channel a worker ────────────────────┘
+       └──────────── one channel per worker ───────────────────┘
 
 The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
-job and nothing else, so a replacement for a dead worker is there in milliseconds and safe (as
-long as importing the user's code starts no thread). The
-zygote is forked from the driver where that is safe (`processes.py` says when), and is otherwise
-a fresh interpreter.
+job and nothing else, so it can start a replacement for a dead worker safely and in milliseconds
+(as long as importing the user's code starts no thread). The zygote is forked from the driver if
+that is safe (`processes.py` says when), and is otherwise a new interpreter.
 
 Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
-stacks of a crash or hang. The process group of a worker dies with it; a worker that is killed for
-hanging takes along all its descendants. What else workers have started, in sessions of their own or
-as daemons, is killed when the zygote ends: on Linux it adopts their orphans. It ends with the
-driver. When it is killed itself, the kernel kills the workers (on Linux).
+stacks of a crash or hang. The process group of a worker dies with it; if a worker is killed
+because it hangs, so are all its descendants. Other processes that workers started, in new sessions
+or as daemons, are killed when the zygote ends: on Linux it adopts their orphans. The zygote ends
+with the driver. If it is killed itself, the kernel kills the workers (on Linux).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
         try:
             zygote.serve()
             code = 0
-        finally:  # also where the driver died while it was told something
+        finally:  # also if the driver died while a message was sent to it
             zygote.kill_all()
     finally:
         os._exit(code)
@@ -90,7 +89,7 @@ def main(control: int, news: int, payload: int) -> NoReturn:
     """Serve in a new interpreter.
 
     Args:
-        control: Descriptor of what `run` calls so.
+        control: Descriptor of the socket that `run` takes.
         news: See `run`.
         payload: Descriptor of a file: the driver's `sys.path`, pickled, then the pickled job.
     """
@@ -121,12 +120,12 @@ class _Zygote:
         adopt_orphans()
         self._job: Job | Failure
         try:
-            # From the driver, never from a disk.
+            # It comes from the driver, never from a disk.
             self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._job = failure_of(error)
         self._driver.send(("ready",))
-        gc.freeze()  # keep the collector from touching, and so copying, what the workers share
+        gc.freeze()  # the collector would write to, and so copy, pages that the workers share
 
     def serve(self) -> None:
         control = self._control.fileno()
@@ -144,7 +143,7 @@ class _Zygote:
                 os.read(self._woken, 4096)
             if not ready.isdisjoint(self._driver_ended):
                 break
-            if control in ready and not self._obey():
+            if control in ready and not self._execute_order():
                 break
             self._reap()
             now = time.monotonic()
@@ -157,7 +156,7 @@ class _Zygote:
                 break
 
     def kill_all(self) -> None:
-        """Kill the workers and whatever they have started; return when all of it is dead."""
+        """Kill the workers and all processes that they started; return when all are dead."""
         for pid in self._children:
             _kill_group(pid)
         with suppress(ChildProcessError):  # none is left
@@ -166,7 +165,7 @@ class _Zygote:
             while kill_descendants(os.getpid()):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
 
-    def _obey(self) -> bool:
+    def _execute_order(self) -> bool:
         """Execute the driver's next order; return False when the driver has ended."""
         try:
             order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 2)
@@ -199,13 +198,13 @@ class _Zygote:
         except OSError as error:  # a limit is reached
             self._refuse(incarnation, [*descriptors, *opened], failure_of(error))
             return
-        stacks, told, telling = opened
+        stacks, gate_read, gate_write = opened
         if pid == 0:
             try:
                 die_with(zygote)
-                os.close(telling)
-                os.read(told, 1)  # until the driver has its number, to kill it by should we die
-                os.close(told)
+                os.close(gate_write)
+                os.read(gate_read, 1)  # until the driver can kill it by ID
+                os.close(gate_read)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
@@ -220,8 +219,8 @@ class _Zygote:
             os.close(descriptor)
         self._children[pid] = _Child(incarnation, stacks)
         self._driver.send(("forked", incarnation, pid))
-        os.close(told)
-        os.close(telling)
+        os.close(gate_read)
+        os.close(gate_write)
 
     def _refuse(self, incarnation: int, descriptors: list[int], failure: Failure) -> None:
         for descriptor in descriptors:
@@ -236,7 +235,7 @@ class _Zygote:
     def _report_exit(self, pid: int) -> None:
         child = self._children.pop(pid, None)
         if child is not None:
-            _kill_group(pid)  # what it had started; its number is not free yet
+            _kill_group(pid)  # the processes that it started; its ID is not reused yet
         _, status, usage = os.wait4(pid, 0)
         if child is not None:
             stacks = _read_end(child.stacks)
@@ -249,18 +248,19 @@ def _run_worker(
     incarnation: int, worker_id: int, job: Job, channel: Channel, stacks: int
 ) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
-    os.setpgid(0, 0)  # so that a kill takes along what the user's function has started
+    os.setpgid(0, 0)  # so that a kill includes the processes that the user's function started
     die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:
-            if wait:
-                return [Assignment(*each) for each in channel.receive()]
-            return [Assignment(*each) for batch in channel.receive_nowait() for each in batch]
+            messages = [channel.receive()] if wait else channel.receive_nowait()
         except (EOFError, ConnectionError):
             return None
+        if None in messages:  # it is told to end
+            return None
+        return [Assignment(*each) for message in messages for each in message]
 
     def report(event: Event) -> None:
         if isinstance(event, TaskFailed):
@@ -268,7 +268,7 @@ def _run_worker(
         try:
             channel.send(event)
         except ConnectionError:
-            os._exit(0)  # the driver is gone, and with it whoever would want the answer
+            os._exit(0)  # the driver has ended, so the answer is not needed
         except Exception as error:  # the result cannot be pickled
             if not isinstance(event, TaskFinished):
                 raise
@@ -285,12 +285,12 @@ def _run_worker(
 def flush_streams() -> None:
     """Flush what was printed so far, if the streams are still open."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+        with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
             stream.flush()
 
 
 def scratch_file() -> int:
-    """Return the descriptor of an unnamed file: in memory, or on disk if the system has none there.
+    """Return the descriptor of an unnamed file: in memory if possible, else on disk.
 
     Raises:
         OSError: There is no room for it.
@@ -302,7 +302,7 @@ def scratch_file() -> int:
 
 
 def _read_end(descriptor: int) -> str:
-    """Return the last part of a scratch file as text, and close it."""
+    """Return the last part of a scratch file as a string, and close it."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, STACKS_BYTES, max(size - STACKS_BYTES, 0))
     os.close(descriptor)
@@ -320,8 +320,8 @@ def _without_our_frames(stacks: str) -> str:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a worker that was not reaped yet, with every process that it started."""
+    """Kill a worker that was not reaped yet, and every process that it started."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)  # it has not made its group yet
+        os.kill(pid, signal.SIGKILL)  # it has not created its group yet

@@ -1,7 +1,8 @@
 """The driver's end of a zygote: starts it, sends orders, receives answers, monitors and ends it.
 
-The zygote must answer each order and report each death. While it owes an answer and sends
-nothing it is continued after LOOK_S, should somebody have stopped it, and given up after ZYGOTE_S.
+The zygote must answer each order and report each death. If an answer is due and the
+zygote sends nothing, it is sent SIGCONT after LOOK_S, in case it was stopped, and given up after
+ZYGOTE_S.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ ZYGOTE_S = 10.0
 # How often it is checked while it owes one.
 LOOK_S = 1.0
 
-# The driver's ends of everything, of all pools: a zygote that kept some of them open would hide
-# the driver's death from another.
+# The driver's ends of all descriptors of all pools. If one zygote kept some of them open, another
+# would not notice the driver's death.
 driver_ends: set[int] = set()
 
 
 class ZygoteHandle:
-    """One zygote, which is starting or runs.
+    """One zygote, which is starting or running.
 
     Args:
         job: See `ProcessPool`; pickled where `start` is "auto".
@@ -41,7 +42,7 @@ class ZygoteHandle:
         keep: See `ProcessPool`.
 
     Attributes:
-        pid: Its process id.
+        pid: Its process ID.
 
     Raises:
         WorkerDiedError: The system starts no further process.
@@ -53,8 +54,8 @@ class ZygoteHandle:
         start: Literal["auto", "fork"] | BaseContext,
         keep: Sequence[int],
     ) -> None:
-        self._spawned: Any = None  # the process of multiprocessing's that it is, if it is one
-        self._is_loaded = False  # it has the job
+        self._spawned: Any = None  # the multiprocessing.Process, if it was spawned
+        self._is_loaded = False  # whether it has loaded the job
         self._silent_s = 0.0
         self._looked_at = time.monotonic()
         get, news = os.pipe()
@@ -119,13 +120,13 @@ class ZygoteHandle:
         """Send an order; see `zygote.ORDER`."""
         order = zygote.ORDER.pack(what, incarnation, worker_id, seconds)
         control = socket.socket(fileno=self._channel.outgoing)
-        # If it is dead, the end of its answers says so.
+        # If it is dead, the end of the answers shows that.
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(control, [order], list(descriptors))
         control.detach()  # the channel owns the descriptor
 
     def receive_nowait(self) -> list[tuple[Any, ...]]:
-        """Return what it has said: "forked", "exited" or "refused", a worker, and the facts."""
+        """Return its messages: "forked", "exited" or "refused", a worker, and details."""
         messages = self._channel.receive_nowait()
         self._silent_s = 0.0
         self._is_loaded |= ("ready",) in messages
@@ -135,32 +136,32 @@ class ZygoteHandle:
         """Check how long it has been silent; continue it if it was stopped.
 
         Args:
-            owes: Whether it owes an answer.
+            owes: Whether an answer is due.
 
         Returns:
-            Why it is to be given up; None where it is not.
+            The reason to give it up; None if there is none.
         """
         now = time.monotonic()
-        # A pause of this very process, as by Ctrl-Z, tells nothing of the zygote.
+        # A pause of this process, such as by Ctrl-Z, does not count against the zygote.
         passed, self._looked_at = min(now - self._looked_at, LOOK_S), now
         self._silent_s = self._silent_s + passed if owes else 0.0
         if self._silent_s >= LOOK_S:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGCONT)
-        # Until it has the job it may import for as long as that takes.
+        # Until it has loaded the job there is no limit: imports may take long.
         if not self._is_loaded or self._silent_s < ZYGOTE_S:
             return None
         return f"the process that forks the workers did not answer for {ZYGOTE_S:g} s"
 
     def end(self, patience_s: float) -> list[tuple[Any, ...]]:
-        """Wait for its end, and kill it with all its descendants if that does not come.
+        """Wait for it to end; kill it and all its descendants if it does not.
 
         Returns:
-            What it has still said.
+            Its last messages.
         """
         messages = []
         until = time.monotonic() + patience_s
-        with selectors.PollSelector() as selector:  # it needs no descriptor: there may be none
+        with selectors.PollSelector() as selector:  # poll needs no descriptor, and none may be left
             selector.register(self._channel, selectors.EVENT_READ)
             while not self.ended and (left := until - time.monotonic()) > 0:
                 if selector.select(left):
@@ -175,7 +176,7 @@ class ZygoteHandle:
             self._spawned.join()
             self._spawned.close()
         else:
-            with suppress(ProcessLookupError, ChildProcessError):  # another `wait` was quicker
+            with suppress(ProcessLookupError, ChildProcessError):  # it was reaped by another `wait`
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
         return messages

@@ -17,25 +17,25 @@ from forebay.jobs.preprocess_job import NoInputError
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Downloads one input at a time into a folder of its own; the `Fetch` of a PreprocessJob.
+    """Downloads one input at a time, each into a new folder; the `Fetch` of a PreprocessJob.
 
     Attributes:
-        folder: Where those folders are made: the run's scratch, which it empties when it starts
-            and ends, so that nothing stays of a worker that was killed.
+        folder: Where those folders are created. The run empties it when it starts and when it
+            ends, so a worker that was killed leaves nothing behind.
     """
 
     folder: Path
 
     @contextmanager
     def __call__(self, source: str) -> Iterator[Path]:
-        """Give the local copy of the file that a URL names, under its own name.
+        """Download the file that a URL names; yield the local path, which has the same file name.
 
         Raises:
             NoInputError: There is no such file.
         """
         from fsspec.core import url_to_fs
 
-        # Opened here, in the worker: connections do not survive the way into another process.
+        # Opened here, in the worker: connections cannot be passed to another process.
         system, remote = url_to_fs(source)
         if _is_local(system):
             yield _existing(Path(remote), source)
@@ -55,7 +55,7 @@ class Download:
 
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
-    """Give a local copy of one remote file, under its own name.
+    """Download one remote file; yield the local path, which has the same file name.
 
     Raises:
         InputError: There is no such file.

@@ -1,9 +1,9 @@
 """Listing the inputs of a job: what the user names becomes a stream of `Input` records.
 
 A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says which is which. Whatever
-makes the whole listing unusable (an empty folder, a torn manifest) is an `InputError`, mostly
-raised before the first record. One bad path among many is no error: its identity says "missing"
-or "directory", and the job fails that input alone.
+makes the whole listing unusable (an empty folder, a truncated manifest) is an `InputError`, mostly
+raised before the first record. One bad path among many is not an error here: its identity is
+"missing" or "directory", and the job fails that input alone.
 
 Long because all kinds of input are distinguished here, and nowhere else.
 """
@@ -32,9 +32,9 @@ _LEDGER = f"{PRIVATE}/{NAME}"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of one job; each iteration reads their state again, once.
+    """The inputs of one job; each iteration reads their sizes and times again.
 
-    **Order.** The user's for a list and a manifest; by path, as text, for a folder or a glob.
+    **Order.** The user's for a list and a manifest; by path, as strings, for a folder or a glob.
 
     Attributes:
         kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
@@ -84,7 +84,7 @@ def list_inputs(inputs: object) -> Listing:
     # A set's order changes from run to run, and the metadata is written in the inputs' order.
     paths = tuple(sorted(inputs, key=str) if isinstance(inputs, set | frozenset) else inputs)
     for place, path in enumerate(paths):
-        if not isinstance(path, str):  # the common case is worth a shortcut: there may be millions
+        if not isinstance(path, str):  # a fast path, since there may be millions
             _path_text(path, f"inputs[{place}]")
     if not paths:
         raise InputError("inputs: the list is empty\n  Give at least one path.")
@@ -117,8 +117,7 @@ def _list_path(name: str) -> Listing:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
     if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
-        tables = [table for table in TABLES if os.path.isfile(os.path.join(name, table))]
-        return _list_path(os.path.join(name, _only_table(tables, shown)))
+        return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
     if is_folder:
         return list_folder(name)
     if name.lower().endswith(SUFFIXES):
@@ -138,6 +137,13 @@ def list_folder(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
     return _found(shown, partial(_walk_folder, name, ()), reason)
+
+
+def tables_in(folder: str) -> list[str]:
+    """Return the file names of the metadata tables in an output folder; [] for another folder."""
+    if not os.path.isfile(os.path.join(folder, _LEDGER)):
+        return []
+    return [table for table in TABLES if os.path.isfile(os.path.join(folder, table))]
 
 
 def _only_table(tables: list[str], shown: str) -> str:
@@ -174,7 +180,7 @@ def _list_url(url: str) -> Listing:
     shown = url if url.isprintable() else ascii(url)
     system, path = _file_system(url)
     try:
-        # Its cache of folders lives as long as this process, and so would what has changed since.
+        # fsspec caches folders as long as the process lives, and would not see later changes.
         system.invalidate_cache()
         try:
             is_folder = system.info(path)["type"] == "directory"
@@ -234,7 +240,7 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
 
 
 def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
-    """Yield a folder's files sorted by path while holding no more than one folder's at a time."""
+    """Yield the files under a folder, sorted by path; only one folder is in memory at a time."""
     try:
         status = os.stat(folder)
         with os.scandir(folder) as entries:
@@ -262,7 +268,7 @@ def _sort_key(entry: os.DirEntry[str]) -> str:
         if entry.is_dir():
             return entry.name + os.sep
         is_input = entry.is_file() or entry.is_symlink()
-    except OSError:  # a link that leads to itself, or to where nobody may look
+    except OSError:  # a link to itself, or into a folder that cannot be read
         is_input = True
     return entry.name if is_input else ""
 
@@ -279,7 +285,7 @@ def _identity(path: str) -> str:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Tell whether nothing is there; a name with a NUL (a ValueError) cannot exist."""
+    """Tell whether an error means that nothing exists; a name with a NUL (a ValueError) cannot."""
     return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
 
 
@@ -292,7 +298,7 @@ def _url_identity(url: str, fresh: set[Any]) -> str:
         info = system.info(path)
     except FileNotFoundError:
         return "missing"
-    except Exception:  # noqa: BLE001 - stores raise their own types; the function meets it again
+    except Exception:  # noqa: BLE001 - stores raise their own types; the function will raise it again
         return ""
     return "directory" if info["type"] == "directory" else _remote_identity(info)
 
@@ -305,7 +311,7 @@ def _remote_identity(info: Mapping[str, Any]) -> str:
     ages = ("mtime", "LastModified", "last_modified", "updated", "created")
     age = next((info[name] for name in ages if info.get(name)), "")
     if isinstance(age, datetime) and age.tzinfo:
-        age = age.timestamp()  # some tell one and the same age both ways, by find() and by info()
+        age = age.timestamp()  # some return both forms for the same file, from find() and info()
     parts = (info.get("size"), age)
     return ":".join(str(part) for part in parts if part not in (None, ""))
 
@@ -349,7 +355,7 @@ def _path_text(path: object, what: str) -> str:
 
 
 def _storable(path: str) -> str:
-    """Refuse a name that is not UTF-8: neither JSON nor the ledger can hold it and give it back."""
+    """Refuse a name that is not UTF-8: neither JSON nor the ledger can store it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:

@@ -1,8 +1,8 @@
 """Manifests: tables whose rows are inputs, read as a stream from .csv, .jsonl or .parquet.
 
 A manifest is opened once to learn its columns and that it has rows, and read again by every
-iteration, a row at a time: ten million rows need no more memory than ten. Whatever is wrong with
-it is an `InputError` that names the file and, where there is one, the line.
+iteration, a row at a time: ten million rows need no more memory than ten. Every problem with
+it is an `InputError` that names the file and, if possible, the line.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from forebay.errors import InputError, shortened
 from forebay.jobs.ledger.records import Input
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
-# How a table of `preprocess` names an output, relative to the table's folder.
+# The column of `preprocess`'s tables that names an output, relative to the table's folder.
 DESTINATION = "destination"
-# The columns that may hold an input's path, best first. `destination` leads because the table that
-# one step writes is the manifest of the next, which reads what that step wrote.
+# The columns that may hold an input's path, best first. `destination` comes first because the table
+# that one step writes is the manifest of the next, which reads the files that it names.
 PATH_COLUMNS = (DESTINATION, "source", "path", "file", "filename", "input")
 
-# Characters. It also bounds what an unclosed quote can swallow; csv's own limit is 131072.
+# Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 28
 _PARQUET_BATCH_ROWS = 1024
 
 _Row = dict[str, Any]
-# A row and where it stands, such as "line 7".
+# A row and its position, such as "line 7".
 _Placed = tuple[str, _Row]
 
 
@@ -43,7 +43,7 @@ class Manifest:
     """One table of inputs; iterating reads it from its beginning.
 
     Attributes:
-        name: What the user calls it, fit for a message.
+        name: The name that the user gave, for messages.
         columns: Names in the manifest's order; for .jsonl in order of first appearance.
         folder: Where relative paths may start besides the current folder; None if it is remote.
     """
@@ -71,10 +71,10 @@ class Manifest:
             yield Input(source, text, self._identity(source, column))
 
     def _identity(self, source: str, column: str) -> str:
-        """Look at the file a row names: "size:mtime_ns", or "" where there is no such file.
+        """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
 
         Neither "missing" nor "directory": only the user's function knows what the column means.
-        A URL is not looked at; a request for each row could take longer than the work.
+        URLs are not checked; a request for each row could take longer than the work.
         """
         if not source or "://" in source:
             return ""
@@ -94,10 +94,10 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     """Open the manifest called `name` and learn its columns.
 
     A .jsonl manifest is read through twice, here and by the iteration: its columns are known only
-    when all its keys have been seen. What is wrong with it is therefore found here, early.
+    when all its keys have been seen. So its errors are raised here, early.
 
     Args:
-        name: What the user calls it; its suffix, one of `SUFFIXES`, says how to read it.
+        name: The name that the user gave; its suffix, one of `SUFFIXES`, determines the format.
         open_file: Opens it for reading, in binary; called again for every iteration.
         folder: Where relative paths may start besides the current folder; None if it is remote.
 
@@ -128,7 +128,7 @@ def located(row: _Row, folder: str | None) -> _Row:
 
     Args:
         row: A row of a table. A destination that is absolute, or a URL, stays as it is.
-        folder: The folder of the table, or its URL; None for a table that is nowhere.
+        folder: The folder of the table, or its URL; None for a table in memory.
 
     Raises:
         InputError: The destination would leave the folder.
@@ -171,7 +171,7 @@ def _csv_records(name: str, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(_without_nul(name, _text_lines(file, newline="")), strict=True)
     while True:
         line = reader.line_num + 1
-        # The limit belongs to the whole process: it is the user's again before they run on.
+        # The limit is global: the user's is restored before user code runs again.
         limit = csv.field_size_limit(_LARGEST_CELL)
         try:
             fields = next(reader, None)
@@ -252,7 +252,7 @@ def _parquet_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
     with _arrow_refusing(name):
         from pyarrow import parquet
 
-        # buffer_size: otherwise a whole row group's columns are held at once.
+        # buffer_size: otherwise all columns of a row group are in memory at once.
         table = parquet.ParquetFile(file, buffer_size=1 << 20)
         for batch in table.iter_batches(_PARQUET_BATCH_ROWS, use_threads=False):
             for row in batch.to_pylist():
@@ -268,7 +268,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _without_nan(value: Any) -> Any:
-    """Turn NaN into null: pandas writes a missing number so, and JSON has no NaN."""
+    """Turn NaN into null: pandas writes a missing number as NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -277,7 +277,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """Write a parquet value that JSON does not know: dates and times, decimals, uuids."""
+    """Return a date, time, decimal or UUID of a Parquet file as a string."""
     return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
 
@@ -298,7 +298,7 @@ def _text_lines(file: BinaryIO, newline: str) -> Iterator[str]:
 
 @contextmanager
 def _refusing(name: str, open_file: Callable[[], BinaryIO]) -> Iterator[None]:
-    """Turn what the disk and the decoder say into an `InputError`."""
+    """Turn errors of the disk and the decoder into an `InputError`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -311,7 +311,7 @@ def _refusing(name: str, open_file: Callable[[], BinaryIO]) -> Iterator[None]:
 
 @contextmanager
 def _arrow_refusing(name: str) -> Iterator[None]:
-    """Turn what pyarrow says into an `InputError`; its errors have no root of their own."""
+    """Turn errors of pyarrow, which have no common base class, into an `InputError`."""
     try:
         yield
     except ImportError as error:
@@ -322,7 +322,7 @@ def _arrow_refusing(name: str) -> Iterator[None]:
 
 
 def _undecodable(open_file: Callable[[], BinaryIO]) -> tuple[str, str]:
-    """Find the first byte that is not UTF-8; the decoder knows its place in a chunk alone."""
+    """Find the first byte that is not UTF-8; the decoder only knows its position in a chunk."""
     offset = 0
     with open_file() as file:
         for number, line in enumerate(file, 1):

@@ -18,7 +18,7 @@ from forebay.jobs.outputs.store import Store
 
 
 def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that lies in the folder of the inputs.
+    """Raise OptionError if the output folder is in the folder of the inputs.
 
     Raises:
         OptionError: It does.
@@ -41,10 +41,10 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
 
 
 def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
-    """Return a listing without what lies in the output folder.
+    """Return a listing without the files in the output folder.
 
-    Files that were found, in a folder or by a glob, are left out. One that the user named is an
-    error when it is come to.
+    Files that were found, in a folder or by a glob, are left out. One that the user named
+    is an error when it is reached.
 
     Raises:
         InputError: Nothing is left.
@@ -75,7 +75,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
 
 
 def _path_of(each: Input, folder: str | None) -> str:
-    """Return the path of an input; that of a manifest's row may start at the manifest."""
+    """Return the path of an input; in a manifest, it may be relative to the manifest."""
     if each.row is None or not folder or "\0" in each.source or os.path.lexists(each.source):
         return each.source
     beside = os.path.join(folder, each.source)
@@ -83,7 +83,7 @@ def _path_of(each: Input, folder: str | None) -> str:
 
 
 class _Inside:
-    """Tells whether a path or URL lies in the output folder, also through symbolic links."""
+    """Tells whether a path or URL is in the output folder, also through symbolic links."""
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
         text = local_path(output)
@@ -91,7 +91,7 @@ class _Inside:
         if "://" in text:
             self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
         self._root = os.path.join(os.path.realpath(text), "")
-        self._folder: str | None = None  # that of the last path, and whether it lies there
+        self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False
 
     def __call__(self, path: str) -> bool:

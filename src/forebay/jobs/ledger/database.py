@@ -37,11 +37,11 @@ CREATE TABLE inputs(
     seconds REAL NOT NULL DEFAULT 0, outputs TEXT, metadata TEXT, error TEXT);
 CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
-CREATE TABLE chores(name TEXT NOT NULL, staged TEXT);
+CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 """
 _STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
 
-# What torn JSON and values of other types raise, where they are read.
+# What truncated JSON and values of other types raise when they are read.
 _DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 # How a journal ends that names another file, which SQLite then deletes.
@@ -127,7 +127,7 @@ class Database:
         """Replace the content by that of a copy; if the copy is unusable, change nothing.
 
         Raises:
-            LedgerError: The copy is torn, not forebay's, or of a newer forebay.
+            LedgerError: The copy is truncated, not forebay's, or of a newer forebay.
         """
         with in_words(path):
             copy = connect(path, "mode=ro")
@@ -165,7 +165,7 @@ def connect(path: Path, query: str) -> sqlite3.Connection:
     """Open an SQLite file, decode strings as the ledger does, and begin no transactions.
 
     Raises:
-        LedgerError: Its journal would have SQLite delete another file.
+        LedgerError: Its journal would make SQLite delete another file.
     """
     _check_journal(path)
     uri = f"{path.absolute().as_uri()}?{query}"
@@ -181,7 +181,7 @@ def _check_journal(path: Path) -> None:
         LedgerError: It is one.
     """
     journal = path.with_name(f"{path.name}-journal")
-    if not journal.is_file():  # nor is a pipe to be opened
+    if not journal.is_file():  # and a pipe must not be opened
         return
     try:
         with journal.open("rb") as file:
@@ -225,7 +225,7 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn what torn JSON and wrong types raise into a `LedgerError`.
+    """Turn what truncated JSON and wrong types raise into a `LedgerError`.
 
     Args:
         what: What is read from the ledger, for the message.
@@ -300,7 +300,7 @@ def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
         yield part, ",".join("?" * len(part))
 
 
-# How many inputs are in which state: kept in the ledger, so that no one has to count them.
+# How many inputs are in which state: kept in the ledger, so that they need not be counted.
 
 
 _COUNTS_KEY = "_counts"
@@ -319,12 +319,12 @@ def read_counts(db: sqlite3.Connection) -> Counts:
 
 
 def write_counts(db: sqlite3.Connection, counts: Counts) -> None:
-    """Keep the counts; the same transaction changes the states."""
+    """Store the counts, in the transaction that changes the states."""
     put_meta(db, _COUNTS_KEY, json.dumps([counts.total, counts.done, counts.failed]))
 
 
 def recount(db: sqlite3.Connection) -> None:
-    """Count once more, where a change went through too many inputs to follow."""
+    """Count all inputs again, after a change of too many of them to keep track."""
     states = dict(db.execute("SELECT state, count(*) FROM inputs WHERE ordinal > 0 GROUP BY state"))
     total = sum(states.values())
     write_counts(db, Counts(total, states.get(DONE, 0), states.get(FAILED, 0)))

@@ -1,11 +1,11 @@
-"""How a listing is merged into the ledger: who is new, changed or gone, and where each sits.
+"""Merge a listing into the ledger: which inputs are new, changed or gone, and their ordinals.
 
-A listing equal to the ledger is only read beside it. From the first difference on, it goes into
-temporary tables and SQLite does the joins, so memory stays flat however long the listing is:
+A listing equal to the ledger is only compared with it. From the first difference on, it goes into
+temporary tables and SQLite does the joins, so memory does not grow with the listing:
 
     listing   position, source, row, identity       what was listed, unique by key
     places    old ordinal -> new ordinal; `what` is 0 same, 1 changed, 2 not listed
-    lifted    the inputs that move or change, taken out of `inputs` before they are set down again
+    lifted    the inputs that move or change, removed from `inputs` before they are inserted again
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Enrolment:
 
     Attributes:
         new: Inputs the ledger did not know.
-        same: Inputs it knew with the same identity, those that came back included.
+        same: Inputs it knew with the same identity, including those that were gone before.
         changed: Inputs it knew with another identity; they are to be done again.
-        gone: Inputs it has that a complete listing no longer names, counted when they go.
-        moved: Inputs of the same identity that have another ordinal now, or came back.
+        gone: Inputs it has that a complete listing no longer names, counted once.
+        moved: Inputs of the same identity that have another ordinal now, or were gone before.
     """
 
     new: int
@@ -123,7 +123,7 @@ def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> Non
         ),
     )
     try:
-        # Built last, by one external sort: far faster than keeping it in order meanwhile.
+        # Built last, by one external sort, which is far faster than sorting at each insertion.
         db.execute(index)
     except sqlite3.IntegrityError:
         raise _duplicate(db) from None
@@ -167,12 +167,12 @@ def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
     ).fetchone()
     if changed:
         stale = "FROM outputs WHERE ordinal IN (SELECT old FROM places WHERE what = 1)"
-        db.execute(f"INSERT INTO chores SELECT name, NULL {stale}")
+        db.execute(f"INSERT INTO file_changes SELECT name, NULL {stale}")
         db.execute(f"DELETE {stale}")
     db.execute(_LIFT)
     db.execute("DELETE FROM inputs WHERE ordinal IN (SELECT old FROM places WHERE NOT stays)")
     db.execute("INSERT INTO inputs SELECT * FROM lifted ORDER BY ordinal")
-    # A position that is taken by now is that of an input the ledger knew.
+    # A position that is already taken belongs to an input that the ledger had before.
     new = db.execute(
         "INSERT OR IGNORE INTO inputs(ordinal, source, row, identity) "
         "SELECT position, source, row, identity FROM listing WHERE position > ? ORDER BY position",
@@ -188,7 +188,7 @@ def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
 
 
 def _place_unlisted(db: sqlite3.Connection, known: int, complete: bool) -> int:
-    """Give inputs that were not listed a place: gone, below zero, or else behind the listed."""
+    """Give ordinals to unlisted inputs: negative if gone, else after the listed ones."""
     number = db.execute(
         "INSERT INTO unlisted(old) SELECT ordinal FROM inputs WHERE ordinal > ? "
         "AND ordinal NOT IN (SELECT old FROM places) ORDER BY ordinal",

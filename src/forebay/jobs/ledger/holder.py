@@ -1,26 +1,28 @@
-"""The process that holds an output folder, and whether it is alive, as far as this one can see."""
+"""The process that holds an output folder, and whether it is alive, as far as can be seen."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from forebay.process_identity import is_alive, kernel, state_and_start
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds an output folder.
+    """The process that holds an output folder.
 
     Attributes:
         host: Name of the machine; "" while the holder has not written its record yet.
-        pid: Process id on that machine; 0 likewise.
+        pid: Process ID on that machine; 0 while there is no record yet.
         started: When it took the folder, ISO 8601 in UTC.
-        command: What it runs, as it was told.
-        kernel: The running kernel and its namespace of process ids; "" where that is not known.
-        process_start: When that kernel started the process, in clock ticks since it booted: what
-            tells a process from a later one with the same id. "" where that is not known.
+        command: Its command line or call, for messages.
+        kernel: The running kernel and its namespace of process IDs; "" if that is not known.
+        process_start: When that kernel started the process, in clock ticks since it booted, which
+            distinguishes it from a later process with the same ID; "" if that is not known.
         folder: Where the folder of the lock is on that machine, without symbolic links.
     """
 
@@ -50,14 +52,24 @@ class Holder:
             folder=os.path.realpath(folder),
         )
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Holder:
+        """Return the holder that a record in JSON describes.
+
+        Raises:
+            ValueError, TypeError, AttributeError, ArithmeticError: The record is damaged.
+        """
+        kinds: dict[str, Any] = {"pid": int}
+        return cls(**{name: kinds.get(name, str)(value) for name, value in record.items()})
+
     @property
     def is_visible(self) -> bool:
-        """Whether this process would see the holder's: they share a kernel and its process ids."""
+        """Whether the holder runs on this kernel, in the same namespace of process IDs."""
         return (self.host, self.kernel) == (os.uname().nodename, kernel())
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process of a visible holder is there, and not another with the same id."""
+        """Whether the process of a visible holder exists, and is not another with the same ID."""
         return is_alive(self.pid, self.process_start)
 
     @property
@@ -66,5 +78,5 @@ class Holder:
         return self.is_visible and not self.is_alive
 
     def is_copied(self, folder: str | os.PathLike[str]) -> bool:
-        """Whether the record came into this folder with a copy of another one of this machine."""
+        """Whether the record was copied here with another output folder of this machine."""
         return self.is_visible and self.folder != os.path.realpath(folder)

@@ -2,11 +2,11 @@
 
     driver ── enrol(listing) ──> inputs: todo ── pending() ──> workers
        │                                                          │
-       └─ chores in the folder <── COMMIT: states, claims, chores ── record(done, failed)
+       └─ file changes <── COMMIT: states, claims, file changes ── record(done, failed)
 
 The commit is the only point at which an input becomes done. What has to happen in the folder
-after it (renames out of the staging folder, removals) is in the same commit as chores, and a
-driver that finds chores does them again: each is safe to do twice.
+after it (renames out of the staging folder, removals) is recorded in the same commit, as file
+changes, and a driver that finds file changes performs them again: each is safe to do twice.
 
 The driver holds the folder's lock from `open` to `close`; other processes read through
 `forebay.jobs.ledger.snapshot`. A ledger belongs to the thread that opened it.
@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from forebay.errors import LedgerError
@@ -42,25 +41,33 @@ from forebay.jobs.ledger.enrolment import Enrolment, merge
 from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
 from forebay.jobs.ledger.name_conflicts import (
     Recorded,
-    add_chores,
+    add_file_changes,
     files_of,
     release,
     settle,
     take_back,
     unpacked,
 )
-from forebay.jobs.ledger.records import Chore, Counts, Done, FailedInput, Input, Todo, Unpublished
+from forebay.jobs.ledger.records import (
+    Counts,
+    Done,
+    FailedInput,
+    FileChange,
+    Input,
+    Todo,
+    Unpublished,
+)
 from forebay.jobs.outputs.output_names import table_name
 from forebay.options import TABLE_FORMATS
 
 _PAGE = 4096  # rows a query brings into memory at once
-_TODO_PAGE = 1024  # fewer, where the workers wait for the first
+_TODO_PAGE = 1024  # fewer, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a done input left in the ledger.
+    """What the ledger holds of a done input.
 
     Attributes:
         ordinal: Its place in the listing, from 1.
@@ -89,11 +96,11 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
-        """Open the ledger in `folder`, making both if need be, and take the folder's lock.
+        """Open the ledger in `folder`, creating both if missing, and take the folder's lock.
 
         Args:
             folder: The folder that holds the ledger and the lock and nothing else.
-            command: What a second driver is told about this one.
+            command: This run's command, for the message to a second driver.
 
         Raises:
             BusyError: Another driver has it.
@@ -127,12 +134,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_meta(self, key: str) -> str | None:
@@ -141,7 +143,7 @@ class Ledger:
         return str(rows[0][0]) if rows else None
 
     def set_meta(self, key: str, value: str) -> None:
-        """Keep a text under `key`; a leading "_" is for the ledger's own."""
+        """Store a string under `key`; keys of the ledger itself begin with "_"."""
         with self._database.transaction() as db:
             put_meta(db, key, value)
 
@@ -152,7 +154,7 @@ class Ledger:
             return {form: bool(found[form]) for form in TABLE_FORMATS if form in found}
 
     def set_tables(self, tables: Mapping[str, bool]) -> None:
-        """Keep what `tables` returns; a table that is not among it is not this ledger's."""
+        """Store what `tables` returns; a table in another format was not written by a run."""
         self.set_meta("tables", json.dumps(dict(tables)))
 
     def backup(self, path: Path) -> None:
@@ -170,7 +172,7 @@ class Ledger:
     def enrol(
         self, listing_inputs: Iterable[Input], columns: Sequence[str], complete: bool
     ) -> Enrolment:
-        """Merge a listing: it sets which inputs there are, and in which order.
+        """Merge a listing, which determines the inputs and their order.
 
         Args:
             listing_inputs: Read once, to its end. If it raises, nothing has changed.
@@ -197,18 +199,18 @@ class Ledger:
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
     def restart(self) -> None:
-        """Forget everything; the recorded outputs and tables become chores to remove."""
-        tables = [Chore(table_name(form)) for form in self.tables()]
+        """Forget everything; record that the outputs and tables are to be removed."""
+        tables = [FileChange(table_name(form)) for form in self.tables()]
         with self._database.transaction() as db:
-            add_chores(db, tables)
+            add_file_changes(db, tables)
             db.execute(
-                "INSERT INTO chores SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
+                "INSERT INTO file_changes SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
             )
             for table in ("outputs", "inputs", "meta"):
                 db.execute(f"DELETE FROM {table}")  # noqa: S608
 
     def counts(self) -> Counts:
-        """Return how many inputs are in which state, gone ones aside, at once for any number."""
+        """Return how many inputs are in which state, gone ones aside, in constant time."""
         return counts_in(dict(self._database.rows("SELECT key, value FROM meta")))
 
     def pending(self, after: int, limit: int) -> list[Todo]:
@@ -245,16 +247,16 @@ class Ledger:
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `pending` returned.
 
-        The caller must have done all earlier chores and made them durable: they are forgotten
+        The caller must have done all earlier file changes and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both
-        fail, whichever finished first, and what they left in the folder becomes chores to remove.
+        fail, whichever finished first, and their files in the folder are to be removed.
 
         Raises:
             BusyError: A driver on another machine took the folder over; nothing has changed.
         """
         self._lock.check()
         with self._database.transaction() as db:
-            db.execute("DELETE FROM chores")
+            db.execute("DELETE FROM file_changes")
             recorded, more_done, more_failed = settle(db, done, failed)
             counts = read_counts(db)
             now_done, now_failed = counts.done + more_done, counts.failed + more_failed
@@ -262,9 +264,9 @@ class Ledger:
         return recorded
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
-        """Make the inputs failed whose files could not be given their names.
+        """Mark the inputs as failed whose files could not be given their names.
 
-        What else they published becomes chores to remove. Other chores stay.
+        Their other files, if published, are to be removed. Other file changes stay.
         """
         with self._database.transaction() as db:
             recorded = take_back(db, unpublished)
@@ -273,17 +275,17 @@ class Ledger:
             write_counts(db, changed)
         return recorded
 
-    def chores(self) -> list[Chore]:
-        """Return the chores that are not known to be done, in the order to do them."""
+    def file_changes(self) -> list[FileChange]:
+        """Return the file changes that are not known to be done, in the order to perform them."""
         return [
-            Chore(*row)
-            for row in self._database.rows("SELECT name, staged FROM chores ORDER BY rowid")
+            FileChange(*row)
+            for row in self._database.rows("SELECT name, staged FROM file_changes ORDER BY rowid")
         ]
 
-    def clear_chores(self) -> None:
-        """Forget the chores; call it once they are done and durable."""
+    def clear_file_changes(self) -> None:
+        """Forget the file changes; call it once they are done and durable."""
         with self._database.transaction() as db:
-            db.execute("DELETE FROM chores")
+            db.execute("DELETE FROM file_changes")
 
     def failures(self, limit: int | None = None) -> Iterator[Failure]:
         """Yield the failures in input order; `source` is the input's path, or its row."""
@@ -326,10 +328,10 @@ class Ledger:
         return bool(self._database.rows(sql, (storable(name),)))
 
     def mark_todo(self, ordinals: Iterable[int]) -> None:
-        """Make inputs todo again; their outputs become chores to remove, their names free."""
+        """Make inputs todo again; free their names and record the removal of their outputs."""
         wanted = list(ordinals)
         with self._database.transaction() as db:
-            add_chores(db, [Chore(name) for name in release(db, wanted)])
+            add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
             for part, marks in chunks(wanted):
                 db.execute(
                     f"UPDATE inputs SET state = CASE state WHEN {GONE} THEN {GONE} ELSE 0 END, "  # noqa: S608
@@ -340,7 +342,7 @@ class Ledger:
             recount(db)
 
     def _paged(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query by ordinal; none is open while the caller works on one."""
+        """Yield the rows of a query by ordinal; no query is open while the caller uses a row."""
         after = _FIRST
         while rows := self._database.rows(sql, (after, _PAGE)):
             yield from rows

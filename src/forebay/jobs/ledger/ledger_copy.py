@@ -1,27 +1,24 @@
 """The ledger of a bucket: used on a local disk, with a copy in the bucket for other machines.
 
-    <url>/.forebay/ledger.sqlite   a whole ledger, some seconds behind the local one
+    <url>/.forebay/ledger.sqlite   a complete ledger, some seconds behind the local one
     <url>/.forebay/run.json        which run is active, since when, and its last heartbeat
 
 A copy goes up before the first input is worked on, now and then during commits, before outputs
 are removed, and when the run ends. Each has a higher `generation`; a run begins a new million of
-them, so of two machines that continued from the same copy the later one is told from the earlier.
-`lineage` is a word drawn when the bucket was first used: a local ledger of another lineage (the
-bucket was emptied, or it is another store's of the same name) counts for nothing.
+them, so if two machines continued from the same copy, the later run has the higher numbers.
+`lineage` is a random string, made when the bucket was first used. A local ledger of another lineage
+is ignored: the bucket was emptied, or it is a bucket of the same name in another store.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from forebay.errors import BusyError, OutputError
 from forebay.jobs.ledger.holder import Holder
@@ -31,99 +28,91 @@ from forebay.jobs.outputs.store import Store
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
 RUN = f"{PRIVATE}/run.json"
-# How often a run sends a heartbeat and maybe a copy, and after which silence it counts as dead.
+# How often a run sends a heartbeat and maybe a copy, and how long without one until it counts as
+# dead.
 BEAT_S = 30.0
 STALE_S = 120.0
-# A copy is taken when at least this many times as long as the last one took has gone by.
+# A copy is due once this many times the duration of the last one has passed.
 REST = 20
-# Generations that one run has to itself.
+# Generations reserved for one run.
 RUN_STEP = 1_000_000
+# What a damaged run.json raises where it is read.
+_DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What run.json says of the last run.
+    """The last run, as run.json describes it.
 
     Attributes:
-        host: Name of its machine.
-        pid: Process id on it.
+        holder: The process that runs it.
         state: "running" or "ended".
-        began: When it began, ISO 8601 in UTC.
-        heartbeat: When it last wrote this, in seconds since 1970.
-        generation: Of its last copy.
-        lineage: Of its ledger.
-        command: What it runs, as it was told.
+        heartbeat: When it last wrote this, in seconds since 1970 by the clock of its machine.
+        generation: That of its last copy.
+        lineage: That of its ledger.
     """
 
-    host: str
-    pid: int
+    holder: Holder
     state: str
-    began: str
     heartbeat: float
     generation: int
     lineage: str
-    command: str = ""
 
     @property
-    def holder(self) -> Holder | None:
-        """The run's holder for messages, if the run may still be alive."""
-        if self.state != "running" or time.time() - self.heartbeat >= STALE_S:
+    def live_holder(self) -> Holder | None:
+        """The holder if it may still be alive; None if the run ended or its process is dead.
+
+        A process of this machine is looked up. One of another machine counts as dead after
+        `STALE_S` without a heartbeat, so the clocks of the machines should agree within a minute.
+        """
+        if self.state != "running":
             return None
-        if self.host == os.uname().nodename:
-            try:
-                os.kill(self.pid, 0)
-            except (ProcessLookupError, OverflowError):
-                return None
-            except OSError:
-                pass  # somebody else's process
-        return Holder(self.host, self.pid, self.began, self.command)
+        if self.holder.is_visible:
+            return self.holder if self.holder.is_alive else None
+        return self.holder if time.time() - self.heartbeat < STALE_S else None
 
     def is_same_as(self, other: Run) -> bool:
-        """Tell whether both are one and the same run, at any time of its life."""
+        """Tell whether both are records of the same run, at any time of its life."""
         mine, theirs = (
-            (one.host, one.pid, one.lineage, one.generation // RUN_STEP) for one in (self, other)
+            (one.holder, one.lineage, one.generation // RUN_STEP) for one in (self, other)
         )
         return mine == theirs
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("host", "state", "began", "lineage"), str),
-    **dict.fromkeys(("pid", "generation"), int),
-    "heartbeat": float,
-}
-
-
 def read_run(store: Store) -> Run | None:
-    """Return what run.json says; None if there is none or it is torn."""
+    """Return the record in run.json; None if there is none, or it is truncated or damaged."""
     text = store.read(RUN)
     if text is None:
         return None
     try:
         found = json.loads(text)
         return Run(
-            **{name: kind(found[name]) for name, kind in _KINDS.items()},
-            command=str(found.get("command", "")),
+            holder=Holder.from_record(found["holder"]),
+            state=str(found["state"]),
+            heartbeat=float(found["heartbeat"]),
+            generation=int(found["generation"]),
+            lineage=str(found["lineage"]),
         )
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+    except _DAMAGES:
         return None
 
 
 class LedgerCopy:
-    """Keeps the copy in the bucket in step with the ledger at work, from `join` to `leave`.
+    """Keeps the copy in the bucket up to date with the local ledger, from `join` to `leave`.
 
     A thread sends what `keep` took, since a slow network must not hold up the workers. What it
     fails to send goes up with the next copy; the last one, in `leave`, says so if it fails.
 
     Args:
         store: The bucket.
-        scratch: A local folder for a copy on its way.
+        scratch: A local folder for a copy that is being sent.
     """
 
     def __init__(self, store: Store, scratch: Path) -> None:
         self._store = store
         self._path = scratch / "copy.sqlite"
         self._run: Run | None = None
-        self._usurper: Run | None = None
+        self._successor: Run | None = None
         self._sending = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -136,27 +125,25 @@ class LedgerCopy:
         """Bring the local ledger up to date, and make this the bucket's run.
 
         Raises:
-            BusyError: Another run is at work on it.
-            OutputError: The bucket cannot be written, or holds files that no ledger knows.
+            BusyError: Another run is using it.
+            OutputError: The bucket cannot be written, or holds files but no ledger.
         """
         there = read_run(self._store)
-        holder = None if there is None else there.holder
-        if holder is not None and (holder.host, holder.pid) != (os.uname().nodename, os.getpid()):
-            raise self._busy(holder)
+        this = Holder.this_process(command, self._path.parent)
+        other = None if there is None else there.live_holder
+        if other is not None and (other.host, other.pid) != (this.host, this.pid):
+            raise self._busy(other)
         lineage, generation = ledger.get_meta("lineage"), int(ledger.get_meta("generation") or 0)
         if there is None or lineage != there.lineage or generation < there.generation:
             lineage = self._adopt(ledger, there)
             generation = int(ledger.get_meta("generation") or 0)
         newest = max(generation, there.generation if there is not None else 0)
         self._run = Run(
-            host=os.uname().nodename,
-            pid=os.getpid(),
+            holder=this,
             state="running",
-            began=datetime.now(UTC).isoformat(timespec="seconds"),
             heartbeat=time.time(),
             generation=(newest // RUN_STEP + 1) * RUN_STEP,
             lineage=lineage or uuid.uuid4().hex,
-            command=command,
         )
         self._store.write(RUN, json.dumps(asdict(self._run)).encode())
         self.keep(ledger, now=True)
@@ -188,8 +175,8 @@ class LedgerCopy:
 
     def check(self) -> None:
         """Raise BusyError if another machine has taken over."""
-        if self._usurper is not None:
-            raise self._busy(self._usurper.holder or Holder(self._usurper.host, self._usurper.pid))
+        if self._successor is not None:
+            raise self._busy(self._successor.holder)
 
     def leave(self, ledger: Ledger) -> None:
         """Send the last copy and say that the run has ended.
@@ -201,7 +188,7 @@ class LedgerCopy:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if self._usurper is None:
+        if self._successor is None:
             self._take(ledger)
             self._send("ended")
         self._path.unlink(missing_ok=True)
@@ -215,13 +202,13 @@ class LedgerCopy:
             return ledger.get_meta("lineage")
         # The local ledger belongs to earlier content of this bucket, whose files are gone.
         ledger.restart()
-        ledger.clear_chores()
+        ledger.clear_file_changes()
         if there is not None:
             return there.lineage
-        strangers = self._store.top() - {PRIVATE}
-        if strangers:
+        foreign = self._store.top() - {PRIVATE}
+        if foreign:
             raise OutputError(
-                f"{self._store.url} holds files, such as {min(strangers)!r}, but no ledger\n"
+                f"{self._store.url} holds files, such as {min(foreign)!r}, but no ledger\n"
                 "  They could be overwritten, so nothing was started. Choose an empty folder of "
                 "the bucket."
             )
@@ -243,7 +230,7 @@ class LedgerCopy:
         began = time.monotonic()
         there = read_run(self._store)
         if there is not None and not there.is_same_as(self._run):
-            self._usurper = there
+            self._successor = there
             return
         if self._taken:
             self._store.upload([(str(self._path), LEDGER)])

@@ -1,7 +1,7 @@
 """The lock that limits an output folder to one driver, and names that driver to a second one.
 
     lock       locked by the kernel (flock) while a driver runs; never removed
-    lock.17    the record of the 17th driver: who it is; renewed while it runs
+    lock.17    the record of the 17th driver: host, process and command; renewed while it runs
 
 Some file systems have no flock, and some grant it on each node to another process (Lustre with
 `localflock`, some FUSE). So the record counts as well. The file with the highest number is the one
@@ -32,7 +32,7 @@ from forebay.observe.progress import note
 
 LOCK_NAME = "lock"
 
-# How often a driver renews its record, and after which silence it counts as dead.
+# How often a driver renews its record, and how long without that until it counts as dead.
 BEAT_S = 5.0
 STALE_S = 60.0
 
@@ -47,7 +47,7 @@ _OVER = b"{}"
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record as a look at it finds it; `holder` is None where it is over, or not written yet."""
+    """A record as it was read; `holder` is None if the run is over or has not written it yet."""
 
     number: int
     holder: Holder | None
@@ -58,8 +58,8 @@ class _Record:
 class FolderLock:
     """One driver per output folder; locked by the constructor, released by `close`.
 
-    It goes with the process that took it, whatever killed it. Forked children give up their copy at
-    once: a worker that outlives a killed driver does not keep the folder.
+    The lock ends with the process that took it, even if that was killed. Forked children close
+    their copy at once, so a worker that outlives a killed driver does not keep the folder locked.
 
     Args:
         path: The lock file; its folder must exist. It is never removed.
@@ -113,8 +113,8 @@ class FolderLock:
     def keep_alive(self) -> None:
         """Renew the record from now on, in a thread; a second call does nothing.
 
-        Without that a run on another machine takes the folder over after STALE_S, where the file
-        system does not keep it out.
+        Otherwise a run on another machine would take the folder over after STALE_S, if the file
+        system has no locks.
         """
         if self._renewing is None:
             self._renewing = threading.Thread(target=self._renew, name="forebay-lock", daemon=True)
@@ -170,7 +170,7 @@ class FolderLock:
                     f"{record} cannot be written: {error.strerror}\n"
                     "  Nothing was started. Free some space, or choose another folder."
                 ) from error
-            # A slow process may make a file that others had made and removed in the meantime.
+            # A slow process may create a file that others created and removed in the meantime.
             numbers = _numbers(self.path)
             if max(numbers, default=number) == number:
                 break
@@ -178,11 +178,11 @@ class FolderLock:
         self._record = record
         for earlier in numbers:
             if earlier < number:
-                with suppress(OSError):  # it does not count any more
+                with suppress(OSError):  # an older record does not count
                     _path(self.path, earlier).unlink()
 
     def _await_end(self, record: _Record) -> None:
-        """Return when a record does not count any more.
+        """Wait until a record no longer counts.
 
         Raises:
             BusyError: Its driver is alive.
@@ -191,7 +191,7 @@ class FolderLock:
         while not record.is_over:
             holder, waited_s = record.holder, time.monotonic() - since
             if holder is not None and (holder.is_visible or record != first):
-                # Of one folder under two names, the file system's own lock would know.
+                # If this were the same folder under another name, the flock would be held.
                 is_copied = self.native and holder.is_copied(self.path.parent)
                 if is_copied or holder.is_known_dead:
                     return
@@ -207,7 +207,7 @@ class FolderLock:
             time.sleep(_PAUSE_S)
             newest = self._look()
             if newest is None or newest.number != record.number:
-                return  # the next one is judged by itself
+                return  # the caller looks at the next one
             record = newest
 
     def _look(self) -> _Record | None:
@@ -241,14 +241,14 @@ class FolderLock:
         return BusyError("\n".join(lines))
 
     def _abandon(self) -> None:
-        """Close the descriptor alone; in a forked child the parent's lock outlives this."""
+        """Only close the descriptor; in a forked child, the parent keeps its lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def find_holder(path: Path) -> Holder | None:
-    """Return who holds the lock file `path` right now, or None; changes nothing.
+    """Return the process that holds the lock file `path` now, or None; changes nothing.
 
     A driver on another machine counts while its record is younger than STALE_S by this machine's
     clock, since this does not wait.
@@ -318,8 +318,8 @@ def _newest(lock: Path) -> _Record | None:
 
 def _holder(body: bytes) -> Holder | None:
     try:
-        return Holder(**json.loads(body)) if body != _OVER else None
-    except (ValueError, TypeError):
+        return Holder.from_record(json.loads(body)) if body != _OVER else None
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 

@@ -1,11 +1,11 @@
 """Decide which input may have which output name, and write a batch of results to the ledger.
 
-The rule does not look at time: an input fails if any name it asked for was also asked for by
-another input of this run, whichever came first. So the names of one that lost stay contested, all
-of them, until failures are reopened. Otherwise the third of three clashing inputs would fail or
-not depending on who finished before whom.
+The order in time does not matter: an input fails if another input of this run asked for one of its
+names, whichever came first. So all names of an input that failed this way stay contested until
+failed inputs are tried again. Otherwise the third of three conflicting inputs would fail or not
+depending on which of them finished first.
 
-A gone input (no longer listed) does not take part: its name passes to the input that is listed.
+An input that is gone (no longer listed) does not count: its name passes to the listed input.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable
-from forebay.jobs.ledger.records import Chore, Done, FailedInput, Unpublished
+from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
 from forebay.jobs.outputs.output_names import recorded_name
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
-_ROBBED = "an output was overwritten"
-# The attributes of a failure that are kept as one JSON object.
+_OVERWRITTEN = "an output was overwritten"
+# The attributes of a failure that are stored as one JSON object.
 _PACKED = ("kind", "error", "message", "traceback")
 
 
@@ -34,21 +34,21 @@ class Recorded:
     """The outcome of recording one batch of results.
 
     Attributes:
-        chores: To be done now in the output folder, removals first, and made durable before the
-            next `record`.
-        failed: All inputs that count as failed by this batch: those handed in, then those of
-            this batch and earlier ones that claimed a name twice.
+        file_changes: To be performed now, removals first, and made durable before the next
+            `record`.
+        failed: All inputs that count as failed by this batch: those passed in, then those of
+            this batch and earlier ones that claimed the same name.
         withdrawn: How many of `failed` had been done before this batch.
     """
 
-    chores: list[Chore]
+    file_changes: list[FileChange]
     failed: list[FailedInput]
     withdrawn: int
 
 
 @dataclass(slots=True)
 class _Verdict:
-    """Who lost which name to whom: ordinal -> (name, ordinal of the other)."""
+    """The inputs that lose a name: ordinal -> (name, ordinal of the other input)."""
 
     losers: dict[int, tuple[str, int]] = field(default_factory=dict)
     withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Verdict:
 def settle(
     db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
 ) -> tuple[Recorded, int, int]:
-    """Write a batch of results; also return by how much the done and the failed ones grew."""
+    """Write a batch of results; also return the changes of the counts of done and failed inputs."""
     before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     removals = dict.fromkeys(release(db, again))
@@ -76,7 +76,7 @@ def settle(
         if one.ordinal in verdict.losers:
             for file in one.outputs:
                 contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
-                # What is still staged goes from there; at its name there is nothing of it.
+                # What is still staged is removed there; its name was never taken.
                 removals[file.staged or file.name] = None
                 if held.get(file.name, (0, 0))[0]:
                     removals[file.name] = None
@@ -85,18 +85,20 @@ def settle(
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
     lost += _lost(db, [one for one in done if one.ordinal in verdict.losers], verdict.losers)
-    _rob(db, verdict.gone)
+    _remove_overwritten(db, verdict.gone)
     _write(db, winners, [*failed, *lost], published, contested)
 
     staged = {file.name for one in winners for file in one.outputs if file.staged}
-    # What a gone input left under such a name is replaced.
+    # A file that a gone input left under such a name is replaced.
     removals.update(dict.fromkeys(name for name in held if name in staged))
-    chores = [Chore(name) for name in removals if name not in published or name in staged]
-    chores += [
-        Chore(file.name, file.staged) for one in winners for file in one.outputs if file.staged
+    file_changes = [
+        FileChange(name) for name in removals if name not in published or name in staged
     ]
-    add_chores(db, chores)
-    recorded = Recorded(chores, [*failed, *lost], len(verdict.withdrawn))
+    file_changes += [
+        FileChange(file.name, file.staged) for one in winners for file in one.outputs if file.staged
+    ]
+    add_file_changes(db, file_changes)
+    recorded = Recorded(file_changes, [*failed, *lost], len(verdict.withdrawn))
     failed_before = sum(state == FAILED for state in before.values())
     return (
         recorded,
@@ -106,9 +108,9 @@ def settle(
 
 
 def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
-    """Make inputs failed, some of whose files could not be given their names.
+    """Mark inputs as failed of which some files could not be given their names.
 
-    What they published becomes chores to remove. What stands in the way of the others stays.
+    The files that they did publish are to be removed. Whatever has the other names stays.
     """
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
@@ -126,13 +128,14 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     names = release(db, [one.ordinal for one in failed])
     withdrawn = [*names, *reasons]
     db.executemany(
-        "DELETE FROM chores WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in withdrawn)
+        "DELETE FROM file_changes WHERE name = CAST(? AS TEXT)",
+        ((storable(name),) for name in withdrawn),
     )
-    chores = [Chore(name) for name in names if name not in reasons]
-    chores += [Chore(one.staged) for one in unpublished]
-    add_chores(db, chores)
+    file_changes = [FileChange(name) for name in names if name not in reasons]
+    file_changes += [FileChange(one.staged) for one in unpublished]
+    add_file_changes(db, file_changes)
     _write(db, [], failed, {}, {})
-    return Recorded(chores, failed, len(failed))
+    return Recorded(file_changes, failed, len(failed))
 
 
 def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
@@ -148,11 +151,11 @@ def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
     return names
 
 
-def add_chores(db: sqlite3.Connection, chores: Iterable[Chore]) -> None:
-    """Remember chores until they are known to be done."""
+def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange]) -> None:
+    """Record file changes until they are known to be done."""
     db.executemany(
-        "INSERT INTO chores VALUES(CAST(? AS TEXT), CAST(? AS TEXT))",
-        ((storable(one.name), one.staged and storable(one.staged)) for one in chores),
+        "INSERT INTO file_changes VALUES(CAST(? AS TEXT), CAST(? AS TEXT))",
+        ((storable(one.name), one.staged and storable(one.staged)) for one in file_changes),
     )
 
 
@@ -206,7 +209,7 @@ def _judge(
 def _withdraw(
     db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]]
 ) -> tuple[list[FailedInput], list[tuple[int, str]]]:
-    """Take back inputs that were done: their failures, and all the names they had."""
+    """Mark inputs that were done as failed; return their failures and all of their names."""
     lost: list[FailedInput] = []
     names: list[tuple[int, str]] = []
     for part, marks in chunks(withdrawn):
@@ -243,15 +246,15 @@ def _failure(
     return FailedInput(ordinal, failure)
 
 
-def _rob(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
-    """Strike from gone inputs the outputs that listed ones took over."""
+def _remove_overwritten(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
+    """Delete from gone inputs the outputs whose names listed inputs took over."""
     for ordinal, names in gone.items():
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
         with reading("outputs"):
             left = [[name, size] for name, size in files_of(text) if name not in names]
         db.execute(
             "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
-            (json.dumps(left), _ROBBED, ordinal),
+            (json.dumps(left), _OVERWRITTEN, ordinal),
         )
 
 

@@ -14,10 +14,10 @@ class Input:
 
     Attributes:
         source: Path or URL as the user gave it; for a manifest's row the value of its path
-            column ("" if it has none); for a Dataset the index as text.
+            column ("" if it has none); for a Dataset the index as a string.
         row: The manifest's row as a JSON object, columns in the manifest's order; None for a path.
-        identity: What tells a changed input from the same one: "size:mtime_ns" or an etag;
-            "missing" where there is no such file; "" where there is nothing to look at.
+        identity: Changes when the input does: "size:mtime_ns" or an etag;
+            "missing" if there is no such file; "" if there is nothing to compare.
     """
 
     source: str
@@ -26,7 +26,7 @@ class Input:
 
     @property
     def key(self) -> str:
-        """What makes this input itself: its row, or else its path."""
+        """What identifies this input: its row, or else its path."""
         return self.source if self.row is None else self.row
 
 
@@ -44,7 +44,8 @@ class OutputFile(NamedTuple):
     Attributes:
         name: Final name, relative to the output folder, with "/" between its parts.
         size: Bytes.
-        staged: Where it waits, relative to the output folder; "" if it is at its name already.
+        staged: Its path in the staging folder, relative to the output folder; "" if the file
+            already has its final name.
     """
 
     name: str
@@ -53,12 +54,12 @@ class OutputFile(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The work on one input ended well.
+    """An input that was processed successfully.
 
     Attributes:
         ordinal: The input's place in the listing.
-        attempts: How many tries it took in this run, the good one included.
-        seconds: Wall time of the good try.
+        attempts: Number of attempts in this run, including the one that succeeded.
+        seconds: Duration of the attempt that succeeded.
         outputs: Its files, in the order the function asked for them.
         metadata: A JSON list of objects: its rows of the metadata table, without the
             manifest's columns and `source`; `destination` holds an output's final name.
@@ -72,11 +73,11 @@ class Done(NamedTuple):
 
 
 class FailedInput(NamedTuple):
-    """The work on one input failed for good in this run.
+    """An input that failed and is not tried again in this run.
 
     Attributes:
         ordinal: The input's place in the listing.
-        failure: How; its `source` is not set, since the ledger knows it.
+        failure: Why; its `source` is not set, since the ledger has it.
     """
 
     ordinal: int
@@ -84,11 +85,11 @@ class FailedInput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
-    """Something to do in the output folder after a commit, safe to do twice.
+class FileChange:
+    """A rename or a removal in the output folder that a commit requires; safe to do twice.
 
-    A chore with a `staged` path renames it to `name`, which must be free; one without removes
-    `name`. With both of a name, the file there is replaced.
+    With a `staged` path, that file is renamed to `name`, which must be free; without, `name` is
+    removed. A removal and a rename of the same name replace the file.
     """
 
     name: str
@@ -99,9 +100,9 @@ class Unpublished(NamedTuple):
     """A staged file that could not be given its name.
 
     Attributes:
-        name: Its name, where something else may stand.
-        staged: Where it waits.
-        reason: Why, for a person.
+        name: Its final name, which something else may have.
+        staged: Its path in the staging folder.
+        reason: Why, for the message.
     """
 
     name: str

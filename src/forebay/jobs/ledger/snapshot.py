@@ -6,7 +6,8 @@ The driver holds the file exclusively, so a reader opens it as if it could not c
     version ─> journal empty? ─> read a page ─> journal empty? ─> the same version?
 
 The driver's journal is not empty from before its first write to a page until after its last, and
-every commit changes the version in the file's header. A torn read shows in one of the two.
+every commit changes the version in the file's header. An inconsistent read is detected by one of
+the two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
-from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words
+from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words, reading
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
 from forebay.jobs.ledger.name_conflicts import unpacked
@@ -48,12 +49,12 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a ledger says at one moment.
+    """The state of a ledger at one moment.
 
     Attributes:
         counts: How many inputs are in which state.
-        meta: What the driver keeps with `set_meta`.
-        live: The driver at work now, or None.
+        meta: What the driver stored with `set_meta`.
+        live: The driver that is running now, or None.
         unit: What is counted.
     """
 
@@ -63,20 +64,25 @@ class Snapshot:
     unit: str = "input"
 
     def text(self, now: float) -> str:
-        """Return the state of the run for people: counts, who works on it, and the time left.
+        """Describe the state of the run: counts, the process that runs it, the time left.
 
         Args:
             now: Seconds since 1970.
+
+        Raises:
+            LedgerError: The record of the run is damaged.
         """
         counts, total = self.counts, counted(self.counts.total, self.unit)
         lines = [
             f"{counts.done:,} of {total} done, {counts.failed:,} failed, {counts.todo:,} to do"
         ]
-        run = json.loads(self.meta.get("run", "{}"))
         if self.live is not None:
-            elapsed = max(now - run.get("began", now), 1e-9)
-            rate = max(counts.done + counts.failed - run.get("done", 0), 0) / elapsed
-            left = duration(counts.todo / rate) if rate else "unknown"
+            with reading("the run"):
+                run = json.loads(self.meta.get("run", "{}"))
+                elapsed = max(now - float(run.get("began", now)), 1e-9)
+                ended = max(counts.done + counts.failed - int(run.get("done", 0)), 0)
+                rate = ended / elapsed
+                left = duration(counts.todo / rate) if rate else "unknown"
             lines.append(f"running: {self.live}")
             lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
         elif counts.todo:
@@ -103,13 +109,13 @@ class Entry(NamedTuple):
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """Read the counts in the ledger of `folder`, whether or not its driver is at work.
+    """Read the counts in the ledger of `folder`, whether or not its driver is running.
 
     Args:
         folder: The folder given to `Ledger.open`.
 
     Raises:
-        BusyError: The driver wrote all the time; a moment later it may be free.
+        BusyError: The driver wrote during every attempt to read; try again.
         LedgerError: There is no ledger, or it is damaged, foreign or too new.
     """
 
@@ -153,7 +159,7 @@ def _paged(folder: Path, sql: str) -> Iterator[Entry]:
 def _steadily(
     folder: Path, read: Callable[[sqlite3.Connection], _Found]
 ) -> tuple[_Found, Holder | None]:
-    """Return what `read` finds while nothing changes, and the driver at work."""
+    """Return what `read` finds while nothing changes, and the running driver."""
     path = folder / NAME
     try:
         is_there = path.is_file() and path.stat().st_size > 0
@@ -178,7 +184,7 @@ def _steadily(
 def _look(
     folder: Path, read: Callable[[sqlite3.Connection], _Found]
 ) -> tuple[_Found, Holder | None] | None:
-    """Read the ledger once; None if somebody wrote meanwhile."""
+    """Read the ledger once; None if it was written to meanwhile."""
     path = folder / NAME
     try:
         before = _version(path)
@@ -190,7 +196,8 @@ def _look(
             with in_words(path):
                 found = _read(path, _LOOK, read) if quiet else _read_copy(folder, read)
         except LedgerError:
-            # Torn pages look like damage; it is only if nobody wrote meanwhile.
+            # Half-written pages look like damage; it is damage only if there was no write
+            # meanwhile.
             if _is_quiet(folder) == quiet and _version(path) == before:
                 raise
             return None
@@ -200,7 +207,7 @@ def _look(
 
 
 def _version(path: Path) -> tuple[bytes, int, int]:
-    """What differs after a commit: the header's user version; size and time see a rollback too."""
+    """Return what changes with a commit (the user version) or a rollback (size and time)."""
     with path.open("rb") as file:
         header = file.read(64)
     status = path.stat()
@@ -234,5 +241,5 @@ def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) 
 def _unreadable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
         f"the ledger {path} cannot be read: {error.strerror}\n"
-        "  Nothing was changed. See to its permissions or the disk."
+        "  Nothing was changed. Check its permissions and the disk."
     )

@@ -1,12 +1,12 @@
 """Outputs in a bucket, or any other fsspec store: uploaded, then committed.
 
     function ── out.file("a.flac") ──> a local scratch file           (worker)
-    the input ends well ─────────────> uploaded to its final name     (worker)
+    the input succeeds ──────────────> uploaded to its final name     (worker)
     ledger.record ───────────────────> the commit point               (driver)
-    now and then ────────────────────> a copy of the ledger           (driver)
+    periodically ────────────────────> a copy of the ledger           (driver)
 
-An object is whole or not there, but one may be there that the ledger does not know: of an input
-whose worker died between the upload and the commit. The input is redone, and overwrites it.
+An object is complete or absent, but there may be one that the ledger does not know, if a worker
+died between the upload and the commit. That input is redone, and overwrites it.
 The ledger, its lock and the scratch files are in a local folder that belongs to the URL.
 """
 
@@ -27,7 +27,7 @@ from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.ledger_copy import LEDGER, LedgerCopy, read_run
-from forebay.jobs.ledger.records import Chore, OutputFile, Unpublished
+from forebay.jobs.ledger.records import FileChange, OutputFile, Unpublished
 from forebay.jobs.ledger.snapshot import read_snapshot
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE, recorded_name
@@ -39,14 +39,14 @@ class Bucket:
     """The driver's end of an output URL.
 
     Attributes:
-        private: The local folder of the ledger, its lock, and whatever is on its way.
+        private: The local folder of the ledger, its lock, and files that are being sent.
     """
 
     def __init__(self, url: str) -> None:
         """Make the local folder that belongs to the URL.
 
         Raises:
-            OutputError: The URL's file system is not there, or the local folder cannot be made.
+            OutputError: There is no such file system, or the local folder cannot be created.
         """
         self._store = Store(url)
         self._local = OutputFolder(_local_folder(self._store))
@@ -66,7 +66,7 @@ class Bucket:
             try:
                 yield ledger
             except BaseException:
-                with suppress(ForebayError):  # what is on its way out tells more
+                with suppress(ForebayError):  # the exception that is being raised says more
                     self._copy.leave(ledger)
                 raise
             self._copy.leave(ledger)
@@ -80,10 +80,10 @@ class Bucket:
         return Uploads(self._store, self._local.staging())
 
     def flush(self) -> None:
-        """Do nothing, for what is uploaded is durable; but stop if another machine took over."""
+        """Only check that no other machine took over: uploaded files are durable."""
         self._copy.check()
 
-    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+    def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
         """Remove objects as the ledger says. Safe to do twice.
 
         Returns:
@@ -92,7 +92,7 @@ class Bucket:
         Raises:
             LedgerError: A name leads out of the folder; nothing was touched.
         """
-        self._store.remove([recorded_name(one.name) for one in chores if one.staged is None])
+        self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
         return []
 
     def size(self, name: str) -> int | None:
@@ -104,10 +104,10 @@ class Bucket:
         return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
-        """Have a table written to a local path, and upload it.
+        """Call `write` with a local path, and upload the file.
 
         Raises:
-            FileExistsError: An object has its name, and it is not to replace that.
+            FileExistsError: There is an object with that name, which may not be replaced.
         """
         if not replaces and self.size(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.locate(name))
@@ -134,16 +134,16 @@ class Uploads:
         self._staging = staging
 
     def open(self, worker: int) -> None:
-        """Make this worker's own folder, and find the store."""
+        """Create this worker's folder, and connect to the store."""
         self._staging.open(worker)
         self._store.open()
 
     def begin(self) -> Output:
-        """Return the `out` of one input, with a folder of its own."""
+        """Return the `out` of one input, with a new folder."""
         return _Scratch(tempfile.mkdtemp(dir=self._staging.folder))
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
-        """Upload what one input made to where it belongs.
+        """Upload the files of one input to their final names.
 
         Raises:
             OutputError: The store takes other files, but not these.
@@ -162,7 +162,7 @@ class Uploads:
                 self._store.remove([probe])
             except OutputError as error:
                 raise Refusal("environment") from error
-            self._store.upload(paths)  # if it fails again, it is the files, or their names
+            self._store.upload(paths)  # if it fails again, the cause is in the files or their names
         output.discard()
         return tuple(OutputFile(file.name, file.size) for file in files)
 
@@ -172,7 +172,7 @@ class Uploads:
 
 
 class _Scratch(Output):
-    """An `out` whose files lie in a folder that goes with them."""
+    """An `out` with a folder that is removed together with its files."""
 
     def discard(self) -> None:
         super().discard()
@@ -184,7 +184,7 @@ def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
     """Find the newest ledger of a URL: the local one, or else a copy of that in the bucket.
 
     Yields:
-        The folder that holds the ledger, and the driver at work as the bucket knows it.
+        The folder that holds the ledger, and the running driver according to the bucket.
 
     Raises:
         LedgerError: There is none.
@@ -204,7 +204,7 @@ def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
                 f"{store.url} holds no ledger: it is not an output of forebay's\n"
                 "  Give the URL that was given as `output`."
             )
-        yield Path(scratch), None if there is None else there.holder
+        yield Path(scratch), None if there is None else there.live_holder
 
 
 def _is_written(path: Path) -> bool:

@@ -5,8 +5,8 @@
 
 A commit begins half a second after the last one, or sooner when many results wait, so a kill of
 this process costs at most that much finished work, and a result costs little however small it is.
-The flush is a wait for the disk and nothing else, so a thread does it while the loop goes on
-feeding the workers. (Not so the renames: a thread of many short system calls waits for the
+The flush only waits for the disk, so a thread does it while the loop continues to send tasks. (The
+renames are in the loop: a thread of many short system calls waits for the
 interpreter lock at each of them, and took three times as long.) One commit is under way at a time.
 """
 
@@ -25,24 +25,26 @@ from forebay.jobs.outputs.output_places import OutputPlace
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
-# While a commit is under way, how often the loop looks whether its thread is through.
+# While a commit is in progress, how often the loop checks whether its thread has finished.
 LOOK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit did.
+    """The outcome of one commit.
 
     Attributes:
-        delivered: The inputs whose results it took in.
+        delivered: The inputs whose results it contains.
         done: How many more inputs are done, less those that were withdrawn.
         failed: How many more have failed.
-        refused: Inputs that came through and failed all the same, for the names they chose.
+        metadata: What the ledger records of each delivered input, as JSON.
+        refused: Inputs that were processed, but failed because of the names that they chose.
     """
 
     delivered: list[int]
     done: int
     failed: int
+    metadata: list[str]
     refused: list[FailedInput]
 
 
@@ -59,11 +61,13 @@ class Commits:
         self._retrying: dict[int, FailedInput] = {}
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
-        self._is_publishing = False  # the next record would forget what is not published yet
+        self._is_publishing = (
+            False  # the next `record` would delete file changes that are not performed yet
+        )
         self._last = time.monotonic()
 
     def add(self, outcome: Command) -> None:
-        """Take in what the engine delivered."""
+        """Add an outcome of the engine to the next commit."""
         match outcome:
             case DeliverResult():
                 files, metadata = outcome.result
@@ -93,7 +97,7 @@ class Commits:
         return max(self._last + COMMIT_S - time.monotonic(), 0.0)
 
     def go_on(self, at_once: bool = False) -> Commit | None:
-        """Begin a commit if one is due, or end the one under way if it can be; return it then.
+        """Begin a commit if one is due, or finish the one in progress if possible, and return it.
 
         Args:
             at_once: Commit everything now, and wait for it.
@@ -116,13 +120,13 @@ class Commits:
         try:
             flushing.result()
             if at_once and self._batch < len(self._done):
-                return self.go_on(at_once)  # more came in since that flush began
+                return self.go_on(at_once)  # there are more results since that flush began
             return self._commit()
         except OSError as error:
             raise _unable(error) from error
 
     def close(self) -> int:
-        """Commit what is left, failures that were still to be tried again too; return how many.
+        """Commit what is left, including failures that would have been retried; return the number.
 
         Nothing is committed after a commit that could not be published: the next run does that.
         """
@@ -137,23 +141,25 @@ class Commits:
         """Record and publish what was collected when the flush began."""
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
         recorded = self._ledger.record(delivered, failed)
-        late, chores = recorded.failed[len(failed) :], recorded.chores
+        late, file_changes = recorded.failed[len(failed) :], recorded.file_changes
         self._is_publishing = True
-        while unpublished := self._folder.perform(chores):
+        while unpublished := self._folder.perform(file_changes):
             taken_back = self._ledger.take_back(unpublished)
-            late, chores = [*late, *taken_back.failed], taken_back.chores
+            late, file_changes = [*late, *taken_back.failed], taken_back.file_changes
         self._is_publishing = False
         self._done, self._failed = self._done[self._batch :], {}
         self._folder.keep(self._ledger)
         self._last = time.monotonic()
         ordinals = [done.ordinal for done in delivered]
-        return Commit(ordinals, len(delivered) - len(late), len(failed) + len(late), late)
+        metadata = [done.metadata for done in delivered]
+        lost = len(late)
+        return Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
 
 
 def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
-    """Do what the ledger has pending: renames and removals that a run left to be done.
+    """Perform the file changes that the ledger has pending.
 
-    A file that cannot be given its name costs its input, which is recorded as failed.
+    If a file cannot be given its name, its input is recorded as failed.
 
     Returns:
         The names of those files.
@@ -163,16 +169,16 @@ def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
     """
     names: list[str] = []
     try:
-        while chores := ledger.chores():
-            # Were it done only after, an older copy would know of outputs that are gone.
+        while file_changes := ledger.file_changes():
+            # Otherwise an older copy would list outputs that no longer exist.
             folder.keep(ledger, now=True)
-            unpublished = folder.perform(chores)
+            unpublished = folder.perform(file_changes)
             folder.flush()
             if unpublished:
                 ledger.take_back(unpublished)
                 names += [one.name for one in unpublished]
             else:
-                ledger.clear_chores()
+                ledger.clear_file_changes()
     except OSError as error:
         raise _unable(error) from error
     folder.clean()

@@ -1,16 +1,17 @@
 """The driver's end of a local output folder: staged files get their names once the ledger has them.
 
     function ── out.file("a.flac") ──> .forebay/staging/w0/a.flac     (worker)
-    the input ends well ─────────────> reported, not yet visible      (worker)
+    the input succeeds ──────────────> reported, not yet visible      (worker)
     flush ───────────────────────────> every staged byte is on disk   (driver)
     ledger.record ───────────────────> the commit point               (driver)
     perform ─────────────────────────> pieces/a.flac                  (driver)
 
 A kill before the record leaves staged files, which the next run removes; a kill after it leaves
-chores in the ledger, which the next run performs. Neither leaves a torn or an unknown file.
+file changes in the ledger, which the next run performs. Neither leaves a partial or an unknown
+file.
 
-A file gets its name only if nothing has that name: what the ledger does not know is never
-overwritten, whenever it came there. And only if no symbolic link is on the way to it.
+A file gets its name only if nothing has that name, so a file that the ledger does not know is never
+overwritten; and only if no folder on its path is a symbolic link.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.errors import OutputError
-from forebay.jobs.ledger.records import Chore, Unpublished
+from forebay.jobs.ledger.records import FileChange, Unpublished
 from forebay.jobs.outputs.output_names import (
     PRIVATE,
     STAGING,
@@ -43,7 +44,7 @@ from forebay.jobs.outputs.staged_output import Staging
 if TYPE_CHECKING:
     from forebay.jobs.ledger.ledger import Ledger
 
-# Errors of a rename that are due to the file's name. Any other is the disk's.
+# Errors of a rename that are due to the file's name. All others are errors of the disk.
 _OF_THE_NAME = frozenset(
     {
         *(errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
@@ -92,7 +93,7 @@ class OutputFolder:
         self._real = os.path.realpath(path)
 
     def _refuse_foreign(self) -> None:
-        """Raise OutputError if forebay's own files are links, or nothing that can be a file."""
+        """Raise OutputError if forebay's own files are links, pipes or devices."""
         odd = self.private if self.private.is_symlink() else None
         if odd is None and self.private.is_dir():
             with os.scandir(self.private) as entries:
@@ -120,14 +121,14 @@ class OutputFolder:
         return Ledger.open(self.private, command)
 
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:
-        """Do nothing: the ledger lies beside its outputs."""
+        """Do nothing: the ledger is in the output folder."""
 
     def staging(self) -> Staging:
         """Return what the workers need to write here."""
         return Staging(self.path.absolute())
 
     def flush(self) -> None:
-        """Bring everything written below the folder to disk, contents and names."""
+        """Flush everything written below the folder to disk, contents and names."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             if sys.platform != "linux":
@@ -138,11 +139,11 @@ class OutputFolder:
         finally:
             os.close(descriptor)
 
-    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+    def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
         """Remove and publish files as the ledger says, removals first. Safe to do twice.
 
         A name that is removed and published is replaced in one step. Folders that removals leave
-        empty are removed, too: their names may be those of files next.
+        empty are removed, too: a file may have that name next.
 
         Returns:
             What could not be published, and why.
@@ -152,11 +153,11 @@ class OutputFolder:
             OSError: The disk is full or broken.
         """
         removed, published = set(), []
-        for chore in chores:
-            if chore.staged is None:
-                removed.add(removable_name(chore.name))
+        for file_change in file_changes:
+            if file_change.staged is None:
+                removed.add(removable_name(file_change.name))
             else:
-                published.append((recorded_name(chore.name), staged_name(chore.staged)))
+                published.append((recorded_name(file_change.name), staged_name(file_change.staged)))
         self._remove(removed - {name for name, _ in published})
         outcomes = [self._publish(name, staged, name in removed) for name, staged in published]
         return [each for each in outcomes if each is not None]
@@ -167,7 +168,7 @@ class OutputFolder:
             parent = os.path.dirname(name)
             if self._leads_elsewhere(parent) is not None:
                 continue
-            # Gone already, or something that is not ours.
+            # It is already gone, or not a file of forebay's.
             with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(f"{self._root}/{name}")
             if not name.startswith(f"{PRIVATE}/"):
@@ -182,7 +183,7 @@ class OutputFolder:
                 parent = os.path.dirname(parent)
 
     def _publish(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
-        """Give a staged file its name; return why, if that cannot be."""
+        """Give a staged file its name; return the reason if that is impossible."""
         final, parent = f"{self._root}/{name}", os.path.dirname(name)
         elsewhere = self._leads_elsewhere(parent)
         if elsewhere is not None:
@@ -215,7 +216,7 @@ class OutputFolder:
         return Unpublished(name, staged, reason)
 
     def _obstacle(self, name: str, error: OSError) -> str:
-        """Return in words what stands in the way of a file."""
+        """Return why a file cannot have its name, as a message."""
         path = next(
             (one for one in folders_of(name) if not os.path.isdir(f"{self._root}/{one}")), None
         )
@@ -237,13 +238,13 @@ class OutputFolder:
         )
 
     def _leads_elsewhere(self, folder: str) -> str | None:
-        """Return where a folder really is, if a symbolic link is on the way; None if none is."""
+        """Return the real path of a folder behind a symbolic link; None without a link."""
         if folder in self._plain:
             return None
         real = os.path.realpath(f"{self._root}/{folder}")
         if real != os.path.join(self._real, folder):
             return real
-        if os.path.isdir(real):  # else a link may yet be made there
+        if os.path.isdir(real):  # otherwise a link may still be created there
             self._plain.add(folder)
         return None
 
@@ -251,7 +252,7 @@ class OutputFolder:
         """Return a published file's bytes; None if there is none.
 
         Raises:
-            OutputError: It cannot be seen whether there is one.
+            OutputError: It cannot be determined whether there is one.
         """
         try:
             return os.lstat(os.path.join(self.path, name)).st_size
@@ -278,10 +279,10 @@ class OutputFolder:
         return [(name, self.size(name) or 0) for name in sorted(names)]
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
-        """Have a table written, and publish it in one step.
+        """Call `write` with a staging path, and publish the table in one step.
 
         Raises:
-            FileExistsError: Something has its name, and it is not to replace that.
+            FileExistsError: There is a file with that name, which may not be replaced.
         """
         staged = self.private / name
         write(staged)
@@ -300,5 +301,5 @@ class OutputFolder:
 def _unreadable(error: OSError) -> OutputError:
     return OutputError(
         f"{error.filename!r} cannot be read: {error.strerror}\n"
-        "  Nothing was changed. See to its permissions or the disk, and make the same call again."
+        "  Nothing was changed. Check its permissions and the disk, and make the same call again."
     )

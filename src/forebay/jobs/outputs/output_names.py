@@ -3,7 +3,7 @@
     out.file("a/../../x")            asked_name ─────> OutputError, in the worker
     ledger: "../../x", "/etc/x"      recorded_name ──> LedgerError, before a path is made of it
 
-Whoever wrote the ledger, no name in it reaches a file outside of the output folder.
+No name in a ledger, even a malicious one, reaches a file outside of the output folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from forebay.errors import LedgerError, OutputError, shortened
 from forebay.options import TABLE_FORMATS
 
-# forebay's own folder inside every output folder, and where files wait in it.
+# forebay's own folder inside every output folder, and the staging folder in it.
 PRIVATE = ".forebay"
 STAGING = f"{PRIVATE}/staging"
 
@@ -24,22 +24,22 @@ def table_name(form: str) -> str:
     return f"metadata.{form}"
 
 
-# First parts of names that outputs cannot have. Some file systems do not tell "A" from "a".
+# First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
 _OWN = frozenset([PRIVATE, *map(table_name, TABLE_FORMATS)])
 
 
 def normalized(name: object) -> str:
-    """Return a relative name in its one spelling: "a/b" for "a//./b".
+    """Return a relative name in normal form: "a/b" for "a//./b".
 
     Raises:
-        ValueError: It is not the name of a file inside of a folder; says why.
+        ValueError: It is not the name of a file inside a folder; the message says why.
     """
     if not isinstance(name, str) or not name:
         raise ValueError("is not the name of a file")
     if "\0" in name:
         raise ValueError("holds a NUL character")
     if "/" not in name and name[0] != ".":
-        return name  # the usual case, and the quick one
+        return name  # a fast path for the usual case
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         raise ValueError("would leave the output folder")
@@ -82,7 +82,7 @@ def recorded_name(name: object) -> str:
 
 
 def staged_name(name: object) -> str:
-    """Return where a ledger says that a file waits.
+    """Return the path of a staged file that a ledger holds.
 
     Raises:
         LedgerError: It is not in the staging folder; the ledger was not written by forebay.
@@ -107,7 +107,7 @@ def removable_name(name: object) -> str:
 
 
 def folders_of(name: str) -> list[str]:
-    """Return every folder that a name lies in: "a" and "a/b" for "a/b/c"."""
+    """Return every folder that contains a name: "a" and "a/b" for "a/b/c"."""
     return [name[:at] for at, character in enumerate(name) if character == "/"]
 
 

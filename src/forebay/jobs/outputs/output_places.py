@@ -1,4 +1,4 @@
-"""Where outputs go: what a run asks of a place, be it a folder or a bucket."""
+"""The interface of an output location: a local folder or a bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from forebay.errors import OptionError
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import Chore, Input, Unpublished
+from forebay.jobs.ledger.records import FileChange, Input, Unpublished
 from forebay.jobs.ledger.snapshot import Snapshot, read_snapshot
 from forebay.jobs.outputs.bucket import Bucket, newest_copy
 from forebay.jobs.outputs.output_folder import OutputFolder
@@ -24,10 +24,10 @@ _LOCAL = ("file://", "local://")
 
 
 class OutputPlace(Protocol):
-    """The driver's end of wherever the outputs go.
+    """The driver's side of an output location.
 
     Attributes:
-        private: A local folder of forebay's own, for what is on its way.
+        private: forebay's own local folder, for staged files.
     """
 
     private: Path
@@ -37,16 +37,16 @@ class OutputPlace(Protocol):
         ...
 
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:
-        """See to it that the ledger outlives this machine, if the place does."""
+        """Copy the ledger to a bucket, so that it survives the loss of this machine."""
 
     def staging(self) -> WorkerEnd:
         """Return what the workers need to write here."""
         ...
 
     def flush(self) -> None:
-        """Make durable what was written here."""
+        """Flush what was written to disk."""
 
-    def perform(self, chores: Sequence[Chore]) -> list[Unpublished]:
+    def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
         """Remove and publish files; return those that cannot be published."""
         ...
 
@@ -59,14 +59,14 @@ class OutputPlace(Protocol):
         ...
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
-        """Have a table written, and publish it; raise FileExistsError if it may not replace one."""
+        """Write and publish a table; raise FileExistsError if it may not replace a file."""
 
     def locate(self, name: str) -> Path | str:
         """Return where a published file is: a path, or a URL."""
         ...
 
     def clean(self) -> None:
-        """Remove everything that was on its way."""
+        """Remove all staged files."""
 
 
 def open_place(output: str | os.PathLike[str]) -> OutputPlace:
@@ -84,7 +84,7 @@ def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder
     """Find the ledger of a place, to be read from outside with `forebay.jobs.ledger.snapshot`.
 
     Yields:
-        The local folder that holds it, and the driver at work where the lock is elsewhere.
+        The local folder that holds it, and the running driver if the lock is elsewhere.
 
     Raises:
         LedgerError: There is none.
@@ -109,7 +109,7 @@ def look_at(output: str | os.PathLike[str]) -> Snapshot:
 
 
 def local_path(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as text, a URL of this machine's own files as their path."""
+    """Return a path or URL as a string; a file:// URL as a path."""
     text = os.path.expanduser(os.fspath(output))
     if not text.startswith(_LOCAL) or "::" in text:
         return text
@@ -119,9 +119,9 @@ def local_path(output: str | os.PathLike[str]) -> str:
 
 
 def local_inputs(inputs: Any) -> tuple[str, ...]:
-    """Return local paths that whoever can read the inputs can see: one of them, or their folder.
+    """Return local paths that every node must see: one of the inputs, or their folder.
 
-    The folder may be there where its contents are not: as a mount point without its mount.
+    Both are checked, since an unmounted folder exists but is empty.
     """
     first = inputs
     if isinstance(inputs, list | tuple) and inputs:
@@ -153,7 +153,7 @@ def check_in_reach(text: str, options: PreprocessOptions) -> None:
 
 
 def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
-    """Pass the inputs on, having checked that the workers can get at them."""
+    """Yield the inputs after checking that the workers can read them."""
     for each in listed:
         if "://" in each.source:
             check_in_reach(each.source, options)

@@ -1,4 +1,4 @@
-"""Renaming a file to a name that is free, in one step: what stands there is never overwritten.
+"""Renaming a file to a free name in one step, so that an existing file is never overwritten.
 
 renameat2(RENAME_NOREPLACE)   Linux: ext4, XFS, Btrfs, tmpfs, overlayfs and others
 link, then unlink             where there are hard links instead: NFS, macOS
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _AT_FDCWD, _NOREPLACE = -100, 1
-# What a file system or kernel without an operation answers.
+# Errors of a file system or kernel that lacks an operation.
 _UNSUPPORTED = frozenset(
     {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK}
 )
@@ -31,7 +31,7 @@ _renameat2 = _c_function()
 
 
 def rename_new(old: str, new: str) -> None:
-    """Rename a file to a name that nothing has yet.
+    """Rename a file to a name that is free.
 
     Raises:
         FileExistsError: Something has that name; both are as they were.
@@ -63,7 +63,7 @@ def _by_link(old: str, new: str) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except FileExistsError:
-        # NFS may have made the link and lost the answer; or a kill came before the unlink.
+        # NFS may have created the link and lost the reply; or a kill came before the unlink.
         if not os.path.samestat(os.lstat(old), os.lstat(new)):
             raise
     with suppress(FileNotFoundError):

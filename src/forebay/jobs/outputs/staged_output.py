@@ -1,6 +1,6 @@
 """A worker's end of a local output folder: files are staged until the driver publishes them.
 
-See `output_folder.py` for how a file comes to its name.
+See `output_folder.py` for how a file gets its final name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from forebay.jobs.outputs.output_names import PRIVATE, STAGING, asked_name, fold
 class Output:
     """What a function receives as `out`: the way to name the files that it makes.
 
-    Its paths are valid until the function returns (for a generator: is exhausted).
+    Its paths are valid until the function returns (for a generator: until it is exhausted).
     """
 
     def __init__(self, folder: str) -> None:
         """Stage files in `folder`."""
         self.folder = folder
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
-        self._paths: dict[str, Path] = {}  # the other way round
+        self._paths: dict[str, Path] = {}  # final name -> staged path
         self._folders: dict[str, str] = {}  # folders that the names need -> one of those names
 
     def file(self, name: str | os.PathLike[str]) -> Path:
@@ -38,7 +38,7 @@ class Output:
 
         Raises:
             OutputError: The name is absolute, leaves the output folder or is forebay's own; or
-                this input needs a file and a folder of one name.
+                this input needs a file and a folder of the same name.
         """
         final = asked_name(name)
         if final in self._paths:
@@ -55,7 +55,7 @@ class Output:
         path = f"{self.folder}/{final}"
         number = 0
         while not _make_room(path, alone=not number and "/" not in final):
-            number += 1  # an earlier input's is there, reported and not yet published
+            number += 1  # that of an earlier input, not published yet
             path = os.path.join(self.folder, f"{PRIVATE}{number}", final)
         self._names[path] = final
         self._paths[final] = Path(path)
@@ -92,7 +92,7 @@ class Output:
         return tuple(files)
 
     def discard(self) -> None:
-        """Remove what was staged; for an input that failed."""
+        """Remove the staged files of an input that failed."""
         for staged in self._names:
             try:
                 os.unlink(staged)
@@ -106,7 +106,7 @@ class Output:
 
 
 def _make_room(path: str, alone: bool) -> bool:
-    """Make the folder of a path, unless it is there (`alone`); return whether the path is free."""
+    """Create the folder of a path unless it exists (`alone`); return whether the path is free."""
     if os.path.lexists(path):
         return False
     if not alone:
@@ -125,12 +125,12 @@ class Staging:
         self._root = str(root)
         self._driver = os.uname().nodename
         self._is_far = False
-        # Not a mere number: a thread that a former run abandoned may still write to its own.
+        # Not just a number: an abandoned thread of an earlier run may still write to its folder.
         self._run = os.urandom(4).hex()
         self.folder = ""
 
     def open(self, worker: int) -> None:
-        """Make this worker's own folder."""
+        """Create this worker's folder."""
         self.folder = os.path.join(self._root, STAGING, f"{self._run}-{worker}")
         os.makedirs(self.folder, exist_ok=True)
         self._is_far = os.uname().nodename != self._driver
@@ -140,9 +140,9 @@ class Staging:
         return Output(self.folder)
 
     def commit(self, output: Output) -> tuple[OutputFile, ...]:
-        """Return what one input made, staged and waiting for the driver."""
+        """Return the staged files of one input."""
         files = output.collect(self._root)
-        if self._is_far:  # the driver's flush does not reach what this machine holds back
+        if self._is_far:  # the driver's flush does not reach this machine's page cache
             for file in files:
                 _flush(os.path.join(self._root, file.staged or ""))
         return files

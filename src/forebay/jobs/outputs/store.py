@@ -1,7 +1,7 @@
-"""A folder of any fsspec file system, in the few words forebay needs, and its errors in words.
+"""A folder of any fsspec file system: the operations that forebay needs, with readable errors.
 
-Whatever a store raises on writing (each has exceptions of its own) is an `OutputError` here;
-"there is no such file" is an answer and no error.
+Every exception on writing (each store has its own) becomes an `OutputError`; a missing file is a
+result, not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Store:
-    """The folder that a URL names. Travels by pickle as its URL, and is opened where it is used.
+    """The folder that a URL names. Pickled as its URL, and opened when it is first used.
 
     Args:
         url: The folder, such as "s3://bucket/pieces".
@@ -29,7 +29,7 @@ class Store:
         self._opened: tuple[Any, str] | None = None
 
     def __getstate__(self) -> str:
-        """Travel closed: connections and event loops belong to one process."""
+        """Leave out the connection, which belongs to one process."""
         return self.url
 
     def __setstate__(self, url: str) -> None:
@@ -46,7 +46,7 @@ class Store:
 
     @property
     def canonical_url(self) -> str:
-        """The URL in the one spelling of its file system."""
+        """The URL in the normal form of its file system."""
         if "::" in self.url:
             return self.url
         return str(self._system.unstrip_protocol(self._root))
@@ -69,7 +69,7 @@ class Store:
         self._in_words("written", lambda: self._system.pipe_file(self._key(name), data))
 
     def upload(self, files: Sequence[tuple[str, str]]) -> None:
-        """Write files, each given as its local path and its name, at once where the store can."""
+        """Write files, given as pairs of local path and name, in parallel if the store can."""
         system = self._system
         local = [path for path, _ in files]
         keys = [self._key(name) for _, name in files]
@@ -107,7 +107,7 @@ class Store:
             return True
 
         if many and self._if_there("changed", remove_many) is None:
-            single += many  # one was gone, and what became of the others is unknown
+            single += many  # one was missing, and it is unknown whether the others were removed
         for key in single:
             self._if_there("changed", partial(system.rm_file, key))
 

@@ -6,14 +6,14 @@
           ├─ list of a kind ─────┤
           └─ struct of kinds ────┘
 
-Kinds join upwards; the result does not depend on the order of the values, except that the fields
-of a struct stand in the order in which they first appear. What has no common type is `mixed`: text
+Kinds join upwards; the result does not depend on the order of the values, except that the fields of
+a struct stand in the order in which they first appear. What has no common type is `mixed`: a string
 that holds each value as JSON (a string in its quotes), so nothing is lost and nothing is guessed.
-Mixed too are: integers beyond 64 bits, which no table format keeps; structs without any field,
-with two fields that are the same once they are escaped (see `table_reader.py`), or with more than
-256 different ones, which are dictionaries of data rather than records.
-A column of nothing but nulls is text. NaN and the infinities are floats; an integer among floats
-becomes one, exact up to 2**53.
+Mixed too are: integers beyond 64 bits, which no table format keeps; structs without any field, with
+two fields that are the same once they are escaped (see `table_reader.py`), or with more than 256
+different ones, which are dictionaries of data rather than records. A column of nothing but nulls is
+a string column. NaN and the infinities are floats; an integer among floats becomes one, exact up to
+2**53.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def widen_row(kinds: dict[str, Kind], row: Row) -> None:
     """Widen each column's kind by its value in `row`; new columns come at the end."""
     for name, value in row.items():
         kind = kinds.get(name, NULL)
-        if type(value) is not str or kind is not STR:  # most columns of most tables are text
+        if type(value) is not str or kind is not STR:  # most columns hold strings
             kinds[name] = widen(kind, value)
 
 

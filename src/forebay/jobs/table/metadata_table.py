@@ -1,16 +1,16 @@
-r"""The metadata table: what each input gave, in input order, the same bytes always.
+r"""The metadata table: the rows of each input, in input order; identical bytes in every run.
 
     pass 1   read every row, find the columns and their kinds
     pass 2   read every row again (a short table's are kept from pass 1), write it
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
 Nothing in the file depends on when, how often or by how many workers the inputs were done. The
-rows pass by in groups of 65,536, so memory does not grow with the table.
+rows are read in groups of 65,536, so memory does not grow with the table.
 
-JSONL keeps each value as the function returned it; CSV and parquet have one kind a column, as
-`column_kinds.py` finds it. NaN and the infinities are kept as floats, but JSON has no such number,
-so they are null in JSONL and in all text that holds JSON. Text that is not Unicode, such as the
-bytes of a foreign file name, is written with backslash escapes (`\udcff`).
+JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
+determined by `column_kinds.py`. NaN and the infinities are kept as floats, but JSON has no such
+number, so they are null in JSONL and in all strings that hold JSON. A string that is not Unicode,
+such as the bytes of a foreign file name, is written with backslash escapes (`\udcff`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
     """Write the table in one step, replacing an earlier one, and return how many rows it has.
 
     Args:
-        path: The file; half a table is never seen under this name.
+        path: The file; never contains a part of a table.
         fmt: "parquet", "csv" or "jsonl".
         columns: The manifest's columns.
         records: Called once or twice, for the same sequence of (source, the manifest's row as a
             JSON object or None, metadata as a JSON list of objects). A key of the metadata that
-            is also a column takes its place in that row.
+            is also a column replaces the column's value.
 
     Raises:
         OutputError: The file cannot be written.
@@ -79,7 +79,7 @@ def _rows(
         for source, text, metadata in records:
             listed = {} if text is None else json.loads(text)
             row = {name: listed.get(name) for name in columns}
-            # What the manifest calls so is this stage's source, if anything.
+            # A manifest's `destination` is this step's source, if anything.
             row["destination"] = None
             if source != "":  # the manifest has a path column
                 row["source"] = source
@@ -104,8 +104,8 @@ def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row])
 
 
 def _write_csv(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
-    # With "\r\n" as its line end the module quotes either of the two wherever it stands in a cell;
-    # with "\n" some Pythons leave a lone "\r" bare.
+    # With "\r\n" as its line end the module quotes cells with either character; with "\n" some
+    # versions of Python do not quote a single "\r".
     writer = csv.writer(_Lines(file), lineterminator="\r\n")
     writer.writerow(kinds)
     for row in rows:
@@ -122,7 +122,7 @@ _WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}
 
 
 class _Lines:
-    """What a csv.writer writes to: each row comes as one text with its line end of two."""
+    r"""The file of a csv.writer, which writes each row as one string that ends in "\r\n"."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -140,7 +140,7 @@ def _cell(value: Any, kind: Kind) -> Any:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write that takes its place at `path` in one durable step, or not at all."""
+    """Yield a file that replaces `path` in one durable step, or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -23,7 +23,7 @@ GROUP_ROWS = 65_536
 
 
 def find_table(table: str | os.PathLike[str]) -> Path:
-    """Return the path of a metadata table, given itself or the folder that it lies in.
+    """Return the path of a metadata table, given the path itself or its folder.
 
     Raises:
         InputError: There is none.
@@ -52,12 +52,12 @@ def find_table(table: str | os.PathLike[str]) -> Path:
 def read_table(path: Path) -> pyarrow.Table:
     """Return a metadata table as pyarrow has it.
 
-    A parquet file says its types. A JSONL file gives the table that the parquet file would have
+    A Parquet file has types. A JSONL file gives the same table as the Parquet file would have
     given. A CSV file holds strings alone: a column is bool, int64 or double if all its cells are
     written like that, and an empty cell is null. Blank lines of CSV and JSONL are skipped.
 
     Raises:
-        InputError: There is no such file, or it is torn.
+        InputError: There is no such file, or it is damaged.
     """
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
@@ -68,7 +68,7 @@ def read_table(path: Path) -> pyarrow.Table:
         return reader(path)
     except Exception as error:  # pyarrow's errors have no common root
         if path.suffix.lower() != ".parquet":
-            # Reading it as a manifest says in which line it is torn.
+            # Reading it as a manifest names the damaged line.
             for _ in open_manifest(str(path), lambda: path.open("rb"), None):
                 pass
         raise InputError(
@@ -117,12 +117,12 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
 
 
 def encoded(text: str) -> bytes:
-    """Return text as UTF-8, with backslash escapes for what is not Unicode."""
+    """Return a string as UTF-8, with backslash escapes for what is not Unicode."""
     return text.encode(errors="backslashreplace")
 
 
 def _clean(value: Any) -> Any:
-    """Return a value whose text is Unicode, with escapes where it was not."""
+    """Return a value in which all strings are Unicode, with escapes where they were not."""
     if isinstance(value, str):
         return encoded(value).decode()
     if isinstance(value, list):
@@ -188,11 +188,11 @@ def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         ("^(-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf)$", pyarrow.float64()),
     )
     for pattern, kind in shapes:
-        # All of no cells are of any shape: a column without a value stays text.
+        # A column without a value would match every type; it stays a string column.
         if (
             cells.null_count < len(cells)
             and pyarrow.compute.all(pyarrow.compute.match_substring_regex(cells, pattern)).as_py()
         ):
-            with suppress(pyarrow.ArrowInvalid):  # an integer beyond 64 bits stays text
+            with suppress(pyarrow.ArrowInvalid):  # integers beyond 64 bits stay strings
                 return cells.cast(kind)
     return cells

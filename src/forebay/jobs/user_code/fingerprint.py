@@ -7,7 +7,7 @@ The two are one walk, since each leads to the other: a parameter may be a functi
 brings parameters in its closure. `source_code.py` finds code; `values.py` takes values apart.
 
 Two processes describe equal work equally (no addresses, no order of sets, no line numbers).
-Nothing of the user's is called but its pickling protocol, and nothing raises.
+No user code is called except pickling methods, and no exception is raised.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOST_NAMES = 8  # in one line
 _WEIGHTS = "weights."  # begins the names of an nn.Module's
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
 _CODE = (type, FunctionType)
-_SCALARS = frozenset({str, int, float})  # looked for first: there may be a million of them
+_SCALARS = frozenset({str, int, float})  # checked first, since there may be a million of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Fingerprint:
     Attributes:
         name: For messages, such as "split.py:split_audio".
         reference: Where to find it again, "/there/split.py:split_audio" or
-            "package.module:split_audio"; None for what has no place of its own: a lambda, a local
+            "package.module:split_audio"; None if it has no importable name: a lambda, a local
             function, a partial, a Dataset or other object, a notebook's function.
         code: Pairs of a label ("split.py:windows") and a text: source, or a hash without it.
         parameters: Pairs of a name and a JSON value, or "sha256:..." of a large or opaque one.
@@ -80,7 +80,7 @@ class Fingerprint:
     parameters: tuple[tuple[str, str], ...]
 
     def to_json(self) -> str:
-        """Return it as ASCII text for the ledger."""
+        """Return it as an ASCII string for the ledger."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -88,7 +88,7 @@ class Fingerprint:
         """Return what `to_json` wrote.
 
         Raises:
-            LedgerError: The text is damaged.
+            LedgerError: The string is damaged.
         """
         try:
             found = json.loads(text)
@@ -105,9 +105,9 @@ class Fingerprint:
 def describe(work: object) -> Fingerprint:
     """Describe a function, a callable object, or a map-style Dataset.
 
-    The user's own code is followed wherever it lies, but for the standard library and installed
+    The user's own code is followed wherever it is, except for the standard library and installed
     packages: through globals and what they are defined with, closures, attributes, base classes.
-    Comments count, indentation of the whole and trailing blanks do not. An import within a
+    Comments count; the indentation of the whole and trailing blanks do not. An import within a
     function is not followed. What `__getstate__` leaves out is no parameter: leave a cache out
     there, or it makes a used object differ from a new one. Arrays are hashed, at about 1 GB/s.
     """
@@ -124,7 +124,7 @@ def describe(work: object) -> Fingerprint:
 
 
 def difference(old: Fingerprint, new: Fingerprint) -> str:
-    """Return what changed as text for a message, "" if nothing did.
+    """Return the changes as a string for a message; "" if there are none.
 
     Changed code comes as a unified diff, in which comments count; then the names of the weights
     and other values that are too large to show; then one line for each other parameter. `name` and
@@ -179,7 +179,7 @@ class _Walk:
     def __init__(self) -> None:
         self.code: dict[str, str] = {}
         self.parameters: dict[str, str] = {}
-        self._seen: dict[object, object] = {}  # by id, with the objects, so that none is used twice
+        self._seen: dict[object, object] = {}  # by id; holds the objects, so that no id is reused
 
     def add_work(self, work: Any) -> str:
         """Add the work itself and return its name."""
@@ -187,7 +187,7 @@ class _Walk:
             names = list(_signature(work.func))
             names += (f"argument {place + 1}" for place in range(len(names), len(work.args)))
             for name, value in (*zip(names, work.args, strict=False), *work.keywords.items()):
-                self._put(self.parameters, name, self._text_of(value))
+                self._add_parameter(name, value)
             return self.add_work(work.func)
         inner = inspect.unwrap(getattr(work, "__func__", work))
         if isinstance(inner, BuiltinFunctionType):
@@ -198,23 +198,30 @@ class _Walk:
         owner = getattr(work, "__self__", work)
         self._add(owner)  # of a method, its object; or what a decorator made
         if owner is not work or inner is type(work) or is_own(type(work)):
-            for name, tensor in weights_of(owner):
-                self._put(self.parameters, f"{_WEIGHTS}{name}", self._text_of(tensor))
-                self._seen[_WEIGHTS, id(tensor)] = tensor
+            self._add_weights("", owner)
             for name, value in state_of(owner).items():
-                self._put(self.parameters, name, self._text_of(value))
+                self._add_parameter(name, value)
         for name, parameter in _signature(work).items():
             if parameter.default is not parameter.empty and name not in self.parameters:
-                self.parameters[name] = self._text_of(parameter.default)
+                self._add_parameter(name, parameter.default)
         return label_of(inner)
 
+    def _add_parameter(self, name: str, value: Any) -> None:
+        """Add a value by name, and each weight of it by its own name if it is an nn.Module."""
+        with suppress(Exception):  # an object that raises when inspected
+            self._add_weights(f"{name}.", value)
+        self._put(self.parameters, name, self._text_of(value))
+
+    def _add_weights(self, prefix: str, value: Any) -> None:
+        for name, tensor in weights_of(value):
+            if (_WEIGHTS, id(tensor)) not in self._seen:
+                self._put(self.parameters, f"{_WEIGHTS}{prefix}{name}", self._text_of(tensor))
+                self._seen[_WEIGHTS, id(tensor)] = tensor
+
     def _add(self, value: Any, *, is_work: bool = False) -> bool:
-        """Add a function or class of the user's own, or any one that is the work itself.
+        """Add a function or class of the user, or the work itself; return whether it was code.
 
         Of any other value, add its class, what a decorator wrapped, the functions in a container.
-
-        Returns:
-            Whether it was code that was added; there is nothing else to be said of it then.
         """
         if not isinstance(value, _CODE) or not (is_work or is_own(value)):
             inside = [getattr(value, "__wrapped__", None)]
@@ -222,7 +229,7 @@ class _Walk:
                 inside.append(type(value))
             if isinstance(value, dict | list | tuple) and self._is_new(id(value), value):
                 held = value.values() if isinstance(value, dict) else value
-                # What a function made may have come into a cache while it was used.
+                # A function's results may have been added to a cache while it was used.
                 inside += (x for x in held if "<locals>" not in getattr(x, "__qualname__", ""))
             for one in inside:
                 if not isinstance(one, PLAIN):
@@ -234,7 +241,7 @@ class _Walk:
             self._put(self.code, label_of(value), source_of(value))
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 with suppress(ValueError):  # not filled yet
-                    self._put(self.parameters, name, self._text_of(cell.cell_contents))
+                    self._add_parameter(name, cell.cell_contents)
             self._add_names(value, value.__code__)
             return True
         text, code = class_source(value)
@@ -271,7 +278,7 @@ class _Walk:
             return
         homes: list[Holder] = [holder]
         if not is_data:  # it may be imported from one of the user's modules
-            loaded: list[Any] = list(sys.modules.values())  # some are objects in a module's stead
+            loaded: list[Any] = list(sys.modules.values())  # some are not modules
             modules = (one for one in loaded if isinstance(one, ModuleType))
             homes += (one for one in modules if vars(one).get(name) is value and is_own(one))
         for home in homes:
@@ -287,7 +294,7 @@ class _Walk:
         return True
 
     def _put(self, table: dict[str, str], label: str, text: str) -> None:
-        """Store a text under a label; two that share a label are told apart by a number."""
+        """Store a string under a label; a number is added to a label that is taken."""
         lines = (line.rstrip() for line in textwrap.dedent(text).strip("\n").splitlines())
         text, name, count = "\n".join(lines).rstrip(), label, 1
         while table.get(name, text) != text:
@@ -299,7 +306,7 @@ class _Walk:
         """Return a value as short JSON, or as a hash."""
         try:
             text = dumps(self._plain(value))
-        except Exception:  # noqa: BLE001 - a circle, or an object that raises when looked at
+        except Exception:  # noqa: BLE001 - a cycle, or an object that raises when inspected
             return json.dumps(type_name(value))
         data = text.encode("utf-8", "backslashreplace")
         if text.startswith(f'"{HASH}'):
@@ -326,7 +333,7 @@ class _Walk:
         if hasattr(value, "isoformat") and not isinstance(value, type):
             return value.isoformat()
         if (_WEIGHTS, id(value)) in self._seen:
-            return "(weights)"  # they are parameters of their own
+            return "(weights)"  # each is a separate parameter
         if (array := hash_of_array(value)) is not None:
             return array
         self._add(value)

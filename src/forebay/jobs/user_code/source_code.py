@@ -1,4 +1,4 @@
-"""Where code lives, whose it is, and what its source says.
+"""The file and the source of code, and whether it is the user's.
 
 Source is read through linecache, as for a traceback; code without source is described by the hash
 of its bytecode.
@@ -49,7 +49,7 @@ def is_library(file: str) -> bool:
 
 
 def is_own(value: Any) -> bool:
-    """Tell whether a module, class or function is the user's: not Python's, installed or ours."""
+    """Tell whether a module, class or function is user code: not Python, forebay or installed."""
     name, file = module_name(value), file_of(value)
     own = not is_library(file) if file else name == "__main__"
     return own and name.partition(".")[0] != "forebay"
@@ -80,7 +80,7 @@ def label_of(value: Any) -> str:
 
 
 def reference_of(work: Any) -> str | None:
-    """Return where to find `work` again; None for what has no place of its own."""
+    """Return where to find `work` again; None if it has no importable name."""
     module = sys.modules.get(getattr(work, "__module__", None) or "")
     path = getattr(work, "__qualname__", "<")
     if module is None or "<" in path or operator.attrgetter(path)(module) != work:
@@ -103,7 +103,7 @@ def source_of(function: FunctionType) -> str:
         if code.co_name == "<lambda>":
             return _lambda_source("".join(lines), code)
         return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :])) or _hash_of(code)
-    except Exception:  # noqa: BLE001 - no file, a file that changed meanwhile, no Python in it
+    except Exception:  # noqa: BLE001 - no file, or it changed meanwhile or is not Python
         return _hash_of(code)
 
 
@@ -201,7 +201,7 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
 
 
 def _hash_of(code: CodeType) -> str:
-    """Describe code without source; neither its file, nor its lines, nor addresses count."""
+    """Return a hash of code without source; file, lines and addresses do not count."""
     shown = f"{code.co_argcount}"
     for instruction in _instructions(code):
         value = instruction.argval

@@ -1,4 +1,4 @@
-"""Values taken apart for a fingerprint: into what they are made of, or into the hash of it."""
+"""Reduce values to their parts, or to a hash, for a fingerprint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def type_name(value: object) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return what pickle would write of an object: its attributes, and more in parentheses."""
+    """Return an object's state as pickle sees it: attributes, and other parts in parentheses."""
     try:
         reduce = copyreg.dispatch_table.get(type(value))
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
@@ -51,7 +51,7 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 def weights_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the named parameters and buffers of an nn.Module; none of anything else."""
+    """Return the named parameters and buffers of an nn.Module; [] for any other value."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.nn.Module):
         return []
@@ -80,7 +80,7 @@ def hash_of_array(value: Any) -> Any:
 
 
 def sha256_of(*parts: Any) -> str:
-    """Return "sha256:..." of parts that hold bytes, one after the other."""
+    """Return "sha256:..." of the concatenated parts, which hold bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

@@ -1,1 +1,1 @@
-"""Workers on the nodes of a Ray cluster; see `pool.py`. Nothing else in forebay knows Ray."""
+"""Workers on the nodes of a Ray cluster; see `pool.py`. No other part of forebay uses Ray."""

@@ -14,20 +14,20 @@ from forebay.engine.pools.ray.ray_internals import connects_by_itself, free_reso
 from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.errors import OptionError
 
-# Where `ray start` put a cluster's address, and what asks Ray for it.
+# The file in which `ray start` stores a cluster's address, and the name that means it.
 _AUTO = "auto"
 # The address that makes Ray start a cluster.
 _LOCAL = "local"
-# Where an address comes from that was not passed.
+# Added to messages if the address was not an argument.
 _BY_ENVIRONMENT = ", which RAY_ADDRESS names"
 _BY_RAY = ", the address of the last one on this machine"
 _START_ONE = (
     "  Nothing was started. On the cluster's first node: ray start --head --port=6379; then give "
     "that address, or 'auto' on one of its nodes."
 )
-# How long an address may take to answer at all.
+# How long an address may take to accept a connection.
 CONNECT_S = 10.0
-# How many pools rely on the connection as it is.
+# How many pools need the connection to stay as it is.
 _guards = 0
 _guards_lock = threading.Lock()
 _was_automatic = True
@@ -39,7 +39,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
     Args:
         address: Where it is; None for the one that this process is connected to, the one that
             runs on this machine, or a new one.
-        say: Called with a line for people.
+        say: Called with a line for the user.
 
     Raises:
         OptionError: Ray is not installed, nothing answers at the address, or it refuses us.
@@ -69,10 +69,10 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
 
 
 def _lookup(address: str | None) -> tuple[str | None, str]:
-    """Return where the cluster that an address means should be, and how that is known.
+    """Return the address to connect to, and where it comes from, for messages.
 
-    "auto" says that there is none where one was asked for, and None that one is to be started.
-    What Ray noted of the last one on this machine outlives it; Ray would ask there for minutes.
+    The address is "auto" if a running cluster was requested but there is none, and None if a new
+    one is to be started. Ray's file outlives the cluster, and Ray would retry there for minutes.
     """
     whose = ""
     if address in (None, _AUTO):
@@ -111,12 +111,11 @@ def leave(began: bool) -> None:
 
 
 def hold(on: bool) -> None:
-    """While held, no call of Ray's joins or starts a cluster by itself.
+    """While held, no call to Ray joins or starts a cluster implicitly.
 
-    It would otherwise, wherever a thread of ours asks something of Ray after the user has shut it
-    down.
+    Otherwise a call in one of forebay's threads would do so after the user has shut Ray down.
     """
-    global _guards, _was_automatic  # noqa: PLW0603 - Ray's own switch is one for the process
+    global _guards, _was_automatic  # noqa: PLW0603 - Ray's switch is global, too
     with _guards_lock:
         if on and not _guards:
             _was_automatic = connects_by_itself(False)
@@ -130,7 +129,7 @@ def up() -> Iterator[None]:
     """Make sure that Ray is running and is not shut down meanwhile; for short calls only.
 
     Raises:
-        ConnectionError: It is not there.
+        ConnectionError: Ray is not connected.
     """
     with shutdown_guard().held():
         if not _ray().is_initialized():
@@ -145,7 +144,7 @@ def session() -> str | None:
 
 
 def nodes() -> list[Node]:
-    """Look at the nodes that are alive.
+    """Return the nodes that are alive.
 
     Raises:
         ConnectionError: The cluster is gone.
@@ -187,11 +186,11 @@ def _ray() -> Any:
     except ImportError as error:
         raise OptionError(
             "backend='ray' needs Ray, which is not installed\n"
-            "  Nothing was started. Install it on every node: pip install 'forebay[ray]'"
+            "  Nothing was started. On every node, in a clone of forebay: pip install '.[ray]'"
         ) from error
     return ray
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -4,11 +4,10 @@
        ^                          v
        └── events() <── host ── ProcessPool ── zygote ── worker
 
-The worker is a process of its own, under the very pool that runs it on one machine: how it died,
-where it hung and what it took along are known as exactly there. Ray sees the host alone, which
-runs no code of the user's, so that when a host dies nothing that its worker ran is to blame.
-Events travel as they come, several at a time where they come fast; nothing is lost by that, since
-the host outlives its worker.
+The worker is a separate process in the same pool that is used on a single machine, so deaths and
+hangs are reported in the same detail. Ray only knows the host, which runs no user code, so if a
+host dies, no input is to blame. Events are sent as they happen, several at a time if they are
+frequent; none is lost, since the host outlives its worker.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from forebay.engine.pools.ray.shipping import find_in, leave_out
 
 # How long to collect answers before they are sent.
 COLLECT_S = 0.003
-# A message takes no further result once it has these.
+# A message is sent once it has this many bytes of results.
 MESSAGE_BYTES = 1 << 24
 
 
@@ -40,7 +39,7 @@ class Hosting(Protocol):
         ...
 
     def incoming(self, assignment: Assignment) -> Assignment:
-        """Return an assignment as the worker is to have it."""
+        """Return an assignment in the form for the worker."""
         ...
 
     def outgoing(self, event: Event) -> Event:
@@ -74,15 +73,15 @@ class PlainHosting:
         return event
 
     def sent(self) -> None:
-        """Do nothing: nothing was kept for it."""
+        """Do nothing."""
 
 
 class Host:
-    """The actor. `order` is called from a concurrency group of its own.
+    """The actor. `order` is called from a separate concurrency group.
 
     Args:
         hosting: See `Hosting`.
-        folder: The driver's working folder, taken over if it is there.
+        folder: The driver's working folder, used if it exists.
         path: The driver's `sys.path`, for modules of its machine.
     """
 
@@ -123,7 +122,7 @@ class Host:
         return [self._hosting.incoming(Assignment(*each)) for each in payload]
 
     def events(self, incarnation: int, worker_id: int) -> Iterator[list[Event]]:
-        """Start the worker; yield what happens to it until it dies or is told to go."""
+        """Start the worker; yield its events until it dies or is closed."""
         pool = self._pool = self._hosting.pool()
         try:
             pool.start(incarnation, worker_id)
@@ -132,7 +131,7 @@ class Host:
                 while self._inbox:
                     self._inbox.popleft()(pool)
                 events = pool.wait(None)
-                if len(events) > 1:  # they come fast: collect more
+                if len(events) > 1:  # they are frequent: collect more
                     time.sleep(COLLECT_S)
                     events += pool.wait(0.0)
                 is_alive = not any(isinstance(event, WorkerDied) for event in events)

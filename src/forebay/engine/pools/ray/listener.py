@@ -16,7 +16,7 @@ from forebay.failures import Failure
 
 @dataclass(slots=True)
 class Message:
-    """Events that a host reported together, and whether they were taken in."""
+    """Events that a host reported together, and whether the pool has processed them."""
 
     events: list[Event]
     taken: threading.Event = field(default_factory=threading.Event)
@@ -37,7 +37,7 @@ def listen(
         worker_id: The worker's ID.
         host: The actor.
         ahead: Messages that may wait on the host's node before it blocks; -1 for any number.
-        report: Takes a message. The next one is fetched when this one was taken.
+        report: Called with a message. The next one is fetched once this one was processed.
         closed: Set when a lost host need not be reported any more.
     """
     import ray
@@ -58,24 +58,24 @@ def listen(
             ended = any(isinstance(event, WorkerDied) for event in message.events)
             has_ended = has_ended or ended
             report(message)
-            # One message of each worker at a time: what lies in the object store here could keep
-            # the batch that all wait for from coming.
+            # One message of each worker at a time: others would fill the local object store, and
+            # the batch that is needed next might not fit.
             message.taken.wait()
             with cluster.up():
                 reference = message = None
-        why, blameless = "its host ended", True
+        why, external = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
-        # Ray's memory monitor chose it, and it goes by age: several at once, the hungry one or not.
+        # Ray's memory monitor chooses by age, not by use, and may kill several at once.
         why = (
             f"Ray killed it because memory ran out: {cluster.first_line(error)}; with "
             "forebay.Ray(num_cpus=2), say, fewer share a node"
         )
-        blameless = False
+        external = False
     except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
-        why, blameless = f"its host was lost: {cluster.first_line(error)}", True
+        why, external = f"its host was lost: {cluster.first_line(error)}", True
     finally:
         with shutdown_guard().held():
             stream = reference = None
     if not has_ended and not closed.is_set():
         failure = Failure("crash", "WorkerDiedError", why)
-        report(Message([WorkerDied(incarnation, failure, blameless, doubtful=not blameless)]))
+        report(Message([WorkerDied(incarnation, failure, external, maybe_external=not external)]))

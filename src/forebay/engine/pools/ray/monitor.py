@@ -1,4 +1,4 @@
-"""A thread that asks the cluster which nodes there are, and checks those that are new."""
+"""A thread that polls the nodes of the cluster and checks new ones."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.node_checks import NodeCheck, check_nodes
-from forebay.engine.pools.ray.nodes import Node, room
+from forebay.engine.pools.ray.nodes import Node, fitting
 from forebay.errors import ForebayError
-from forebay.options import Ray
+from forebay.options import Ray, worker_resources
 
-# How often the cluster is asked, for nodes that joined and for room.
+# How often the cluster is polled for new nodes and free resources.
 PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What the cluster has now.
+    """The nodes of the cluster now.
 
     Attributes:
         nodes: The nodes that may be used, and those that are too small.
-        refused: What is wrong with new nodes that may not be used, by their ids.
+        refused: Why new nodes may not be used, by their IDs.
     """
 
     nodes: list[Node]
@@ -32,13 +32,13 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """The cluster does not answer, or this process left it."""
+    """The cluster does not answer, or this process disconnected from it."""
 
     why: str
 
 
 class ClusterMonitor:
-    """Asks the cluster every PERIOD_S, in a separate thread, because it may answer slowly.
+    """Polls the cluster every PERIOD_S, in a separate thread, because it may answer slowly.
 
     Args:
         where: What a worker needs; smaller nodes are not checked.
@@ -47,7 +47,7 @@ class ClusterMonitor:
             `ClusterLost`.
 
     Attributes:
-        nodes: All nodes that there were at first.
+        nodes: The nodes at the start.
 
     Raises:
         ForebayError: One of the first nodes does not pass its check.
@@ -56,8 +56,8 @@ class ClusterMonitor:
     def __init__(
         self, where: Ray, check: NodeCheck, report: Callable[[ClusterState | ClusterLost], None]
     ) -> None:
-        """Ask once, and check every node."""
-        self._need = where.need()
+        """Poll once, and check every node."""
+        self._need = worker_resources(where)
         self._environment: dict[str, Any] = environment_of(where)
         self._check = check
         self._report = report
@@ -83,7 +83,7 @@ class ClusterMonitor:
                 if cluster.session() != self._session:
                     raise ConnectionError("Ray was shut down, and connected again")
                 refused = self._check_new(nodes)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises when the cluster is gone
                 if not self._over.is_set():
                     self._report(
                         ClusterLost(f"the Ray cluster is gone: {cluster.first_line(error)}")
@@ -96,7 +96,7 @@ class ClusterMonitor:
     def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
         """Check the nodes that are large enough and new."""
         known = self._good | self._bad
-        new = [node for node in nodes if node.id not in known and room(node.total, self._need)]
+        new = [node for node in nodes if node.id not in known and fitting(node.total, self._need)]
         if not new:
             return {}
         refused = check_nodes(new, self._check, self._environment)

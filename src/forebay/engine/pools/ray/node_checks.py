@@ -1,9 +1,9 @@
-"""Checks of a node before it gets work: it sees the same folder, and has the same code.
+"""Check that a node sees the same output folder and has the same code before it gets work.
 
-    driver writes a nonce ──> node reads it, writes one of its own ──> driver reads that
+    driver writes a nonce ──> node reads it, writes another ──> driver reads that
 
-A folder on a node's local disk would take outputs that nobody ever finds. A module that is
-missing on one node would fail every input that happens to go there.
+Outputs in a folder on a node's local disk would be lost. If a module were missing on one node,
+every input that is sent there would fail.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """What is checked on a node.
+    """What to check on a node.
 
     Attributes:
         work: The job, pickled.
         folder: The folder or URL that outputs are staged in; None if there are none.
-        inputs: Local paths that must be there.
+        inputs: Local paths that must exist.
     """
 
     work: bytes
@@ -44,13 +44,13 @@ class NodeCheck:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node found.
+    """The results of the checks on a node.
 
     Attributes:
-        versions: Of Python and of the packages that matter.
+        versions: Versions of Python and of the packages that affect results.
         unloadable: Why the work cannot be loaded there; "" if it can.
-        folder: Why the folder cannot be used there; "" if it can, "absent" if it is another one.
-        missing: The inputs that are not there.
+        folder: Why the folder cannot be used there; "" if it can, "absent" if it is another folder.
+        missing: The inputs that do not exist there.
     """
 
     versions: dict[str, str]
@@ -70,7 +70,7 @@ def check_nodes(
         options: Further options of the task, such as its runtime environment.
 
     Returns:
-        What is wrong, by the id of the node; nodes that pass are left out.
+        An error for each node that fails, by its ID.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -108,18 +108,18 @@ def check_nodes(
 def inspect_node(
     check: NodeCheck, nonce: str, node: str, path: Sequence[str], working_folder: str
 ) -> NodeFacts:
-    """Return what a node has, on that node; the driver judges it.
+    """Inspect a node, in a task on that node; the driver judges the result.
 
     Args:
         check: What is checked.
-        nonce: What the driver wrote.
-        node: The node's id.
+        nonce: The string that the driver wrote.
+        node: The node's ID.
         path: The driver's `sys.path`.
         working_folder: The driver's.
     """
     find_in(path)
     unloadable = folder = ""
-    with_folder = list(sys.path)  # other tasks of the driver run in this process too
+    with_folder = list(sys.path)  # the process is shared with other tasks of the driver
     leave_out(working_folder, path)
     try:
         pickle.loads(check.work)  # noqa: S301 - from our own driver
@@ -160,7 +160,7 @@ def _verdict(
         seen: NodeFacts = ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
         return OptionError(f"node {node.name} did not answer within {PATIENCE_S:g} s")
-    except Exception as error:  # noqa: BLE001 - forebay is not there, or the node was lost
+    except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
         return OptionError(
             f"node {node.name} cannot run forebay: {str(error).strip().splitlines()[-1]}\n"
             "  Install the same forebay, with ray and torch, on every node."
@@ -236,6 +236,6 @@ def _read(name: str) -> str:
 def _remove(name: str) -> None:
     import fsspec
 
-    with suppress(Exception):  # it is not there, or the store is gone
+    with suppress(Exception):  # the file or the store no longer exists
         files, path = fsspec.core.url_to_fs(name)
         files.rm_file(path)

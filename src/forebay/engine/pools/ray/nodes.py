@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the cluster at the last look.
+    """A node of the cluster when it was last polled.
 
     Attributes:
         id: Ray's name for it.
-        name: Name for messages: its address, and the start of its id.
-        total: What it has of each resource.
+        name: Name for messages: its address, and the start of its ID.
+        total: The amount of each resource.
         free: The unused part of that.
     """
 
@@ -23,9 +23,9 @@ class Node:
     free: Mapping[str, float]
 
 
-def room(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
+def fitting(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
     """Return how many workers fit into resources."""
-    # A little more, because halves and thirds of a GPU do not add up to one exactly.
+    # With a tolerance, because thirds of a GPU do not add up to exactly one.
     return min(int(resources.get(name, 0.0) / each + 1e-9) for name, each in need.items())
 
 
@@ -36,25 +36,25 @@ def place(
     placed: Mapping[str, int],
     fresh: Mapping[str, int],
 ) -> list[str]:
-    """Choose nodes for new workers, the emptiest first, as far as there is room.
+    """Choose nodes for new workers, those with the most room first.
 
     Args:
         wanted: How many workers to place.
         nodes: Those that may be used.
-        need: What one worker takes of each resource; not empty, and nothing in it is 0.
-        placed: How many workers of ours each node has, by its id.
-        fresh: How many of them were placed after the look at the nodes, so that `free` does not
-            know them yet.
+        need: The amount of each resource that one worker needs; not empty, and no amount is 0.
+        placed: How many of forebay's workers each node has, by its ID.
+        fresh: How many of them were placed after the nodes were polled, and so are not yet taken
+            off `free`.
 
     Returns:
-        The id of a node for each worker that there is room for.
+        The ID of a node for each worker that there is room for.
     """
     left = {}
     held = {}
     for node in nodes:
         held[node.id] = placed.get(node.id, 0)
-        ours = room(node.total, need) - held[node.id]
-        left[node.id] = min(ours, room(node.free, need) - fresh.get(node.id, 0))
+        ours = fitting(node.total, need) - held[node.id]
+        left[node.id] = min(ours, fitting(node.free, need) - fresh.get(node.id, 0))
     chosen: list[str] = []
     while len(chosen) < wanted:
         open_ones = [each for each in left if left[each] > 0]
@@ -68,14 +68,14 @@ def place(
 
 
 def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
-    """Return how many workers the nodes could hold if nobody else used them."""
-    return sum(max(room(node.total, need), 0) for node in nodes)
+    """Return how many workers the nodes could hold if nothing else ran on them."""
+    return sum(max(fitting(node.total, need), 0) for node in nodes)
 
 
 def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
-    """Return what workers without a place are waiting for."""
+    """Return a message that says what workers without a node are waiting for."""
     wish = _amounts(need)
-    if not any(room(node.total, need) for node in nodes):
+    if not any(fitting(node.total, need) for node in nodes):
         hint = "No node has that much: start a larger one, or ask for less."
     else:
         hint = "All of it is in use: the run continues when resources are freed or a node joins."

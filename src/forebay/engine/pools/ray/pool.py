@@ -2,13 +2,13 @@
 
     engine ── start, send, kill ──> RayPool ── order() ──> host (an actor), host, …
        ^                               ^                     │
-       └────────── events ─────────────┴──── events() <──────┘   a thread a worker listens
+       └────────── events ─────────────┴──── events() <──────┘   one listener thread per worker
 
-Long because one owner keeps the record of which workers have, await or lost a place.
+Long because one class owns the record of which workers have, await or lost a node.
 
-Ray places and connects; it decides nothing else. Hosts are never restarted and their calls never
-retried by Ray, for the flow owns every retry. A host that is lost, with its node or by itself, is
-a death that no input is to blame for; what its worker does is told by the host (see `host.py`).
+Ray only starts and connects hosts. It never restarts them or retries their calls, since the flow
+owns every retry. If a host is lost, with its node or alone, no input is to blame; the deaths of
+workers are reported by their hosts (see `host.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from forebay.engine.events import Event, RoomGrew, TaskFailed, WorkerDied
+from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkersResized
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
@@ -43,9 +43,9 @@ from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.engine.pools.worker import failure_of
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
-from forebay.options import Ray
+from forebay.options import Ray, worker_resources
 
-# How long a host may take to kill its worker before it is killed itself.
+# How long a host may take to kill its worker before the host is killed.
 KILL_S = 10.0
 # How long `close` gives workers and hosts to clean up.
 CLOSE_S = 2.0
@@ -55,13 +55,14 @@ SAY_S, SAY_AGAIN_S = 5.0, 60.0
 
 @dataclass(slots=True)
 class _Member:
-    """A worker that has a place: its node, its host, and the thread that listens to it."""
+    """A worker that has a node: the node, its host, and the thread that listens to it."""
 
     node: str
     host: Any
     listener: threading.Thread
     kill_at: float | None = None
     hangs: bool = False
+    stopping: bool = False
 
 
 @final
@@ -70,14 +71,16 @@ class RayPool(Pool):
 
     Args:
         hosting: What each host does, with the job in it; sent once, to be shared by all.
-        where: Which cluster, and what one worker takes of it.
+        where: Which cluster, and the resources of one worker.
         check: What is checked on each node before it gets work.
-        most: Workers to have, at most; None for as many as there is room for, also on nodes that
+        most: Maximum number of workers; None for as many as there is room for, also on nodes that
             join later.
+        grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
+            `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
-        arrive: Called, in the thread of `wait`, with each event as it comes; returns what the
-            engine is to have. What it refers to in the object store must not stay there.
-        say: Called, in the thread of `wait`, with lines for people.
+        arrive: Called, in the thread of `wait`, with each event; returns the event for the engine,
+            which must not refer to the object store.
+        say: Called, in the thread of `wait`, with lines for the user.
 
     Attributes:
         num_workers: How many workers there is room for now, within `most`; at least 1.
@@ -94,6 +97,7 @@ class RayPool(Pool):
         check: NodeCheck,
         most: int | None,
         *,
+        grows: bool = True,
         ahead: int = -1,
         arrive: Callable[[Event], Event] = lambda event: event,
         say: Callable[[str], None],
@@ -105,24 +109,25 @@ class RayPool(Pool):
         self._ray = ray
         self._say = say
         self._where = where
-        self._need = where.need()
+        self._need = worker_resources(where)
         self._most = most if most is not None else where.max_workers
+        self._grows = grows
         self._ahead = ahead
         self._arrive = arrive
-        self._heard: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
+        self._messages: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
             queue.SimpleQueue()
         )
         self._members: dict[int, _Member] = {}
-        self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a place, worker IDs
+        self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a node, worker IDs
         self._waiting_since: float | None = None
         self._said_at = 0.0
-        self._fresh: Counter[str] = Counter()  # placed since the last look
+        self._fresh: Counter[str] = Counter()  # placed since the nodes were polled
         self._gone: str | None = None
         self._closed = threading.Event()
         self._owner = os.getpid()
         cluster.hold(True)
         try:
-            self._monitor = ClusterMonitor(where, check, self._heard.put)
+            self._monitor = ClusterMonitor(where, check, self._messages.put)
         except BaseException:
             self._leave()
             raise
@@ -131,25 +136,34 @@ class RayPool(Pool):
         remote: Any = ray.remote
         self._host = remote(concurrency_groups={"orders": 1})(Host)
         self._hosting: Any = ray.put(hosting)
-        # Ray leaves the cluster at the interpreter's end, and takes the process along if asked
-        # anything after that. What is registered later is called sooner.
+        # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
+        # handlers run in reverse order, so this one runs before Ray's.
         atexit.register(self.close)
 
     def start(self, incarnation: int, worker_id: int) -> None:
         """Place the worker on a node; it waits if there is no room."""
         self._waiting.append((incarnation, worker_id))
-        self._settle()
+        self._place_waiting()
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Order the worker's host to hand the tasks on."""
+        """Order the worker's host to send the tasks to it."""
         self._order(incarnation, "send", [tuple(each) for each in assignments])
 
     def kill(self, incarnation: int) -> None:
-        """Order the host to kill its worker, and remember to kill a host that does not."""
+        """Order the host to kill its worker; kill the host later if it does not."""
         member = self._members.get(incarnation)
         if member is not None:
             member.kill_at, member.hangs = time.monotonic() + KILL_S, True
         self._order(incarnation, "kill")
+
+    def stop(self, incarnation: int) -> None:
+        """Order the worker's host to end; a worker that waits for room is no longer wanted."""
+        self._waiting = deque(each for each in self._waiting if each[0] != incarnation)
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.kill_at, member.stopping = time.monotonic() + KILL_S, True
+            self._order(incarnation, "close")
+        self._place_waiting()
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the events of hosts, and place workers that wait for room.
@@ -172,28 +186,28 @@ class RayPool(Pool):
             due += [until] if until is not None else []
             due += [now + SAY_S] if self._waiting else []
             try:
-                message = self._heard.get(timeout=max(min(due) - now, 0.0) if due else None)
+                message = self._messages.get(timeout=max(min(due) - now, 0.0) if due else None)
             except queue.Empty:
                 if until is not None and time.monotonic() >= until:
-                    until = now  # look at what is due once more, then go
-                self._see_to_what_is_due()
+                    until = now  # check once more what is due, then return
+                self._meet_deadlines()
                 continue
-            events += self._take_in(message)
-            while not self._heard.empty():
-                events += self._take_in(self._heard.get_nowait())
-            self._see_to_what_is_due()
+            events += self._handle(message)
+            while not self._messages.empty():
+                events += self._handle(self._messages.get_nowait())
+            self._meet_deadlines()
             if message is None:
                 break
         return events
 
     def wake(self) -> None:
         """Put an empty message into the queue."""
-        self._heard.put(None)
+        self._messages.put(None)
 
     def close(self) -> None:
         """Tell every host to stop, kill those that do not, and leave a cluster that we started."""
         if self._closed.is_set() or os.getpid() != self._owner:
-            return  # in a fork of the driver, the hosts are not this process's
+            return  # in a fork of the driver: the hosts belong to the driver
         self._closed.set()
         for incarnation in self._members:
             self._order(incarnation, "close")
@@ -212,8 +226,8 @@ class RayPool(Pool):
         until = time.monotonic() + patience_s
         for member in self._members.values():
             while member.listener.is_alive() and time.monotonic() < until:
-                while not self._heard.empty():
-                    message = self._heard.get_nowait()
+                while not self._messages.empty():
+                    message = self._messages.get_nowait()
                     if isinstance(message, Message):
                         message.taken.set()
                 member.listener.join(0.01)
@@ -222,9 +236,9 @@ class RayPool(Pool):
         cluster.hold(False)
         cluster.leave(self._began)
 
-    # ---- places --------------------------------------------------------------------------------
+    # ---- placing workers -----------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _place_waiting(self) -> None:
         """Place waiting workers, as far as there is room."""
         if not self._ray.is_initialized():
             return  # the monitor reports that
@@ -232,13 +246,13 @@ class RayPool(Pool):
         wanted = len(self._waiting)
         for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
             self._fresh[node] += 1
-            self._employ(*self._waiting.popleft(), node)
+            self._start_host(*self._waiting.popleft(), node)
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _employ(self, incarnation: int, worker_id: int, node: str) -> None:
+    def _start_host(self, incarnation: int, worker_id: int, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         try:
@@ -255,11 +269,11 @@ class RayPool(Pool):
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
-            self._heard.put(Message([WorkerDied(incarnation, failure, blameless=True)]))
+            self._messages.put(Message([WorkerDied(incarnation, failure, external=True)]))
             return
         listener = threading.Thread(
             target=listen,
-            args=(incarnation, worker_id, host, self._ahead, self._heard.put, self._closed),
+            args=(incarnation, worker_id, host, self._ahead, self._messages.put, self._closed),
             name=f"forebay-listener-{incarnation}",
             daemon=True,
         )
@@ -277,7 +291,7 @@ class RayPool(Pool):
         except Exception:  # noqa: BLE001 - whatever Ray raises
             if what == "send":
                 self._send_portable(incarnation, payload)
-            # Otherwise the host is dead, or Ray is: the listener reports that.
+            # Otherwise the host or Ray is gone: the listener reports that.
 
     def _send_portable(self, incarnation: int, payload: Sequence[tuple[int, int, Any]]) -> None:
         """Fail the tasks of a message that cannot be pickled, and send the others."""
@@ -294,20 +308,20 @@ class RayPool(Pool):
             else:
                 portable.append((task, attempt, what))
         if failed:
-            self._heard.put(Message(list(failed)))
+            self._messages.put(Message(list(failed)))
             if portable:
                 self._order(incarnation, "send", portable)
 
     def _kill(self, member: _Member) -> None:
-        with suppress(Exception), cluster.up():  # it is dead, or Ray is
+        with suppress(Exception), cluster.up():  # the host or Ray is gone
             self._ray.kill(member.host)
 
-    # ---- what is heard -------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
-    def _take_in(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
+    def _handle(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
-                events = [self._event(event) for event in message.events]
+                events = [each for event in message.events if (each := self._event(event))]
                 message.events.clear()
                 message.taken.set()
                 return events
@@ -317,26 +331,27 @@ class RayPool(Pool):
                 self._gone = message.why
         return []
 
-    def _event(self, event: Event) -> Event:
+    def _event(self, event: Event) -> Event | None:
+        """Return an event as the engine is to have it; None for the end of a stopped worker."""
         if not isinstance(event, WorkerDied):
             return self._arrive(event)
         member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
         self._kill(member)
-        return self._located(event, member)
+        return None if member.stopping else self._located(event, member)
 
     def _located(self, death: WorkerDied, member: _Member) -> WorkerDied:
-        """Add to a death where it was; a node that lost a host has to be looked at again first."""
+        """Add the node to a death; poll a node that lost a host before it is used again."""
         node = member.node
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
-        if death.blameless:
+        if death.external:
             self._nodes = [each for each in self._nodes if each.id != node]
         message = f"{death.failure.message} (on node {name})"
         where = replace(death.failure, message=message)
-        # A host that had to be killed because of its worker's hang was not lost.
-        blameless = death.blameless and not member.hangs
-        return WorkerDied(death.incarnation, where, blameless, death.doubtful)
+        # A host that was killed because its worker hung does not count as lost.
+        external = death.external and not member.hangs
+        return WorkerDied(death.incarnation, where, external, death.maybe_external)
 
     def _update_nodes(self, state: ClusterState) -> list[Event]:
         for error in state.refused.values():
@@ -347,11 +362,12 @@ class RayPool(Pool):
         now = self._within(capacity(state.nodes, self._need))
         if now > self.num_workers:
             self.num_workers = now
-            events.append(RoomGrew(now))
-        self._settle()
+            if self._grows:
+                events.append(WorkersResized(now))
+        self._place_waiting()
         return events
 
-    def _see_to_what_is_due(self) -> None:
+    def _meet_deadlines(self) -> None:
         now = time.monotonic()
         for member in self._members.values():
             if member.kill_at is not None and member.kill_at <= now:

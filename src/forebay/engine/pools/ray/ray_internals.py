@@ -1,6 +1,6 @@
-"""Every part of Ray that forebay uses and Ray does not promise, in one place.
+"""All private parts of Ray that forebay uses.
 
-Each of them has a test in `tests/ray/test_ray_internals.py` that fails, with a sentence, when a new
+Each of them has a test in `tests/ray/test_ray_internals.py` that fails, and says why, when a new
 version of Ray changes it.
 """
 
@@ -14,14 +14,14 @@ _Lock = TypeVar("_Lock")
 
 
 def replace_connection_lock(kind: type[_Lock], make: Callable[[Any], _Lock]) -> _Lock:
-    """Put another lock in the place of the one that Ray holds while it connects and shuts down.
+    """Replace the lock that Ray holds while it connects and shuts down.
 
     Args:
-        kind: Its class; one of that class stays.
+        kind: Class of the new lock; a lock of that class is not replaced.
         make: Called with Ray's lock; returns the other one.
 
     Returns:
-        The lock that is there afterwards.
+        The lock that Ray uses now.
     """
     from ray._private import worker
 
@@ -37,7 +37,7 @@ _replacing = threading.Lock()
 
 
 def connects_by_itself(on: bool) -> bool:
-    """Set whether a call connects to a cluster where there is none; return how it was."""
+    """Set whether calls connect to a cluster implicitly; return the earlier setting."""
     from ray._private import auto_init_hook
 
     was: bool = auto_init_hook.enable_auto_connect
@@ -46,7 +46,7 @@ def connects_by_itself(on: bool) -> bool:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return what is free on each node, by its ID; the public function adds all nodes up."""
+    """Return the free resources of each node, by its ID; Ray's public function adds them up."""
     from ray._private import state
 
     look: Any = state.available_resources_per_node
@@ -55,5 +55,5 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 def stream_options(ahead: int) -> dict[str, Any]:
-    """Return the options of a call that yields, for at most so many results not yet fetched."""
+    """Return the options of a generator call that blocks while `ahead` results are not fetched."""
     return {"_generator_backpressure_num_objects": ahead}

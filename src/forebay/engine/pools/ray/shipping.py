@@ -1,11 +1,11 @@
 """Pickling code for machines that may not have it.
 
-    __main__, a notebook      travels by value, as cloudpickle does anyway
-    a module of the project   travels by value: it need not be on the nodes
-    an installed package      travels by name: every node must have it
+    __main__, a notebook      by value, as cloudpickle does anyway
+    a module of the project   by value: it need not be on the nodes
+    an installed package      by name: every node must have it
 
 A module of the project is one that was loaded from a file outside of Python's own folders and
-outside of forebay. What a function imports when it runs cannot be seen here, and does not travel:
+outside of forebay. What a function imports when it runs is not known here, and not included:
 name its folder in `forebay.Ray(runtime_env={"py_modules": [...]})`.
 """
 
@@ -35,7 +35,7 @@ def shipped(thing: Any) -> bytes:
 
 
 def find_in(path: Sequence[str]) -> None:
-    """Make a process on a node find modules where the driver does, after its own folders."""
+    """Add the driver's module folders to the path of a process on a node, after its own."""
     sys.path.extend(each for each in path if each not in sys.path)
 
 

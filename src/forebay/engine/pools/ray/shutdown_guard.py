@@ -1,9 +1,9 @@
-"""Keeps Ray from shutting down while one of forebay's threads is in a call of it.
+"""Keep Ray from shutting down while one of forebay's threads calls it.
 
     listeners, orders ──> with cluster.up(): ──> Ray <── ray.shutdown(), which waits for them
 
-Ray frees what its calls depend on while it shuts down. A thread that waits in a call just then,
-makes one, or drops a reference, crashes the whole process.
+While Ray shuts down, it frees the state that its calls depend on. A thread that is in a call at
+that time, makes one, or drops a reference crashes the whole process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from forebay.engine.pools.ray.ray_internals import replace_connection_lock
 
-# How long a guarded call may wait for something; a shutdown waits for it.
+# How long a guarded call may take; a shutdown waits for it.
 CALL_S = 0.25
-# How long a shutdown waits for them at most: with a lost cluster a call may never return.
+# How long a shutdown waits for calls: if the cluster is lost, a call may never return.
 PATIENCE_S = 10.0
 
 
 class ShutdownGuard:
-    """Takes the place of the lock that Ray holds while it connects and shuts down.
+    """Replaces the lock that Ray holds while it connects and shuts down.
 
     Args:
         lock: That lock.
@@ -55,7 +55,7 @@ class ShutdownGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep Ray from connecting and shutting down for the block; many threads may at once."""
+        """Keep Ray from connecting and shutting down in the block; many threads may hold this."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._shutting in (None, thread))

@@ -1,0 +1,200 @@
+"""How many workers `num_workers="auto"` should have. PURE: no clock, process, file or thread.
+
+    trace ── totals ──> Tuner.look ──> Decision(num_workers, reason)
+
+With T the trainer's own seconds for a step, and S the seconds that a worker takes for a batch, S/T
+workers make batches as fast as the trainer takes them (Little's law). If a batch takes C seconds of
+processor time, K cores keep at most K*S/C workers busy. The tuner aims at the smaller of the two.
+Where more workers turn out not to help, as with storage that gives only so many bytes per second,
+it goes back and does not try again for a while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# A look needs at least so many seconds, and so many batches for each worker.
+LOOK_S = 1.0
+LOOK_BATCHES = 2
+# Even where batches are slower than that, so many seconds and batches are enough.
+PATIENT_S = 5.0
+FEWEST_BATCHES = 4
+# The trainer is waiting if it spends more than this share of its time on that.
+WAITING = 0.02
+# Workers are idle if they are busy for less than this share of their time.
+BUSY = 0.75
+# How many more workers to aim at than are needed on average.
+HEADROOM = 1.1
+# How many looks in a row have to agree before the number is lowered.
+LOOKS_BEFORE_FEWER = 5
+# More workers have helped if there are so many times as many batches as before.
+HELPED = 1.05
+# How long not to try what did not help; twice as long each time.
+PAUSE_S = 30.0
+
+
+class Totals(NamedTuple):
+    """What a loader has done up to a moment.
+
+    Attributes:
+        at: The moment, in seconds of a monotonic clock.
+        waited_s: Seconds that the trainer waited for batches.
+        steps: Steps of the trainer.
+        steps_s: Seconds that it spent on them itself.
+        made: Batches that workers made.
+        made_s: Seconds that workers spent on them, by the clock.
+        cpu_s: Seconds of processor time in that.
+        queued_s: Seconds in that for which they waited for a core.
+        trainer_cpu_s: Seconds of processor time of the trainer's process.
+    """
+
+    at: float
+    waited_s: float
+    steps: int
+    steps_s: float
+    made: int
+    made_s: float
+    cpu_s: float
+    queued_s: float
+    trainer_cpu_s: float
+
+
+class Decision(NamedTuple):
+    """A new number of workers, and why, as a sentence."""
+
+    num_workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What happened between two looks, per batch or per second."""
+
+    rate: float  # batches made per second
+    waiting: float  # share of the trainer's time
+    step_s: float  # the trainer's own seconds for a step; T above
+    batch_s: float  # a worker's seconds for a batch, without waiting for a core; S above
+    cpu_s: float  # processor time for a batch; C above
+    busy: float  # share of the workers' time
+    trainer_cores: float  # cores that the trainer's process uses
+
+
+class Tuner:
+    """Decides the number of workers, again and again.
+
+    Args:
+        start: The number to start with.
+        most: The largest number.
+        cores: Cores that all processes may use together; `math.inf` if workers are elsewhere.
+
+    Attributes:
+        num_workers: The present number.
+    """
+
+    def __init__(self, start: int, most: int, cores: float) -> None:
+        self.num_workers = start
+        self._most, self._cores = most, cores
+        self._before: Totals | None = None
+        self._needed: deque[int] = deque(maxlen=LOOKS_BEFORE_FEWER)
+        self._tried: tuple[int, float] | None = None  # the number before the last growth, its rate
+        self._ceiling, self._until, self._pause_s = most, 0.0, PAUSE_S
+
+    def look(self, now: Totals) -> Decision | None:
+        """Return a decision to change the number; None if it is to stay, or it is too early."""
+        before = self._before
+        if before is None or now.made < before.made:
+            self._before = now
+            return None
+        window = self._window(before, now)
+        if window is None:
+            return None
+        self._before = now
+        decision = self._decide(window, now.at)
+        if decision is None or decision.num_workers == self.num_workers:
+            return None
+        self.num_workers = decision.num_workers
+        return decision
+
+    def _window(self, before: Totals, now: Totals) -> _Window | None:
+        seconds, made = now.at - before.at, now.made - before.made
+        waited_s, steps_s = now.waited_s - before.waited_s, now.steps_s - before.steps_s
+        wanted = max(LOOK_BATCHES * self.num_workers, FEWEST_BATCHES)
+        is_enough = seconds >= LOOK_S and made >= wanted
+        if not is_enough and (seconds < PATIENT_S or made < FEWEST_BATCHES):
+            return None
+        made_s, queued_s = now.made_s - before.made_s, now.queued_s - before.queued_s
+        batch_s = max(made_s - queued_s, 1e-9) / made
+        return _Window(
+            rate=made / seconds,
+            waiting=waited_s / max(waited_s + steps_s, 1e-9),
+            step_s=max(steps_s, 1e-9) / max(now.steps - before.steps, 1),
+            batch_s=batch_s,
+            cpu_s=min((now.cpu_s - before.cpu_s) / made, batch_s),
+            busy=made_s / (seconds * self.num_workers),
+            trainer_cores=(now.trainer_cpu_s - before.trainer_cpu_s) / seconds,
+        )
+
+    def _decide(self, window: _Window, at: float) -> Decision | None:
+        if at >= self._until:
+            self._ceiling = self._most
+        present, tried = self.num_workers, self._tried
+        self._tried = None
+        is_waiting = window.waiting > WAITING
+        if tried is not None and is_waiting and window.rate < tried[1] * HELPED:
+            return self._go_back(tried, window, at)
+        by_cores = self._by_cores(window)
+        needed = max(min(math.ceil(window.batch_s / window.step_s * HEADROOM), self._most), 1)
+        self._needed.append(needed)
+        target = min(needed, by_cores, self._ceiling)
+        if is_waiting and target > present:
+            self._tried = present, window.rate
+            self._needed.clear()
+            return Decision(target, self._more(window, present, target))
+        enough = max(self._needed)
+        is_settled = len(self._needed) == LOOKS_BEFORE_FEWER and enough < present
+        if is_settled and not is_waiting and window.busy < BUSY:
+            self._needed.clear()
+            return Decision(enough, self._fewer(window, present, enough))
+        return None
+
+    def _by_cores(self, window: _Window) -> int:
+        """Return how many workers the cores can keep busy, besides the trainer."""
+        if math.isinf(self._cores) or window.cpu_s <= 0:
+            return self._most
+        free = max(self._cores - window.trainer_cores, 1.0)
+        return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
+
+    def _go_back(self, tried: tuple[int, float], window: _Window, at: float) -> Decision:
+        fewer, rate = tried
+        self._ceiling, self._until = fewer, at + self._pause_s
+        self._pause_s *= 2
+        self._needed.clear()
+        return Decision(
+            fewer,
+            f"{self.num_workers} workers make {window.rate:.3g} batches/s and {fewer} made "
+            f"{rate:.3g}: more do not help, so there are {fewer} again",
+        )
+
+    def _more(self, window: _Window, present: int, target: int) -> str:
+        return (
+            f"training waits {window.waiting:.0%} of the time: a step takes "
+            f"{_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a worker, so "
+            f"there are {target} workers instead of {present}"
+        )
+
+    def _fewer(self, window: _Window, present: int, target: int) -> str:
+        return (
+            f"workers are busy {window.busy:.0%} of the time and training waits "
+            f"{window.waiting:.0%}: {target} workers are enough instead of {present}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in the unit that fits."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
