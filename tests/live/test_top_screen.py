@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.live.live_view import View
-from forebay.live.recent_work import SECONDS, RecentWork
+from forebay.live.recent_work import SECONDS, RecentWork, spread
 from forebay.live.top_display import signs_for
 from forebay.live.top_screen import ASCII, UNICODE, headline, screen
 from forebay.observe import trace as tracing
@@ -165,9 +165,11 @@ def trace(monkeypatch):
 def test_work_is_shown_in_the_seconds_in_which_it_was_done(trace) -> None:
     """A batch that took from 1.0 to 3.5, a wait from 3.0 to 3.5; nothing is counted twice."""
     recent = RecentWork()
+    for now in (1.0, 2.0, 3.0):
+        recent.update(trace, now)
     trace.made(Timing(1, 3.5), 2.5, 10)
     trace.taken(3.0, 0.5, ready=1)
-    for now in (5.0, 6.0):
+    for now in (3.5, 5.0, 6.0):
         found = recent.update(trace, now)
     assert found["lanes"] == ["000000", "099400"]
     assert found["waits"] == "000400"
@@ -185,13 +187,31 @@ def test_only_the_last_seconds_are_kept(trace) -> None:
     assert found["lanes"] == ["4" * SECONDS, "0" * SECONDS]
     assert found["wait_share"] == pytest.approx(0.25)
     assert found["rate"] == pytest.approx(1.0)
-    assert len(recent._busy) <= SECONDS + 1
+    assert len(recent._waits) <= SECONDS + 1
 
 
-def test_fast_batches_count_for_those_that_were_not_kept(trace) -> None:
-    """Of ten batches a millisecond one is kept, and stands for all."""
+def test_fast_batches_count_all(trace) -> None:
+    """Ten batches a millisecond, of which a record keeps one: a worker busy 90 % of the time."""
     recent = RecentWork()
     for number in range(20_000):
         trace.made(Timing(0, number * 1e-4), 0.9e-4, 10)
-    found = recent.update(trace, 3.0)
-    assert [int(digit) for digit in found["lanes"][0]] == [8, 8, 0]
+        if number % 10_000 == 9_999:
+            found = recent.update(trace, (number + 1) * 1e-4)
+    assert found["lanes"][0] == "88"
+
+
+@given(
+    st.floats(0, 40),
+    st.floats(0, 100),
+    st.floats(0.1, 40),
+    st.dictionaries(st.integers(0, 60), st.floats(0, 1), max_size=5),
+)
+def test_no_second_has_more_than_a_second(seconds, begin, length, row) -> None:
+    """What was there stays below one second a second, and no more is added than there was."""
+    end = begin + length
+    row = {second: share for second, share in row.items() if second < int(begin)}
+    before, oldest = dict(row), int(end) - SECONDS
+    spread(row, seconds, begin, end, oldest)
+    assert all(oldest <= second <= end and share <= 1 + 1e-6 for second, share in row.items())
+    kept = sum(share for second, share in before.items() if second >= oldest)
+    assert sum(row.values()) <= kept + seconds + 1e-6

@@ -7,6 +7,8 @@ run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Wh
 each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
 account for the others, so that tracing costs next to nothing on tiny batches.
 
+Long because each record is documented beside the code that fills it.
+
 Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
@@ -206,6 +208,7 @@ class Trace:
         step_count: How many steps that were.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
+        busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
         publication: Shows the trace to `forebay top`.
     """
@@ -228,6 +231,7 @@ class Trace:
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self.busy_s: dict[int, float] = {}
         self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = 0.0
@@ -265,6 +269,7 @@ class Trace:
             span.made += count
             for each in busy_s:
                 span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
             busy_s.clear()
         if ended_at >= self.publication.due:
             self.publication.renew(self, ended_at)
