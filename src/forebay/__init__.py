@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from forebay.predict import predict
     from forebay.predicting.prediction_report import PredictionReport
     from forebay.preprocess import preprocess
+    from forebay.reports.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "BusyError",
     "CachedDataset",
     "ChangedError",
+    "Comparison",
     "DataLoader",
     "Diagnosis",
     "Failure",
@@ -69,6 +71,7 @@ __all__ = [
     "WorkerDiedError",
     "cache",
     "collate",
+    "compare",
     "from_folder",
     "from_ids",
     "from_table",
@@ -83,6 +86,7 @@ _MODULE_OF = {
     "AutoWorkers": "forebay.loading.auto_workers",
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
+    "Comparison": "forebay.reports.comparison",
     "DataLoader": "forebay.loader",
     "Diagnosis": "forebay.observe.diagnosis",
     "Failure": "forebay.failures",
@@ -93,6 +97,7 @@ _MODULE_OF = {
     "Report": "forebay.jobs.report",
     "Statistics": "forebay.observe.statistics",
     "cache": "forebay.cache",
+    "compare": "forebay.reports.comparison",
     "from_folder": "forebay.items",
     "from_ids": "forebay.items",
     "from_table": "forebay.items",

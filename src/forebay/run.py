@@ -25,6 +25,7 @@ from forebay.observe import machine
 from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
 from forebay.observe.run_diagnosis import RunTimes
+from forebay.observe.run_trace import RunTrace
 from forebay.options import PreprocessOptions
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
@@ -114,16 +115,14 @@ def run(
     )
     engine = Engine(pool, limits, todo, name_of=_name_of)
     commits = Commits(ledger, folder)
-    inputs = committed = 0
-    busy_s = record_s = 0.0
+    committed, record_s = 0, 0.0
     began, cpu_before = time.monotonic(), _processor_time(options)
     try:
         while not engine.finished or commits.waiting:
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             for outcome in outcomes:
                 commits.add(outcome)
-                if isinstance(outcome, DeliverResult | ReportFailure):
-                    inputs, busy_s = inputs + 1, busy_s + outcome.seconds
+                _record(outcome, progress.trace)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
             recorded_at, flush_s = time.monotonic(), commits.flush_s
@@ -144,11 +143,11 @@ def run(
             progress.close()
     cpu_after = _processor_time(options)
     return RunTimes(
-        inputs=inputs,
+        inputs=progress.trace.tasks,
         committed=committed,
         elapsed_s=time.monotonic() - began,
         num_workers=num_workers,
-        busy_s=busy_s,
+        busy_s=progress.trace.busy_s,
         cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
         flush_s=commits.flush_s,
         record_s=record_s,
@@ -209,6 +208,7 @@ def run_here(
                 ) from None
             seconds = time.monotonic() - began
             commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
+            progress.trace.took(each.ordinal, seconds)
             commit = commits.go_on(at_once=True)
             assert commit is not None
             progress.update(commit.done, commit.failed, commit.metadata)
@@ -220,6 +220,15 @@ def run_here(
             commits.close()
         finally:
             progress.close()
+
+
+def _record(outcome: Outcome, trace: RunTrace) -> None:
+    if isinstance(outcome, DeliverResult):
+        trace.took(outcome.task, outcome.seconds)
+    elif isinstance(outcome, ReportFailure):
+        trace.spent(outcome.seconds)
+    elif isinstance(outcome, ReportRetry):
+        trace.retries += 1
 
 
 def _stop_if_due(

@@ -7,7 +7,9 @@ run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Wh
 less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
 others, so that tracing costs next to nothing on tiny batches.
 
-Times are seconds of `time.perf_counter()`, which on one machine all processes share.
+Long because each record is documented beside the code that fills it.
+
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.observe.publication import Publication
 from forebay.observe.run_queue import queued_s
 
 # Batches, and steps, that are kept one by one: the last so many.
@@ -211,7 +214,9 @@ class Trace:
         step_count: How many steps that were.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
+        busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        publication: Shows the trace to `forebay top`.
     """
 
     def __init__(self) -> None:
@@ -227,17 +232,19 @@ class Trace:
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
-        self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
         self.made_count = self.taken_count = self.step_count = 0
-        self.steps_s = 0.0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
-        self._made_due = self._step_due = 0.0  # no record before
+        self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self.busy_s: dict[int, float] = {}
+        self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
+        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -254,11 +261,12 @@ class Trace:
         if slowest is not None:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
-        ended_at = timing.ended_at
-        if seconds < FINEST_S and ended_at < self._made_due:
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + seconds
+        # In the order of the sampler: behind a slow batch come some that were ready before it.
+        if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
-        self._made_due = ended_at + FINEST_S
-        worker_id = timing.worker_id
+        self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
@@ -266,7 +274,12 @@ class Trace:
         with self._spans_lock:
             span = self._span(ended_at)
             span.made += count
-            span.busy_s[worker_id] = span.busy_s.get(worker_id, 0.0) + seconds * count
+            for each in busy_s:
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
+            busy_s.clear()
+        if ended_at >= self.publication.due:
+            self.publication.renew(self, ended_at)
 
     def _keep_slowest(self, sample: SlowSample) -> None:
         heap = self._slowest
@@ -325,6 +338,8 @@ class Trace:
             self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
         self._got_before = asked_at + waited_s
+        if asked_at >= self.publication.due:
+            self.publication.renew(self, asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 
