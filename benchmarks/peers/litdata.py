@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # it would ask the network
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # the check needs the network
 
 import litdata
 
