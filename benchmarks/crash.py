@@ -1,4 +1,4 @@
-"""What a crash costs: kill -9 for a worker, and for the driver, a third of the way through.
+"""The cost of a crash: kill -9 for a worker, and for the driver, a third of the way through.
 
 Each input writes a line when it begins, which shows the inputs that ran twice. If the first call
 did not finish the work, the same call is made again, as a user would.

@@ -42,7 +42,7 @@ def parse(printed: str, date: str) -> dict[str, Any]:
                 }
             )
         elif tables and not TOTAL.fullmatch(paragraph[0]):
-            # One that stands by itself belongs to the tables before it.
+            # A paragraph without a table is a note on the table before it.
             tables[-1]["note"] = " ".join([tables[-1]["note"], *paragraph]).strip()
     return {"date": date, "machine": machine, "tables": tables}
 

@@ -212,7 +212,7 @@ def _nbytes(batch: Any) -> int:
 
 
 def _sum(batch: Any) -> float:
-    """Return the sum of all numbers in a batch, the same whatever kind of array they are in."""
+    """Return the sum of all numbers in a batch, equal for every kind of array."""
     import numpy as np
 
     return float(sum(np.asarray(leaf).sum(dtype=np.float64) for leaf in _leaves(batch)))

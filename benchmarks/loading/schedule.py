@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def waiting_share(costs: Sequence[float], steps: Iterable[float], workers: int) -> float:
-    """Return the part of the time that the consumer waits, with no limit on what is made ahead.
+    """Return the share of the time that the consumer waits, with an unlimited buffer.
 
     Every worker takes the next batch as soon as it is free, none pauses, batches are returned in
     order, and neither starting workers nor passing on a batch takes any time.

@@ -1,4 +1,4 @@
-"""litdata.map: it writes files and takes no metadata, so what the work returns is dropped."""
+"""litdata.map: it writes files and takes no metadata, so the result of the work is dropped."""
 
 from __future__ import annotations
 

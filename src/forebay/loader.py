@@ -272,7 +272,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         return list(self._failures)
 
     def statistics(self) -> Statistics:
-        """Return counts of what the loader has done and is waiting for; cheap, at any time."""
+        """Return counts and times of the loader so far; cheap, and possible at any time."""
         return statistics_of(self, self._pipelines, self._trace, self._failures.total)
 
     # ---- position ------------------------------------------------------------------------------

@@ -38,13 +38,13 @@ class TasksQueued:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker has started and waits for tasks."""
+    """A worker has started and is ready for tasks."""
 
     incarnation: int
 
 
 class TaskFinished(NamedTuple):
-    """A worker answered. `nbytes` is what the result occupies, `seconds` the task's wall time."""
+    """A worker answered. `nbytes` is the size of its result, `seconds` the task's wall time."""
 
     incarnation: int
     task: int
@@ -207,7 +207,7 @@ class ReportRetry:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Tell the consumer that a task failed for good."""
+    """Tell the consumer that a task failed and is not tried again."""
 
     task: int
     attempt: int

@@ -1,4 +1,4 @@
-"""The contract of a job: what a worker does with a task, wherever the worker runs."""
+"""The protocol of a job: the code that a worker runs for each task, with any pool."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Refusal(Exception):  # noqa: N818 - marks a failure of a task
 
 
 class Job(Protocol):
-    """What a worker does. For process workers it is pickled once, however many there are.
+    """The code that a worker runs; pickled only once for all process workers.
 
     Attributes:
         keeps_tasks: Whether a worker keeps the tasks behind a slow one, because no other may run

@@ -121,7 +121,7 @@ class Feed:
         self._driver.call_and_wait(partial(self._forget, before))
 
     def resize(self, num_workers: int) -> None:
-        """Change the number of workers (`Engine.resize`); `get_worker_info()` tells the first."""
+        """Change the number of workers (`Engine.resize`); `get_worker_info()` keeps the first."""
         self._check()
         self._driver.call(partial(self._engine.resize, num_workers))
 

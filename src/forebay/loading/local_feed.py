@@ -15,7 +15,7 @@ from forebay.randomness import generators_kept
 
 
 class LocalFeed:
-    """A `Feed` without workers. What the user's code raises is a `BatchError`.
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
 
     Args:
         spec: How to make batches.

@@ -119,7 +119,7 @@ class Planner:
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
         self._next_task = 0
-        self._carried: dict[int, Carried] = {}  # by task: what the sampler carries after it
+        self._carried: dict[int, Carried] = {}  # by task: the sampler states after it
         self._carried_now: Carried | None = None
         self._values: dict[int, Values] = {}  # before each epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read

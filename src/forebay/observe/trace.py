@@ -234,7 +234,7 @@ class Trace:
     # ---- the workers ---------------------------------------------------------------------------
 
     def made(self, timing: Timing, seconds: float, nbytes: int) -> None:
-        """Record a batch that a worker made in so many seconds."""
+        """Record a batch that a worker made in the given seconds."""
         self.made_count += 1
         self.made_s += seconds
         self.fetch_s += timing.fetch_s
