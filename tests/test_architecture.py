@@ -21,6 +21,8 @@ PURE = (
     "engine/limits",
     "plan",
     "engine/memory/slab_layout",
+    *(f"observe/{name}" for name in ("simulation", "recorded_work", "loader_setup")),
+    *(f"observe/{name}" for name in ("changes_to_try", "causes", "diagnosis")),
     "tuning",
 )
 IMPURE_IMPORTS = frozenset(

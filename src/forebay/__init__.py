@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.loading.auto_workers import AutoWorkers
     from forebay.mixing import MixedDataset, mix
+    from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.statistics import Statistics
     from forebay.options import Ray
     from forebay.packed import PackedSequence
@@ -50,6 +51,7 @@ __all__ = [
     "CachedDataset",
     "ChangedError",
     "DataLoader",
+    "Diagnosis",
     "Failure",
     "FailuresError",
     "ForebayError",
@@ -82,6 +84,7 @@ _MODULE_OF = {
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
     "DataLoader": "forebay.loader",
+    "Diagnosis": "forebay.observe.diagnosis",
     "Failure": "forebay.failures",
     "MixedDataset": "forebay.mixing",
     "PackedSequence": "forebay.packed",

@@ -25,6 +25,7 @@ from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torch_init
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.loader_progress import (
+    diagnosis_of,
     mask_of,
     position_of,
     restore_states,
@@ -39,6 +40,7 @@ from forebay.loading.samplers import UnreadSampler, sampler_for_plan
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
 from forebay.options import Ray, cluster_of
@@ -274,6 +276,13 @@ class DataLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
         return statistics_of(self, self._pipelines, self._trace, self._failures.total)
+
+    def diagnose(self) -> Diagnosis:
+        """Return why training waits, and what to change: `print(loader.diagnose())`.
+
+        It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
+        """
+        return diagnosis_of(self, Settings(self), self._trace)
 
     # ---- position ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,8 +21,10 @@ from forebay.jobs.ledger.records import FailedInput, Todo
 from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
+from forebay.observe import machine
 from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
+from forebay.observe.run_diagnosis import RunTimes
 from forebay.options import PreprocessOptions
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
@@ -79,8 +82,8 @@ def run(
     progress: Progress,
     *,
     at_once: bool = False,
-) -> bool:
-    """Process the inputs; return whether any result was committed.
+) -> RunTimes:
+    """Process the inputs; return what that took.
 
     Args:
         pool: The workers.
@@ -111,16 +114,23 @@ def run(
     )
     engine = Engine(pool, limits, todo, name_of=_name_of)
     commits = Commits(ledger, folder)
-    committed = 0
+    inputs = committed = 0
+    busy_s = record_s = 0.0
+    began, cpu_before = time.monotonic(), _processor_time(options)
     try:
         while not engine.finished or commits.waiting:
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             for outcome in outcomes:
                 commits.add(outcome)
+                if isinstance(outcome, DeliverResult | ReportFailure):
+                    inputs, busy_s = inputs + 1, busy_s + outcome.seconds
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
+            recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
+                waited_s = commits.flush_s - flush_s
+                record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
                 engine.release(commit.delivered)
                 progress.update(commit.done, commit.failed, commit.metadata)
                 committed += len(commit.delivered) + commit.failed
@@ -132,7 +142,31 @@ def run(
             committed += commits.close()
         finally:
             progress.close()
-    return committed > 0
+    cpu_after = _processor_time(options)
+    return RunTimes(
+        inputs=inputs,
+        committed=committed,
+        elapsed_s=time.monotonic() - began,
+        num_workers=num_workers,
+        busy_s=busy_s,
+        cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+        flush_s=commits.flush_s,
+        record_s=record_s,
+        cores=None if options.cluster else machine.usable_cores(),
+    )
+
+
+def _processor_time(options: PreprocessOptions) -> float | None:
+    """Return the processor time of the workers that have ended; None for those of a cluster.
+
+    Threads, and work in this process, count with the process.
+    """
+    if options.cluster is not None:
+        return None
+    if options.backend == "thread" or options.workers == 0:
+        return time.process_time()
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _name_of(payload: tuple[str, str | None]) -> str:

@@ -39,6 +39,7 @@ from forebay.jobs.report import Report
 from forebay.jobs.table.metadata_table import write_metadata
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.observe.progress import Progress, label_of
+from forebay.observe.run_diagnosis import diagnose_run
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.run import run, run_here, workers_for
@@ -176,7 +177,7 @@ class Session:
         assert self._pool is not None, "start_workers comes first"
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
-            self._changed |= run(
+            times = run(
                 self._pool,
                 self._num_workers,
                 tasks,
@@ -187,6 +188,7 @@ class Session:
                 progress or Progress(total, before.done, options.progress, label=label),
                 at_once=at_once,
             )
+        self._changed |= times.committed > 0
         self.settle()
         if self._has_table:
             self._update_table(kind)
@@ -199,6 +201,7 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
+            diagnosis=diagnose_run(times),
         )
 
     def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forebay.failures import Failure
 from forebay.jobs.inputs.download import fetched
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 
@@ -28,6 +29,8 @@ class Report:
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
+        diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
+            that they stood still, and its `rate` is in inputs per second.
     """
 
     output: str
@@ -37,6 +40,7 @@ class Report:
     failures: tuple[Failure, ...]
     elapsed_s: float
     metadata_path: Path | str
+    diagnosis: Diagnosis
 
     @property
     def metadata(self) -> pyarrow.Table:

@@ -3,9 +3,9 @@
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
 A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches follow
-each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
-account for the others, so that tracing costs next to nothing on tiny batches.
+run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches take
+less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
+others, so that tracing costs next to nothing on tiny batches.
 
 Times are seconds of `time.perf_counter()`, which on one machine all processes share.
 """
@@ -20,12 +20,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.observe.run_queue import queued_s
+
 # How many of the last batches, and of the last steps, are kept one by one.
 KEPT = 2048
-# Records of one kind are at least this far apart.
-FINEST_S = 0.001
+# Steps that follow each other faster, and batches that take less, are not all kept one by one.
+FINEST_S = 0.002
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
+# How often the trainer's thread measures its wait for a core, which takes even longer.
+TRAINER_MEASURED_S = 0.1
 # The most spans of a run; when there are more, each two neighbours become one.
 MAX_SPANS = 512
 FIRST_SPAN_S = 0.25
@@ -126,6 +130,8 @@ class StepRecord(NamedTuple):
         taken: Steps so far.
         total_waited_s: Seconds waited in all of them.
         trainer_cpu_s: Processor time of the trainer's process so far.
+        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
+            most once in `TRAINER_MEASURED_S`.
     """
 
     asked_at: float
@@ -135,6 +141,7 @@ class StepRecord(NamedTuple):
     taken: int
     total_waited_s: float
     trainer_cpu_s: float
+    trainer_queued_s: float
 
     @property
     def got_at(self) -> float:
@@ -229,6 +236,7 @@ class Trace:
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
+        self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
 
     # ---- the workers ---------------------------------------------------------------------------
@@ -247,7 +255,7 @@ class Trace:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
         ended_at = timing.ended_at
-        if ended_at < self._made_due:
+        if seconds < FINEST_S and ended_at < self._made_due:
             return
         self._made_due = ended_at + FINEST_S
         worker_id = timing.worker_id
@@ -300,9 +308,11 @@ class Trace:
             return
         self._step_due = asked_at + FINEST_S
         self._is_first = False
-        cpu_s = time.process_time()
+        if asked_at >= self._queued_due:
+            self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
         count, total = self.taken_count, self.waited_s
-        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, cpu_s))
+        used = time.process_time(), self._queued_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
             span = self._span(asked_at + waited_s)
             span.taken += count - self._taken_before
