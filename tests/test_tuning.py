@@ -155,3 +155,26 @@ def test_it_waits_for_enough_batches():
     decision = tuner.look(slow)
     assert decision is not None
     assert decision.num_workers == 8
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "wait_s", "expected"),
+    [
+        pytest.param(0.001, 0.1, 8, id="waits"),
+        pytest.param(0.1, 0.0, 2, id="cpu"),
+        pytest.param(0.05, 0.05, 4, id="both"),
+    ],
+)
+def test_without_a_trainer_only_cores_and_the_limit_count(cpu_s, wait_s, expected):
+    """Inputs of a run: as many workers as the cores keep busy, and no decision to undo."""
+    model = Model(step_s=1e-9, cpu_s=cpu_s, wait_s=wait_s)
+    tuner, numbers, decisions = Tuner(2, 8, 2.0, "inputs"), [], []
+    tuner.look(model.totals)
+    for _ in range(20):
+        totals = model.run(tuner.num_workers, 1.0)
+        decision = tuner.look(totals._replace(steps=0, steps_s=0.0, waited_s=totals.at))
+        decisions += [decision] if decision else []
+        numbers.append(tuner.num_workers)
+    assert numbers[-1] == expected
+    assert len(decisions) == (expected != 2)
+    assert all(each.reason.startswith("inputs take") for each in decisions)

@@ -20,7 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from forebay.buffer import Buffer
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
-from forebay.loading.auto_workers import AutoWorkers, checked_workers
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torchs_init
 from forebay.loading.iterators import BatchIterator
@@ -41,7 +40,7 @@ from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
-from forebay.options import Ray, cluster_of
+from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)

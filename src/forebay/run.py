@@ -11,6 +11,7 @@ from forebay.engine.events import DeliverResult, ReportFailure, ReportRetry
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import Failure
@@ -22,7 +23,8 @@ from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
-from forebay.options import PreprocessOptions
+from forebay.options import AutoWorkers, PreprocessOptions
+from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
@@ -64,6 +66,14 @@ def workers_for(
     return hosts, hosts.num_workers
 
 
+def tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
+    """Return what changes the number of workers; None unless it is "auto" on this machine."""
+    if not isinstance(options.num_workers, AutoWorkers) or options.cluster is not None:
+        return None
+    most = int(options.num_workers)
+    return RunTuning(most, pool.living_pids if isinstance(pool, ProcessPool) else None)
+
+
 def _say_nothing(text: str) -> None:
     """Do nothing: the user asked for no progress."""
 
@@ -79,6 +89,7 @@ def run(
     progress: Progress,
     *,
     at_once: bool = False,
+    tuning: RunTuning | None = None,
 ) -> bool:
     """Process the inputs; return whether any result was committed.
 
@@ -92,6 +103,7 @@ def run(
         budget: How many inputs may fail.
         progress: Updated as inputs end.
         at_once: Commit each result immediately: for few and large ones.
+        tuning: Changes the number of workers; None to keep it.
 
     Raises:
         FailuresError: Too many inputs failed.
@@ -99,7 +111,7 @@ def run(
         Exception: With `on_error="raise"`, the exception of the function, with notes.
     """
     limits = Limits(
-        num_workers=num_workers,
+        num_workers=num_workers if tuning is None else tuning.num_workers,
         slots=SLOTS,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
@@ -119,6 +131,8 @@ def run(
                 commits.add(outcome)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
+            if tuning is not None:
+                _tune(tuning, outcomes, engine)
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
                 engine.release(commit.delivered)
@@ -133,6 +147,14 @@ def run(
         finally:
             progress.close()
     return committed > 0
+
+
+def _tune(tuning: RunTuning, outcomes: list[Outcome], engine: Engine) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, DeliverResult):
+            tuning.finished(outcome.seconds)
+    if not engine.finished:
+        tuning.look(time.monotonic(), engine.resize)
 
 
 def _name_of(payload: tuple[str, str | None]) -> str:

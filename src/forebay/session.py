@@ -41,7 +41,7 @@ from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.observe.progress import Progress, label_of
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.run import run, run_here, workers_for
+from forebay.run import run, run_here, tuning_for, workers_for
 
 
 class Session:
@@ -174,6 +174,7 @@ class Session:
         listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
         tasks = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "start_workers comes first"
+        tuning = tuning_for(self._pool, options)
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
             self._changed |= run(
@@ -186,6 +187,7 @@ class Session:
                 FailureBudget(options.max_failures, total, watch=not before.done),
                 progress or Progress(total, before.done, options.progress, label=label),
                 at_once=at_once,
+                tuning=tuning,
             )
         self.settle()
         if self._has_table:
@@ -199,6 +201,7 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
+            decisions=() if tuning is None else tuple(tuning.decisions),
         )
 
     def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:

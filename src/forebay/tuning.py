@@ -1,12 +1,14 @@
 """How many workers `num_workers="auto"` should have. PURE: no clock, process, file or thread.
 
-    trace ── totals ──> Tuner.look ──> Decision(num_workers, reason)
+    trace, run ── totals ──> Tuner.look ──> Decision(num_workers, reason)
 
 With T the trainer's own seconds for a step, and S the seconds that a worker takes for a batch, S/T
 workers make batches as fast as the trainer takes them (Little's law). If a batch takes C seconds of
 processor time, K cores keep at most K*S/C workers busy. The tuner aims at the smaller of the two.
 Where more workers turn out not to help, as with storage that gives only so many bytes per second,
 it goes back and does not try again for a while.
+
+A run of `preprocess` has no trainer: T is 0, and the cores and the largest number are the limits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PAUSE_S = 30.0
 
 
 class Totals(NamedTuple):
-    """What a loader has done up to a moment.
+    """What a loader, or a run without a trainer, has done up to a moment.
 
     Attributes:
         at: The moment, in seconds of a monotonic clock.
@@ -75,6 +77,7 @@ class _Window:
 
     rate: float  # batches made per second
     waiting: float  # share of the trainer's time
+    has_steps: bool  # whether a trainer took any step
     step_s: float  # the trainer's own seconds for a step; T above
     batch_s: float  # a worker's seconds for a batch, without waiting for a core; S above
     cpu_s: float  # processor time for a batch; C above
@@ -89,13 +92,15 @@ class Tuner:
         start: The number to start with.
         most: The largest number.
         cores: Cores that all processes may use together; `math.inf` if workers are elsewhere.
+        unit: What workers make, in the plural, for the reasons.
 
     Attributes:
         num_workers: The present number.
     """
 
-    def __init__(self, start: int, most: int, cores: float) -> None:
+    def __init__(self, start: int, most: int, cores: float, unit: str = "batches") -> None:
         self.num_workers = start
+        self._unit = unit
         self._most, self._cores = most, cores
         self._before: Totals | None = None
         self._needed: deque[int] = deque(maxlen=LOOKS_BEFORE_FEWER)
@@ -130,6 +135,7 @@ class Tuner:
         return _Window(
             rate=made / seconds,
             waiting=waited_s / max(waited_s + steps_s, 1e-9),
+            has_steps=now.steps > before.steps,
             step_s=max(steps_s, 1e-9) / max(now.steps - before.steps, 1),
             batch_s=batch_s,
             cpu_s=min((now.cpu_s - before.cpu_s) / made, batch_s),
@@ -174,11 +180,17 @@ class Tuner:
         self._needed.clear()
         return Decision(
             fewer,
-            f"{self.num_workers} workers make {window.rate:.3g} batches/s and {fewer} made "
+            f"{self.num_workers} workers make {window.rate:.3g} {self._unit}/s and {fewer} made "
             f"{rate:.3g}: more do not help, so there are {fewer} again",
         )
 
     def _more(self, window: _Window, present: int, target: int) -> str:
+        if not window.has_steps:
+            return (
+                f"{self._unit} take {_duration(window.batch_s)} of a worker each, and "
+                f"{_duration(window.cpu_s)} of that on a core, so there are {target} workers "
+                f"instead of {present}"
+            )
         return (
             f"training waits {window.waiting:.0%} of the time: a step takes "
             f"{_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a worker, so "

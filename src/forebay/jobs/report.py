@@ -28,6 +28,7 @@ class Report:
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
     """
 
     output: str
@@ -37,6 +38,7 @@ class Report:
     failures: tuple[Failure, ...]
     elapsed_s: float
     metadata_path: Path | str
+    decisions: tuple[str, ...] = ()
 
     @property
     def metadata(self) -> pyarrow.Table:

@@ -21,6 +21,7 @@ class PredictionReport:
         resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
     """
 
     output: Path | str
@@ -29,6 +30,7 @@ class PredictionReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
+    decisions: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the summary."""
