@@ -3,7 +3,8 @@
     trace, run ── totals ──> Tuner.look ──> Decision(num_workers, reason)
 
 With T the trainer's own seconds for a step, and S the seconds that a worker takes for a batch, S/T
-workers make batches as fast as the trainer takes them (Little's law). If a batch takes C seconds of
+workers make batches as fast as the trainer takes them (Little's law); more where batches differ so
+much that the trainer still waits. If a batch takes C seconds of
 processor time, K cores keep at most K*S/C workers busy. The tuner aims at the smaller of the two.
 Where more workers turn out not to help, as with storage that gives only so many bytes per second,
 it goes back and does not try again for a while.
@@ -28,11 +29,14 @@ FEWEST_BATCHES = 4
 WAITING = 0.02
 # Workers are idle if they are busy for less than this share of their time.
 BUSY = 0.75
-# How many more workers to aim at than are needed on average.
+# How many more workers to aim at than are needed on average, to begin with.
 HEADROOM = 1.1
+# How many times as many to try where that is not enough.
+UNEVEN = 1.5
 # How many looks in a row have to agree before the number is lowered.
 LOOKS_BEFORE_FEWER = 5
-# More workers have helped if there are so many times as many batches as before.
+# More workers have helped if there are so many times as many batches as before, or if the trainer
+# waits for less than half as much of its time.
 HELPED = 1.05
 # How long not to try what did not help; twice as long each time.
 PAUSE_S = 30.0
@@ -71,6 +75,15 @@ class Decision(NamedTuple):
     reason: str
 
 
+class _Trial(NamedTuple):
+    """What was before the number was raised."""
+
+    num_workers: int
+    rate: float
+    waiting: float
+    headroom: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     """What happened between two looks, per batch or per second."""
@@ -104,7 +117,8 @@ class Tuner:
         self._most, self._cores = most, cores
         self._before: Totals | None = None
         self._needed: deque[int] = deque(maxlen=LOOKS_BEFORE_FEWER)
-        self._tried: tuple[int, float] | None = None  # the number before the last growth, its rate
+        self._tried: _Trial | None = None  # before the last growth, until it is judged
+        self._headroom = HEADROOM
         self._ceiling, self._until, self._pause_s = most, 0.0, PAUSE_S
 
     def look(self, now: Totals) -> Decision | None:
@@ -149,14 +163,22 @@ class Tuner:
         present, tried = self.num_workers, self._tried
         self._tried = None
         is_waiting = window.waiting > WAITING
-        if tried is not None and is_waiting and window.rate < tried[1] * HELPED:
+        if tried is not None and is_waiting and not _has_helped(tried, window):
             return self._go_back(tried, window, at)
-        by_cores = self._by_cores(window)
-        needed = max(min(math.ceil(window.batch_s / window.step_s * HEADROOM), self._most), 1)
+        bound, on_average = (
+            min(self._by_cores(window), self._ceiling),
+            window.batch_s / window.step_s,
+        )
+        needed = max(min(math.ceil(on_average * self._headroom), self._most), 1)
+        trial = _Trial(present, window.rate, window.waiting, self._headroom)
+        # What the trainer waits is the most that it can gain.
+        if window.waiting > 1 - 1 / HELPED and needed <= present < bound:
+            needed = min(math.ceil(present * UNEVEN), bound)
+            self._headroom = needed / on_average
         self._needed.append(needed)
-        target = min(needed, by_cores, self._ceiling)
+        target = min(needed, bound)
         if is_waiting and target > present:
-            self._tried = present, window.rate
+            self._tried = trial
             self._needed.clear()
             return Decision(target, self._more(window, present, target))
         enough = max(self._needed)
@@ -173,8 +195,8 @@ class Tuner:
         free = max(self._cores - window.trainer_cores, 1.0)
         return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
 
-    def _go_back(self, tried: tuple[int, float], window: _Window, at: float) -> Decision:
-        fewer, rate = tried
+    def _go_back(self, tried: _Trial, window: _Window, at: float) -> Decision:
+        fewer, rate, _, self._headroom = tried
         self._ceiling, self._until = fewer, at + self._pause_s
         self._pause_s *= 2
         self._needed.clear()
@@ -191,10 +213,15 @@ class Tuner:
                 f"{_duration(window.cpu_s)} of that on a core, so there are {target} workers "
                 f"instead of {present}"
             )
+        durations = (
+            f"a step takes {_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a "
+            "worker"
+        )
+        if window.batch_s / window.step_s * HEADROOM <= present:
+            durations += f" on average, for which {present} are enough, but batches differ"
         return (
-            f"training waits {window.waiting:.0%} of the time: a step takes "
-            f"{_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a worker, so "
-            f"there are {target} workers instead of {present}"
+            f"training waits {window.waiting:.0%} of the time: {durations}, so there are {target} "
+            f"workers instead of {present}"
         )
 
     def _fewer(self, window: _Window, present: int, target: int) -> str:
@@ -202,6 +229,10 @@ class Tuner:
             f"workers are busy {window.busy:.0%} of the time and training waits "
             f"{window.waiting:.0%}: {target} workers are enough instead of {present}"
         )
+
+
+def _has_helped(tried: _Trial, window: _Window) -> bool:
+    return window.rate >= tried.rate * HELPED or window.waiting < tried.waiting / 2
 
 
 def _duration(seconds: float) -> str:
