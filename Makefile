@@ -46,24 +46,25 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
 # Three parts run at the same time, and take as long as each other. Ray's tests have a process of their
-# own: it leaves threads, handlers and a connection there.
+# own: it leaves threads, handlers and a connection there. The package is compiled once, for all the
+# programs that tests start: Python may be told (PYTHONDONTWRITEBYTECODE) not to do that by itself.
 LOADING := tests/loading
 FILES := tests/preprocess tests/predict tests/cache tests/hostile
 define parts
-	failed=0; \
+	$(BIN)/python -m compileall -q src; failed=0; \
 	$(BIN)/python -m pytest -q $(1) $(LOADING) & loading=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(FILES) & files=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) || failed=1; \
 	$(2) || failed=1; wait $$loading || failed=1; wait $$files || failed=1; exit $$failed
 endef
 
-quick: $(DEV) ## Run the first case of each test that is not slow: about a minute.
+quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
 	$(call parts,-m "not slow and not thorough" --first-case,:)
 
-test: $(DEV) ## Run all tests but the long ones on Ray clusters.
+test: $(DEV) ## Run all tests but the long ones.
 	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
 
-test-all: $(DEV) ## Run all tests: the long ones on Ray clusters, and those of torch's own class.
+test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's class, more kills and ranks.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 import fsspec
 
 # Seconds that what is sure to come may take on a busy machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 SERVER = """
 import sys
 from moto.server import ThreadedMotoServer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
 from forebay.testing.leaks import no_leaks
+
+# Longest wait for what a test ended to be gone, on a loaded machine.
+ENDING_S = 60.0
 
 # No example fails for being slow: the machine may be busy.
 hypothesis.settings.register_profile("forebay", deadline=None)
@@ -35,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def pytest_collection_finish() -> None:
+    """Keep the collector from visiting what lives to the end: torch is a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _what_libraries_keep() -> None:
     """Have pyarrow open the pipe for signals that it keeps from its first CSV file on."""
@@ -51,7 +61,7 @@ def _heed_ctrl_c() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a descriptor or shared memory."""
-    with no_leaks():
+    with no_leaks(wait_s=ENDING_S):
         yield
 
 

@@ -6,6 +6,7 @@ times and rates may differ, and `…` stands for anything.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ NOT_RUN = re.compile(r"<!-- not run: (?P<reason>\S.*) -->")
 SHELLS = ("shell", "bash", "console")
 # Printed after a block, with the number of its first line: what came before is that block's.
 END = "\x1e"
+# Of the programs: on a busy machine, several threads for tensors waste cores by spinning.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Seconds after which a program is taken to hang, on a machine with much else to do.
+HANG_S = 280
 TIME = re.compile(r"\b\d[\d,]*(?:\.\d+)? (?:ms|s|min|h)\b(?: \d+ (?:s|min)\b)?")
 RATE = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?= \w+/s\b)")
 

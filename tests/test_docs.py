@@ -7,6 +7,7 @@ traceback points there.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import agrees, blocks, commands, disagreements, program
+from documents import ENVIRONMENT, HANG_S, agrees, blocks, commands, disagreements, program
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
@@ -27,7 +28,12 @@ RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=110
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
     )
 
 
@@ -63,19 +69,23 @@ def test_the_readmes_program_does_nothing_twice(tmp_path: Path) -> None:
     assert "(100 samples were done earlier)" in done.stdout
 
 
+@functools.cache
+def help_of(name: str) -> str:
+    """Return what a command prints about itself."""
+    done = run("-m", "forebay", name, "--help", cwd=ROOT)
+    assert done.returncode == 0, f"forebay {name}: {done.stderr}"
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_the_commands_exist(document: Path, tmp_path: Path) -> None:
+def test_the_commands_exist(document: Path) -> None:
     """Every `forebay` command in a shell block exists, and so do its options."""
-    helps: dict[str, str] = {}
     found = blocks(document.read_text(encoding="utf-8"))
     for _, name, *arguments in (words for block in found for words in commands(block)):
-        if name not in helps:
-            done = run("-m", "forebay", name, "--help", cwd=tmp_path)
-            assert done.returncode == 0, f"forebay {name}: {done.stderr}"
-            helps[name] = done.stdout
+        printed = help_of(name)
         for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
-            assert re.search(rf"{option}\b", helps[name]), f"forebay {name} has no {option}"
+            assert re.search(rf"{option}\b", printed), f"forebay {name} has no {option}"
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def train(folder: Path, name: str, *changes: tuple[str, str], ranks: int = 0) ->
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -95,7 +95,6 @@ def test_every_section_has_a_script_and_says_what_it_needs():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_lightning_resumes_in_the_middle_of_an_epoch(tmp_path):
     """On two ranks, a run from the last checkpoint ends with the loss of the whole run."""
     whole = train(tmp_path, "Lightning")
@@ -104,7 +103,6 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "every",
     [
@@ -128,7 +126,6 @@ def test_lightning_resumes_at_the_end_of_an_epoch(every, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_lightning_makes_the_loader_again_with_its_arguments(tmp_path):
     """Without `world_size` its sampler takes the place of the loader's, and the rest is kept."""
     show = (
@@ -153,7 +150,6 @@ def test_lightning_makes_the_loader_again_with_its_arguments(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_lightnings_sampler_and_world_size_exclude_each_other(tmp_path):
     """The error names the argument of Trainer that has to change."""
     with pytest.raises(AssertionError, match=r"OptionError[^$]*use_distributed_sampler=False"):
@@ -164,7 +160,6 @@ def test_lightnings_sampler_and_world_size_exclude_each_other(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_accelerate_resumes_in_the_middle_of_an_epoch(ranks, tmp_path):
     """The state travels with `save_state` and `load_state`, alone and on two ranks."""
@@ -173,7 +168,6 @@ def test_accelerate_resumes_in_the_middle_of_an_epoch(ranks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_accelerates_prepare_makes_a_stock_loader_and_forebay_warns(tmp_path):
     """The one warning says what is lost and where to read on."""
     change = (
@@ -210,7 +204,6 @@ print("gathered", gathered, "counted", counted)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_accelerate_does_not_know_of_the_loader(tmp_path):
     """A group of batches goes on in the next epoch; the mask finds the repeated samples."""
     end = 'accelerator.print("loss", loss.item())\n'
@@ -223,7 +216,6 @@ def test_what_accelerate_does_not_know_of_the_loader(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("step", [5, 15])
 def test_transformers_resumes_in_the_middle_of_an_epoch(ranks, step, tmp_path):
@@ -238,7 +230,6 @@ def test_transformers_resumes_in_the_middle_of_an_epoch(ranks, step, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_transformers_makes_a_stock_loader_to_skip_batches(tmp_path):
     """Without `ignore_data_skip` a resumed run warns, and has another order."""
     whole = train(tmp_path, "transformers")
@@ -260,7 +251,6 @@ FAIL = """
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_ray_train_resumes_after_a_failure(tmp_path):
     """A rank fails in the second epoch; the run ends with the loss of one without a failure."""
     whole = train(tmp_path / "whole", "Ray Train")
@@ -273,7 +263,6 @@ def test_ray_train_resumes_after_a_failure(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_ray_trains_prepare_data_loader_makes_a_stock_loader(tmp_path):
     """With two workers it has torch's class and a DistributedSampler."""
     make = "    loader = make_loader(world_size)\n"

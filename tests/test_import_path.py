@@ -134,6 +134,7 @@ def work(source, out):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["forebay", "python -m"])
 @pytest.mark.parametrize("named", ["{folder}/work_here.py:work", "work_here:work"])
 def test_the_command_line_takes_modules_of_the_working_folder_after_pythons_own(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import END
+from documents import END, ENVIRONMENT, HANG_S
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -43,9 +43,10 @@ def test_a_notebook_prints_what_is_stored_in_it(notebook: Path, tmp_path: Path) 
         [sys.executable, "-u", "-c", RUNNER],
         input=json.dumps(["".join(cell["source"]) for cell in code]),
         cwd=folder,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     stored = ["".join(line for each in cell["outputs"] for line in each["text"]) for cell in code]

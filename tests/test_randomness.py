@@ -28,7 +28,7 @@ from forebay.randomness import (
     seed_on_import,
 )
 
-PATIENCE_S = 60  # longer than any of these takes; a call that hangs fails the test
+PATIENCE_S = 180  # longer than any of these takes; a call that hangs fails the test
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from documents import disagreements, program
+from documents import ENVIRONMENT, HANG_S, disagreements, program
 from forebay.jobs.user_code.reference import load_work
 
 ROOT = Path(__file__).parents[1]
@@ -26,9 +26,10 @@ def run(folder):
     done = subprocess.run(
         [sys.executable, "-u", "-W", "error", "three_jobs.py"],
         cwd=folder,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -252,7 +252,6 @@ def test_the_iterators_of_a_loader_have_one_base():
 
 # What forebay's iterator reads that torch's base sets.
 ATTRIBUTES = {
-    "_num_workers": 0,
     "_timeout": 0,
     "_pin_memory": False,
     "_num_yielded": 0,
@@ -335,7 +334,7 @@ HOME = "torch_internals.py"
 INHERITED = {
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
-        *("_IterableDataset_len_called", "_next_data", "_num_workers", "_num_yielded"),
+        *("_IterableDataset_len_called", "_next_data", "_num_yielded"),
         *("_pin_memory", "_reset", "_shutdown_workers", "_timeout", "_workers"),
     },
     "loading/pipeline.py": {"_base_seed", "_sampler_iter", "_shared_seed"},

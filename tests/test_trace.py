@@ -59,6 +59,7 @@ def test_fast_batches_are_sampled_and_counted(trace):
     assert sum(span.taken for span in trace.spans) == trace.steps[-1].taken
 
 
+@pytest.mark.slow
 def test_a_week_takes_no_more_memory_than_a_minute(trace):
     """A million steps, one each second: each part of the record is bounded."""
     for number in range(0, 1_000_000, 5):

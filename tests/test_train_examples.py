@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from documents import ENVIRONMENT, HANG_S
 from forebay.jobs.user_code.reference import load_work
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,9 +24,10 @@ def run(name, *arguments, cwd):
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
         cwd=cwd,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""

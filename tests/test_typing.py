@@ -138,7 +138,7 @@ def found(request, tmp_path_factory) -> Found:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert done.returncode in (0, 1), f"{done.stdout}\n{done.stderr}"
     printed: Found = {name: {} for name in PROGRAMS}
@@ -169,7 +169,6 @@ def differences(code: str, found: dict[int, str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["torch", "forebay"])
 def test_a_user_of_torchs_loader_sees_the_same_types_with_forebays(name, found):
     """Of both classes a checker accepts the same lines, refuses the same and infers the same."""
@@ -177,7 +176,6 @@ def test_a_user_of_torchs_loader_sees_the_same_types_with_forebays(name, found):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_impossible_option_is_found_before_the_program_runs(found):
     """Options are literals, public names have types, and a misspelled name is an error."""
     assert differences(PROGRAMS["own"], found["own"]) == []

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 # Longest wait for something that is sure to happen, on a loaded machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Squares(Dataset[Any]):

@@ -143,6 +143,7 @@ def test_a_warning_that_is_an_error_costs_one_batch(way):
     assert (kind, "seven" in text) == (UserWarning, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["processes", "background"])
 def test_a_message_of_a_hundred_megabytes_does_not_travel(way):
     """Its ends do."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import textwrap
 from functools import partial
 
 import pytest
@@ -26,6 +28,7 @@ from forebay import DataLoader, OptionError
 
 COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14
 WORLDS = (1, 2, 3, 4, 6, 8, 12)
+HANG_S = 180  # far more than two imports of torch take
 
 
 def noisy(**options):
@@ -55,10 +58,17 @@ def expected_of(make):
     return list(map(digest, whole(make)))
 
 
+# Each number of ranks, and each number of workers, at least once; all pairs start 576 processes.
+USUAL = {*((world, 0) for world in WORLDS), (1, 5), (2, 1), (3, 2), (4, 5), (12, 1)}
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in USUAL else pytest.mark.thorough)
+    for pair in itertools.product(WORLDS, (0, 1, 2, 5))
+]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 5 worker processes")
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "num_workers"), PAIRS)
 def test_global_batches_are_equal_bit_for_bit(world, num_workers):
     """For any number of ranks and workers; in every epoch, mixed or not, tail and random numbers
     included."""
@@ -315,61 +325,6 @@ def test_auto_alone_is_one_rank():
     assert len(epochs_of(loader, 1)[0]) == 5
 
 
-GROUP = """
-import os, sys
-import torch, torch.distributed as dist
-import forebay
-dist.init_process_group("gloo")
-world, rank = dist.get_world_size(), dist.get_rank()
-try:
-    BODY
-finally:
-    dist.destroy_process_group()
-"""
-
-
-def in_a_group(body, processes=2):
-    """Run a script in every process of a real group; return what each has printed."""
-    script = GROUP.replace("BODY", textwrap.indent(textwrap.dedent(body), "    ").lstrip())
-    store = f"{os.getpid()}{len(body)}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script],
-            env={
-                **os.environ,
-                "WORLD_SIZE": str(processes),
-                "RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(20000 + int(store) % 20000),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        return [process.communicate(timeout=100)[0] for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_the_group_says_which_rank_this_is():
-    """In two real processes: every sample once, and the same state in both."""
-    outputs = in_a_group("""
-        loader = forebay.DataLoader(range(20), batch_size=4, shuffle=True, world_size="auto")
-        print(*(int(x) for batch in loader for x in batch))
-        print(sorted(loader.state_dict().items()))
-    """)
-    samples, states = zip(*(output.splitlines() for output in outputs), strict=True)
-    assert sorted(int(each) for line in samples for each in line.split()) == list(range(20))
-    assert states[0] == states[1]
-
-
 WRONG = {
     "two equal ranks": ("world_size=2, rank=0", "rank 0 appears 2 times"),
     "another seed": ("world_size='auto', seed=rank", "seed=0"),
@@ -377,27 +332,88 @@ WRONG = {
     "one shuffles": ("world_size='auto', shuffle=rank == 0", "shuffle=True"),
 }
 
+# What each of two processes of a real group runs; they print a line of JSON in the end.
+GROUP = f"""
+import json
+import torch.distributed as dist
+import forebay
+from forebay import DataLoader
+
+def samples(loader):
+    return [int(x) for batch in loader for x in batch]
+
+def refusal(**options):
+    try:
+        next(iter(DataLoader(range(20), **{{"seed": 1, **options}})))
+    except forebay.OptionError as error:
+        return str(error)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+shared = DataLoader(range(20), batch_size=4, shuffle=True, world_size="auto")
+found = {{
+    "parts": samples(shared),
+    "state": shared.state_dict(),
+    "same": samples(DataLoader(range(20), batch_size=4, world_size=1, rank=0)),
+    "refused": [{", ".join(f"refusal({options})" for options, _ in WRONG.values())}],
+}}
+dist.destroy_process_group()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def group():
+    """Return what each of two processes of a real group found; importing torch takes seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", GROUP],
+            env={
+                **os.environ,
+                "WORLD_SIZE": "2",
+                "RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=HANG_S)[0] for process in started]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    assert [process.returncode for process in started] == [0, 0], printed
+    return [json.loads(each.splitlines()[-1]) for each in printed]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "words"), WRONG.values(), ids=WRONG)
-def test_ranks_that_do_not_fit_are_named_before_the_first_batch(options, words):
+def test_the_group_says_which_rank_this_is(group):
+    """In two real processes: every sample once, and the same state in both."""
+    first, second = group
+    assert sorted(first["parts"] + second["parts"]) == list(range(20))
+    assert first["state"] == second["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
+def test_ranks_that_do_not_fit_are_named_before_the_first_batch(group, wrong):
     """By process, in an error on every rank; nothing hangs."""
-    outputs = in_a_group(f"""
-        loader = forebay.DataLoader(range(20), **dict({{"seed": 1}}, **dict({options})))
-        try:
-            next(iter(loader))
-        except forebay.OptionError as error:
-            print(error)
-    """)
-    assert all(words in output or "appears" in output for output in outputs)
-    assert all("process 1" in output for output in outputs)
+    words, at = WRONG[wrong][1], list(WRONG).index(wrong)
+    errors = [found["refused"][at] for found in group]
+    assert all(words in error or "appears" in error for error in errors)
+    assert all("process 1" in error for error in errors)
 
 
 @pytest.mark.slow
-def test_a_group_may_have_more_processes_than_ranks():
+def test_a_group_may_have_more_processes_than_ranks(group):
     """Tensor parallelism: processes that share a rank each need its batches."""
-    outputs = in_a_group("""
-        loader = forebay.DataLoader(range(20), batch_size=4, world_size=1, rank=0)
-        print(*(int(x) for batch in loader for x in batch))
-    """)
-    assert outputs == [" ".join(map(str, range(20))) + "\n"] * 2
+    assert [found["same"] for found in group] == [list(range(20))] * 2

@@ -9,6 +9,7 @@ one's end is a real interpreter's end, and its process id is its process group a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Longest wait for something that is sure to happen, on a loaded machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 # In the environment of the server and whatever comes of it: finds orphans too.
 MARK = "FOREBAY_TEST_TRAINER"
 
@@ -160,6 +161,8 @@ def serve() -> None:
     forebay.DataLoader  # noqa: B018 - it is imported when it is first looked at
     # A shell has what it runs in the background ignore Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.collect()
+    gc.freeze()  # or the end of each script would visit, and so copy, all objects of torch
     os.write(1, b"ready\n")
     requests = b""
     while True:

@@ -15,7 +15,7 @@ WORKS = Path(__file__).with_name("works.py")
 # The very package that is under test, wherever a run is started.
 SOURCE = str(Path(forebay.__file__).parents[1])
 # Longest wait for something that is sure to happen, on a loaded machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 # In the environment of every run: finds its processes whatever became of their parents.
 MARK = "FOREBAY_TEST_RUN"
 

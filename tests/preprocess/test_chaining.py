@@ -71,6 +71,7 @@ def test_from_table_and_predict_get_the_same_rows(named, tmp_path, what):
     assert table["prediction"].to_pylist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.slow
 def test_the_command_line_chains_too(named, tmp_path):
     """In workers, which may have another working folder."""
     code, _, err = call(

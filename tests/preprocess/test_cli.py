@@ -160,6 +160,7 @@ def test_the_version_is_that_of_the_package():
 # ---- naming the function ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_function_is_named_by_file_or_by_module(tmp_path, inputs):
     """A file with neighbours, and a module below the current folder; with --help for both."""
     (tmp_path / "package").mkdir()
@@ -206,6 +207,7 @@ def test_a_dataset_is_named_without_inputs(output):
     assert [row["word"] for row in rows] == ["one", "two", "three"]
 
 
+@pytest.mark.slow
 def test_a_file_beside_a_function_does_not_shadow_the_standard_library(tmp_path, inputs, output):
     """A `colorsys.py` in the working folder, or beside the script, is not Python's."""
     (tmp_path / "colorsys.py").write_text("raise SystemExit('shadowed')\n")
@@ -226,6 +228,7 @@ def test_a_script_named_like_a_module_of_python_is_refused(tmp_path, inputs, out
     assert "has the same name as a module of Python's standard library, 'queue'" in err
 
 
+@pytest.mark.slow
 def test_the_shell_completes_paths(tmp_path):
     """Functions by their file, inputs and outputs; as the tutorial sets it up."""
     main = ("-c", "import sys; sys.argv[0] = 'forebay'; from forebay.cli import main; main()")
@@ -289,6 +292,7 @@ def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
     assert "in fail_odd" in out
 
 
+@pytest.mark.slow
 def test_failures_as_json_are_one_object_a_line(inputs, output):
     """For programs: what `Failure` has."""
     preprocess("fail_odd", inputs, output)
@@ -313,6 +317,7 @@ def test_failures_are_read_a_page_at_a_time(tmp_path, monkeypatch):
     assert result.stderr == "5 inputs failed\n"
 
 
+@pytest.mark.slow
 def test_status_can_be_watched_until_the_run_ends(tmp_path):
     """It ends by itself, and shows the last state last."""
     gates = Gates(tmp_path)
@@ -358,6 +363,7 @@ def test_retry_of_what_fails_again_is_3(inputs, output):
     assert out.startswith("3 done (3 of them earlier), 3 failed")
 
 
+@pytest.mark.slow
 def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
     """With the function that the folder names, for the user to judge."""
     preprocess("fail_odd", inputs, output)
@@ -367,6 +373,7 @@ def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
     assert err.splitlines()[-1] == f"  forebay retry {output} {WORKS}:fail_odd"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["retry", "status", "failures", "verify"])
 def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output, command):
     """A ledger from someone else may name any file."""

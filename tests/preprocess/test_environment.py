@@ -320,6 +320,6 @@ def test_a_thread_beside_the_driver_does_no_harm(tmp_path):
         [sys.executable, script, inputs, tmp_path / "out"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr

@@ -50,18 +50,19 @@ if __name__ == "__main__":
 """
 
 DONE = {"preprocess": "6\n6\n", "predict": "40\n40\n", "cache": "40\n40\n"}
-VERBS = [
-    "preprocess",
-    *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("predict", "cache")),
-]
+
+
+def command_in(folder):
+    """Return the command of a run with everything in a folder."""
+    make_inputs(folder / "in", 6)
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return [sys.executable, script, folder / "in", folder / "out"]
 
 
 @pytest.fixture
 def command(tmp_path):
-    make_inputs(tmp_path / "in", 6)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    return [sys.executable, script, tmp_path / "in", tmp_path / "out"]
+    return command_in(tmp_path)
 
 
 def run(command, *, prefix=(), stderr=subprocess.PIPE):
@@ -72,16 +73,23 @@ def run(command, *, prefix=(), stderr=subprocess.PIPE):
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        timeout=100,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_lines_are_shown_where_a_person_reads_them(command, verb):
+@pytest.fixture(scope="module", params=["preprocess", "predict", "cache"])
+def readable(request, tmp_path_factory):
+    """A verb, and a run of it whose lines are read: its exit code and what it printed."""
+    command = command_in(tmp_path_factory.mktemp(request.param))
+    return request.param, run([*command, request.param])
+
+
+@pytest.mark.slow
+def test_lines_are_shown_where_a_person_reads_them(readable):
     """So that the next tests are about lines that would be written."""
-    code, out, err = run([*command, verb])
+    verb, (code, out, err) = readable
     assert (code, out) == (0, DONE[verb])
     assert "forebay: " in err and " left\n" in err
 
@@ -168,10 +176,10 @@ def test_a_label_names_the_output(output, label):
     assert label_of("cache", output) == label
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_lines_say_what_is_done_and_count_what_the_user_counts(command, verb):
+@pytest.mark.slow
+def test_lines_say_what_is_done_and_count_what_the_user_counts(readable):
     """Samples for cache and predict, inputs for preprocess."""
-    _, _, err = run([*command, verb])
+    verb, (_, _, err) = readable
     unit, total = ("input", 6) if verb == "preprocess" else ("sample", 40)
     for workers in (0, 2):
         assert f"forebay: {verb} out{workers}: {total} of {total} done, 0 failed" in err
@@ -252,6 +260,7 @@ def test_a_notebook_without_widgets_has_a_bar_of_text():
         [sys.executable, "-c", WITHOUT_WIDGETS],
         capture_output=True,
         text=True,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
     assert (done.returncode, done.stdout) == (0, "")

@@ -65,6 +65,7 @@ def test_a_script_may_use_the_package_in_its_function(tmp_path, inputs, way):
     assert done == (0, expected, "")
 
 
+@pytest.mark.slow
 def test_a_program_without_a_file_may_use_it_too(tmp_path, inputs):
     """As in a notebook, where the function is nowhere but in `__main__`."""
     done = subprocess.run(
@@ -72,11 +73,12 @@ def test_a_program_without_a_file_may_use_it_too(tmp_path, inputs):
         input=SCRIPT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 1\n", "")
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_such_a_function(tmp_path, inputs):
     """By its file; one input fails with the package's own error."""
     script = tmp_path / "script.py"

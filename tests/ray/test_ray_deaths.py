@@ -91,7 +91,7 @@ class Threaded:
         self._thread.start()
 
     def end(self):
-        self._thread.join(90)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error

@@ -24,7 +24,7 @@ def test_the_demo_on_a_cluster_finds_nothing_different(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "metadata.parquet: identical, byte for byte" in done.stdout
@@ -44,7 +44,7 @@ def test_the_code_of_the_how_to_runs_on_a_cluster(cluster, tmp_path):
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "10 done, 0 failed" in done.stdout

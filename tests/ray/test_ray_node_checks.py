@@ -63,7 +63,7 @@ class OddNode:
 
     def end(self):
         os.killpg(self._process.pid, signal.SIGTERM)
-        self._process.wait(60)
+        self._process.wait(180)
         until(lambda: self.id not in nodes())
 
 
