@@ -123,10 +123,9 @@ def _show_rates(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     numbers = next(iter(found.values()))
     units = (f"{name} workers, batches/s" if name != "auto" else name for name in numbers)
     show(("", *units), rows)
-    print(
-        f"The median of {len(numbers['auto'])} runs. Samples sleep, or use processor time; "
-        "benchmarks/auto.py has the durations."
-    )
+    runs = len(numbers["auto"])
+    print("One run each." if runs == 1 else f"The median of {runs} runs.")
+    print("Samples sleep, or use processor time; benchmarks/auto.py has the durations.")
 
 
 def _show_ratios(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:

@@ -165,16 +165,16 @@ class Tuner:
         is_waiting = window.waiting > WAITING
         if tried is not None and is_waiting and not _has_helped(tried, window):
             return self._go_back(tried, window, at)
-        bound, on_average = (
-            min(self._by_cores(window), self._ceiling),
-            window.batch_s / window.step_s,
-        )
+        bound = min(self._by_cores(window), self._ceiling)
+        on_average = window.batch_s / window.step_s
         needed = max(min(math.ceil(on_average * self._headroom), self._most), 1)
         trial = _Trial(present, window.rate, window.waiting, self._headroom)
-        # What the trainer waits is the most that it can gain.
-        if window.waiting > 1 - 1 / HELPED and needed <= present < bound:
-            needed = min(math.ceil(present * UNEVEN), bound)
-            self._headroom = needed / on_average
+        # What the trainer waits is the most that it can gain. While new workers start, it still
+        # waits as before.
+        can_gain = tried is None and window.waiting > 1 - 1 / HELPED
+        if can_gain and on_average <= present < bound:
+            needed = max(needed, min(math.ceil(present * UNEVEN), bound))
+            self._headroom = max(self._headroom, needed / on_average)
         self._needed.append(needed)
         target = min(needed, bound)
         if is_waiting and target > present:
@@ -217,7 +217,7 @@ class Tuner:
             f"a step takes {_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a "
             "worker"
         )
-        if window.batch_s / window.step_s * HEADROOM <= present:
+        if window.batch_s / window.step_s <= present:
             durations += f" on average, for which {present} are enough, but batches differ"
         return (
             f"training waits {window.waiting:.0%} of the time: {durations}, so there are {target} "
