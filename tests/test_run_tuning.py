@@ -10,6 +10,7 @@ import pytest
 import forebay
 from forebay import run_tuning
 from forebay.observe.process_times import ProcessTimes
+from forebay.observe.run_trace import RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions, workers_of_run
 from forebay.run_tuning import EVERY_S, RunTuning
 
@@ -46,27 +47,29 @@ def test_a_process_that_has_ended_counts_no_more():
 def tuning(monkeypatch):
     """Return a tuning that starts with one worker, of which there may be six."""
     monkeypatch.setattr(run_tuning, "usable_cores", lambda: 1)
-    return RunTuning(6, list)
+    return RunTuning(6, list, 0.0)
 
 
 def test_nothing_is_decided_before_an_input_is_done(tuning):
     """The workers may still be starting."""
     for second in range(30):
-        tuning.look(float(second), pytest.fail)
+        tuning.look(float(second), RunTrace(), pytest.fail)
 
 
 def test_inputs_that_wait_get_more_workers_at_once(tuning):
     """To the limit, with the reason; the processor is not used."""
-    numbers = []
+    numbers, trace = [], RunTrace()
     for second in range(3):
-        for _ in range(10):
-            tuning.finished(0.1)
-        tuning.look(second * EVERY_S * 1.01, numbers.append)
+        for task in range(10):
+            trace.took(task, 0.1)
+        tuning.look(second * EVERY_S * 1.01, trace, numbers.append)
     assert numbers == [6]
     assert list(tuning.decisions) == [
         "inputs take 100 ms of a worker each, and 0 us of that on a core, so there are 6 workers "
         "instead of 1"
     ]
+
+    assert tuning.mean_workers(1000.0) == 6
 
 
 def test_a_cluster_has_as_many_as_there_is_room_for():

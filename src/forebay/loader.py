@@ -8,9 +8,12 @@ Long because the public class and its documentation are in one file. The impleme
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -23,7 +26,9 @@ from forebay.failures import Failure, FailureLog
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torchs_init
 from forebay.loading.iterators import BatchIterator
+from forebay.loading.loader_facts import LiveLoader, report_of
 from forebay.loading.loader_progress import (
+    diagnosis_of,
     mask_of,
     position_of,
     restore_states,
@@ -38,6 +43,8 @@ from forebay.loading.samplers import UnreadSampler, planned
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
+from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
@@ -226,6 +233,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         if self._pipeline is None or is_new:
             self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
             self._passes.add(self._pipeline)
+            publication = self._trace.publication
+            if publication.publisher is None:
+                publication.begin(LiveLoader(self), time.perf_counter() + PUBLISH_S)
         return self._pipeline
 
     @property
@@ -273,6 +283,30 @@ class DataLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return counts of what the loader has done and is waiting for; cheap, at any time."""
         return statistics_of(self, self._passes, self._trace, self._failures.total)
+
+    def diagnose(self) -> Diagnosis:
+        """Return why training waits, and what to change: `print(loader.diagnose())`.
+
+        It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
+        """
+        return diagnosis_of(self, Settings(self), self._trace)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
+
+        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+
+        Args:
+            path: Where. An earlier report is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OptionError: There is a file that is not a report; it was left as it is.
+            OSError: The file cannot be written.
+        """
+        return report_of(self, self._trace, self._failures.total, path)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -391,6 +425,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
         for pipeline in list(self._passes):
             pipeline.close()
+        self._trace.publication.remove()
         self._iterator = None
 
     # ---- object protocol -----------------------------------------------------------------------

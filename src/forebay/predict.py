@@ -138,7 +138,9 @@ def predict(
     )
     with evaluating(model):
         described = _described(model, reader, load)
-        with Session(model, output, options, fingerprint=described, has_table=False) as session:
+        with Session(
+            model, output, options, fingerprint=described, has_table=False, verb=_VERB
+        ) as session:
             resumed = _process_parts(
                 session,
                 model,
@@ -151,10 +153,17 @@ def predict(
             )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
+            details = session.details()
     took, failures = time.monotonic() - began, done.failures
-    decisions = tuple(reason for _, reason in trace.decisions)
     return PredictionReport(
-        where, done.rows, failures.total, resumed, tuple(failures), took, decisions
+        output=where,
+        done=done.rows,
+        failed=failures.total,
+        resumed=resumed,
+        failures=tuple(failures),
+        elapsed_s=took,
+        decisions=tuple(reason for _, reason in trace.decisions),
+        details=details,
     )
 
 

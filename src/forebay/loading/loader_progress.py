@@ -21,8 +21,12 @@ from forebay.loading.samplers import (
     state_of_generator,
 )
 from forebay.loading.settings import Settings
+from forebay.observe.diagnosis import Diagnosis, diagnose
+from forebay.observe.loader_setup import Setup
+from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.statistics import Statistics, totals_of
 from forebay.observe.trace import Trace
+from forebay.options import AutoWorkers, cluster_of
 from forebay.plan.mixture import Mixture
 
 
@@ -170,3 +174,38 @@ def statistics_of(
         sources={} if planner is None else pipeline.given(getattr(loader.dataset, "datasets", ())),
         **totals_of(trace),
     )
+
+
+def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
+    """Return how a loader is set up, as far as its speed depends on it."""
+    depth, buffer = settings.depth(), loader.buffer
+    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
+    return Setup(
+        num_workers=trace.num_workers if is_auto else loader.num_workers,
+        most_workers=int(loader.num_workers) if is_auto else None,
+        backend=loader.backend if cluster is None else "ray",
+        cores=usable_cores() if cluster is None else None,
+        prefetch_factor=loader.prefetch_factor or 1,
+        takes_turns=settings.by_torchs_rules,
+        in_order=loader.in_order or not settings.by_torchs_rules,
+        keeps_workers=settings.keeps_workers,
+        crosses_epochs=settings.runs_ahead,
+        buffer_bytes=None if buffer is None else buffer.nbytes,
+        buffer_batches=None if buffer is None else buffer.max_batches,
+        refill_below=None if buffer is None else buffer.low_mark(),
+        batch_size=settings.batch_size,
+        is_iterable=settings.is_iterable,
+        is_sliced=settings.is_sliced,
+        prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
+    )
+
+
+def diagnosis_of(loader: Any, settings: Settings, trace: Trace) -> Diagnosis:
+    """Return why training with a loader waits."""
+    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
+    if trace.decisions:  # with another number of workers before
+        since = trace.decisions[-1][0]
+        steps = [each for each in steps if each.asked_at >= since]
+        batches = [each for each in batches if each.ended_at - each.seconds >= since]
+    slowest = next(iter(trace.slowest), None)
+    return diagnose(steps, batches, setup_of(loader, settings, trace), slowest, pressure())

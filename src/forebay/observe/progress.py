@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay.errors import printable
 from forebay.observe.event_log import log
+from forebay.observe.run_trace import RunTrace
 
 # Without a terminal: seconds until the first line, and the longest wait between two.
 FIRST_LINE_S = 10.0
@@ -33,6 +34,9 @@ class Progress:
         clock: Returns monotonic seconds.
         unit: What one input is called.
         label: What is done, and to which output; see `label_of`.
+
+    Attributes:
+        trace: When they ended.
     """
 
     def __init__(
@@ -47,10 +51,11 @@ class Progress:
         """Start the clock."""
         self.done = done
         self.failed = 0
-        self._total = total
+        self.total = total
+        self.unit = unit
+        self.trace = RunTrace()
         self._before = done
         self._clock = clock
-        self._unit = unit
         self._label = label
         self._began = clock()
         self._visible = visible
@@ -70,9 +75,9 @@ class Progress:
         try:
             return bar_class(
                 desc=self._label or None,
-                total=self._total,
+                total=self.total,
                 initial=self.done,
-                unit=self._unit,
+                unit=self.unit,
                 dynamic_ncols=True,
             )
         except OSError:
@@ -90,6 +95,7 @@ class Progress:
         """
         self.done += done
         self.failed += failed
+        self.trace.ended(done, failed)
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.update(done + failed)
@@ -108,17 +114,17 @@ class Progress:
     def line(self) -> str:
         """Return the state of the run in one line."""
         rate = self.rate()
-        left = self._total - self.done - self.failed
+        left = self.total - self.done - self.failed
         eta = duration(left / rate) if rate else "unknown"
         label = f"{self._label}: " if self._label else ""
         return (
-            f"{label}{self.done:,} of {self._total:,} done, {self.failed:,} failed, "
-            f"{rate:,.1f} {self._unit}s/s, {eta} left"
+            f"{label}{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
+            f"{rate:,.1f} {self.unit}s/s, {eta} left"
         )
 
     def close(self) -> None:
         """Leave the terminal as it was found, and log how the run ended."""
-        counts = f"{self.done:,}", f"{self._total:,}", f"{self.failed:,}"
+        counts = f"{self.done:,}", f"{self.total:,}", f"{self.failed:,}"
         log.info("%s: ends; %s of %s done, %s failed", self._label or "a run", *counts)
         if self._bar is not None:
             with suppress(OSError):

@@ -3,11 +3,13 @@
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
 A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches follow
-each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
-account for the others, so that tracing costs next to nothing on tiny batches.
+run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches take
+less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
+others, so that tracing costs next to nothing on tiny batches.
 
-Times are seconds of `time.perf_counter()`, which on one machine all processes share.
+Long because each record is documented beside the code that fills it.
+
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from forebay.observe.publication import Publication
+from forebay.observe.run_queue import queued_s
+
 # Batches, and steps, that are kept one by one: the last so many.
 KEPT = 2048
-# Records of one kind are at least this far apart.
-FINEST_S = 0.001
+# Steps that follow each other faster, and batches that take less, are not all kept one by one.
+FINEST_S = 0.002
 # Processor time is measured over at least so long: asking the system takes several microseconds.
 MEASURED_S = 0.01
+# So often the trainer's thread asks how long it waited for a core: that takes longer still.
+TRAINER_MEASURED_S = 0.1
 # Spans of the whole run; when there are more, each two become one.
 MAX_SPANS = 512
 FIRST_SPAN_S = 0.25
@@ -126,6 +133,8 @@ class StepRecord(NamedTuple):
         taken: Steps so far.
         total_waited_s: Seconds waited in all of them.
         trainer_cpu_s: Processor time of the trainer's process so far.
+        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
+            most once in `TRAINER_MEASURED_S`.
     """
 
     asked_at: float
@@ -135,6 +144,7 @@ class StepRecord(NamedTuple):
     taken: int
     total_waited_s: float
     trainer_cpu_s: float
+    trainer_queued_s: float
 
     @property
     def got_at(self) -> float:
@@ -204,7 +214,9 @@ class Trace:
         step_count: How many steps that were.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
+        busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        publication: Shows the trace to `forebay top`.
     """
 
     def __init__(self) -> None:
@@ -220,16 +232,19 @@ class Trace:
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
-        self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
         self.made_count = self.taken_count = self.step_count = 0
-        self.steps_s = 0.0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
-        self._made_due = self._step_due = 0.0  # no record before
+        self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self.busy_s: dict[int, float] = {}
+        self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
+        self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
+        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -246,11 +261,12 @@ class Trace:
         if slowest is not None:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
-        ended_at = timing.ended_at
-        if ended_at < self._made_due:
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + seconds
+        # In the order of the sampler: behind a slow batch come some that were ready before it.
+        if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
-        self._made_due = ended_at + FINEST_S
-        worker_id = timing.worker_id
+        self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
@@ -258,7 +274,12 @@ class Trace:
         with self._spans_lock:
             span = self._span(ended_at)
             span.made += count
-            span.busy_s[worker_id] = span.busy_s.get(worker_id, 0.0) + seconds * count
+            for each in busy_s:
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
+            busy_s.clear()
+        if ended_at >= self.publication.due:
+            self.publication.renew(self, ended_at)
 
     def _keep_slowest(self, sample: SlowSample) -> None:
         heap = self._slowest
@@ -300,9 +321,11 @@ class Trace:
             return
         self._step_due = asked_at + FINEST_S
         self._is_first = False
-        cpu_s = time.process_time()
+        if asked_at >= self._queued_due:
+            self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
         count, total = self.taken_count, self.waited_s
-        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, cpu_s))
+        used = time.process_time(), self._queued_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
             span = self._span(asked_at + waited_s)
             span.taken += count - self._taken_before
@@ -315,6 +338,8 @@ class Trace:
             self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
         self._got_before = asked_at + waited_s
+        if asked_at >= self.publication.due:
+            self.publication.renew(self, asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 

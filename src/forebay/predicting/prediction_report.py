@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forebay.failures import Failure
 from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
+from forebay.reports.run_report import save
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,6 +26,7 @@ class PredictionReport:
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        details: What `save` shows besides these: what took how long, and when.
     """
 
     output: Path | str
@@ -31,6 +36,14 @@ class PredictionReport:
     failures: tuple[Failure, ...]
     elapsed_s: float
     decisions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        See `save` of `forebay.reports.run_report`.
+        """
+        return save(path, self)
 
     def __repr__(self) -> str:
         """Return the summary."""
