@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from forebay import Buffer, DataLoader, Diagnosis
+from forebay.buffer import buffer_of
 from forebay.observe.diagnosis import LEAST_STEPS, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work, slowdown
@@ -242,7 +243,7 @@ def test_a_buffer_is_advised_in_bytes():
     setup = workers(2, buffer_bytes=40_000, crosses_epochs=True)
     found = diagnose(*trace, setup)
     assert found.cause == "buffer"
-    assert Buffer.of(found.advice["buffer"]).nbytes > 80_000
+    assert buffer_of(found.advice["buffer"]).nbytes > 80_000
 
 
 def test_slow_samples_are_told_from_slow_workers():

@@ -186,13 +186,14 @@ class PreprocessOptions:
 class AutoWorkers(int):
     """`num_workers="auto"` with a limit of the user's choice: `num_workers=AutoWorkers(max=16)`.
 
-    The loader starts with one worker per core, and has more or fewer while it is iterated, so that
-    training does not wait and no worker is idle. As an integer it is the largest number, because
-    other libraries read `loader.num_workers`. `preprocess`, `cache` and `predict` accept it, too.
+    The loader starts with one worker per core, and adds or removes workers while it is iterated, so
+    that training does not wait and no worker is idle. Its value as an integer is the largest
+    number of workers, because other libraries read `loader.num_workers`. `preprocess`,
+    `cache` and `predict` accept it, too.
 
     Args:
-        max: The most workers to run; None for twice as many as this process may use cores, but
-            at least 8 and at most 64.
+        max: The largest number of workers; None for twice the cores that this process may use,
+            but at least 8 and at most 64.
 
     Raises:
         OptionError: `max` is not a positive integer.
@@ -216,12 +217,12 @@ class AutoWorkers(int):
 
 
 def checked_workers(num_workers: Any) -> Any:
-    """Return `AutoWorkers` for "auto", and anything else as it is, for torch to check."""
+    """Return `AutoWorkers` for "auto", and any other value unchanged, for torch to check."""
     return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
 
 
 def workers_of_run(num_workers: Any, backend: str | Ray) -> Any:
-    """Return what "auto" means for a run of `preprocess` or `cache`, and anything else as it is.
+    """Return what "auto" means for a run of `preprocess` or `cache`, and any other value unchanged.
 
     On a cluster it is None, as many as there is room for: any more would only wait for room.
     """

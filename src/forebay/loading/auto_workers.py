@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: the number of workers follows what training needs, while it trains.
+"""`num_workers="auto"`: adjusts the number of workers to the training while it runs.
 
     Feed.take ──> WorkerTuning.look ── totals of the trace ──> Tuner ── number ──> Feed.resize
 
@@ -21,13 +21,13 @@ EVERY_S = 0.25
 
 
 class WorkerTuning:
-    """Looks at a trace now and then, and changes the number of workers.
+    """Reads a trace at intervals, and changes the number of workers.
 
     Args:
         most: The largest number.
         is_remote: Whether the workers are on other machines, so that the cores of this one do not
             limit them.
-        trace: What the loader did.
+        trace: The trace of the loader.
 
     Attributes:
         due: When to look next, in seconds of `time.perf_counter()`.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forebay.buffer import capacity_shown, low_mark_of
 from forebay.live.live_page import LivePage
 from forebay.live.recent_work import RecentWork
 from forebay.loading.settings import Settings
@@ -66,7 +67,7 @@ def _arguments(settings: Settings) -> dict[str, str]:
         "batch_size": settings.batch_size,
         "shuffle": settings.shuffle,
         "num_workers": loader.num_workers,
-        "buffer": None if loader.buffer is None else loader.buffer.described(),
+        "buffer": None if loader.buffer is None else capacity_shown(loader.buffer),
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
         "backend": "ray" if cluster_of(loader.backend) is not None else loader.backend,
@@ -127,7 +128,7 @@ class LiveLoader:
             "ready": 0 if feed is None else len(feed.ready),
             "held_bytes": trace.held_bytes,
             **marks_of(loader),
-            "refill_below": None if buffer is None else buffer.low_mark(),
+            "refill_below": None if buffer is None else low_mark_of(buffer),
             "num_workers": trace.num_workers,
             "restarts": trace.restarts,
             "verdict": self._verdict[:1000],

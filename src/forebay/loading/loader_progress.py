@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from forebay.buffer import low_mark_of
 from forebay.errors import OptionError
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
     carried_by,
     chain_of,
-    give_back,
     has_state,
+    set_carried,
     set_generator,
     state_of_generator,
 )
@@ -31,7 +32,7 @@ from forebay.plan.mixture import Mixture
 
 
 def position_of(loader: Any, settings: Settings) -> Position:
-    """Return where a loader is; at the end of an epoch that is before the next."""
+    """Return a loader's position; at the end of an epoch it is the start of the next one."""
     pipeline: Pipeline | None = loader._pipeline
     planner = None if pipeline is None else pipeline.planner
     if pipeline is None or planner is None or planner.epoch < 0:
@@ -44,7 +45,7 @@ def position_of(loader: Any, settings: Settings) -> Position:
     position = _start(loader, settings, pipeline, epoch, planner.origin_of(epoch))
     position = replace(position, seed=pipeline.seed, sampler=carried, set_epoch=values)
     if settings.is_iterable and settings.is_local and states:
-        position = replace(position, dataset=None)  # it is this very copy whose state that is
+        position = replace(position, dataset=None)  # the worker state is that of the same object
     if is_over:
         lives_on = pipeline.keeps_workers or settings.is_local
         return replace(
@@ -57,7 +58,7 @@ def position_of(loader: Any, settings: Settings) -> Position:
         batch=planner.batch,
         sample=planner.sample,
         length=planner.start.length,
-        is_cut_anew=planner.start.by_sample,
+        counts_samples=planner.start.by_sample,
         generator=pipeline.generator_before if settings.draws else None,
         draws_base_seed=pipeline.drew_base_seed,
         worker_states=tuple(states),
@@ -87,10 +88,10 @@ def _start(
 
 
 def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
-    """Give the dataset and the samplers of this process the states in a position.
+    """Restore the states of the dataset and the samplers of this process from a position.
 
     Raises:
-        OptionError: One of them cannot take its state.
+        OptionError: The dataset or a sampler has no `load_state_dict`, or a state is damaged.
     """
     given = position.sampler or []
     chain = chain_of(sampler)
@@ -109,7 +110,7 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
     if position.dataset is not None:
         dataset.load_state_dict(copy.deepcopy(position.dataset))
-    give_back(sampler, position.sampler)
+    set_carried(sampler, position.sampler)
 
 
 _NO_STATE = (
@@ -119,7 +120,7 @@ _NO_STATE = (
 
 
 def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float, ...]) -> Position:
-    """Return a position from which the sources of a mixture have other weights."""
+    """Return a position after which the sources of a mixture have other weights."""
     assert mixture is not None
     mixture = replace(mixture, **position.mixture or {})
     if position.seed is None:  # no batch was made yet
@@ -130,7 +131,7 @@ def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float
 
 
 def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
-    """Return which samples of the last batch count; see `DataLoader.mask`."""
+    """Return the mask of the last batch; see `DataLoader.mask`."""
     if pipeline is None or pipeline.last is None:
         raise OptionError("mask describes the last batch, and no batch was returned yet")
     request, failures = pipeline.last
@@ -147,10 +148,10 @@ def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
 
 
 def statistics_of(
-    loader: Any, passes: Iterable[Pipeline], trace: Trace, failures: int
+    loader: Any, pipelines: Iterable[Pipeline], trace: Trace, failures: int
 ) -> Statistics:
-    """Return what a loader has done, in its iterations that are under way and before."""
-    feeds = [each.feed for each in passes if each.feed is not None]
+    """Return a loader's statistics over all its iterations; `pipelines` are those in use."""
+    feeds = [each.feed for each in pipelines if each.feed is not None]
     waiting = [each for feed in feeds for each in feed.waiting()]
     position, pipeline = loader._resumed, loader._pipeline
     planner = None if pipeline is None else pipeline.planner
@@ -171,7 +172,9 @@ def statistics_of(
         ready_to=ready[-1] if ready else None,
         in_flight=sum(feed.in_flight for feed in feeds),
         failures=failures,
-        sources={} if planner is None else pipeline.given(getattr(loader.dataset, "datasets", ())),
+        sources={}
+        if planner is None
+        else pipeline.samples_by_source(getattr(loader.dataset, "datasets", ())),
         **totals_of(trace),
     )
 
@@ -192,7 +195,7 @@ def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
         crosses_epochs=settings.runs_ahead,
         buffer_bytes=None if buffer is None else buffer.nbytes,
         buffer_batches=None if buffer is None else buffer.max_batches,
-        refill_below=None if buffer is None else buffer.low_mark(),
+        refill_below=None if buffer is None else low_mark_of(buffer),
         batch_size=settings.batch_size,
         is_iterable=settings.is_iterable,
         is_sliced=settings.is_sliced,

@@ -1,4 +1,4 @@
-"""What a loader's workers and its trainer did, and when: a record of bounded size.
+"""Record what a loader's workers and its trainer do, and when, in bounded memory.
 
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
@@ -25,20 +25,20 @@ from typing import Any, NamedTuple
 from forebay.observe.publication import Publication
 from forebay.observe.run_queue import queued_s
 
-# Batches, and steps, that are kept one by one: the last so many.
+# How many of the last batches, and of the last steps, are kept one by one.
 KEPT = 2048
 # Steps that follow each other faster, and batches that take less, are not all kept one by one.
 FINEST_S = 0.002
-# Processor time is measured over at least so long: asking the system takes several microseconds.
+# The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
-# So often the trainer's thread asks how long it waited for a core: that takes longer still.
+# How often the trainer's thread measures its wait for a core, which takes even longer.
 TRAINER_MEASURED_S = 0.1
-# Spans of the whole run; when there are more, each two become one.
+# The most spans of a run; when there are more, each two neighbours become one.
 MAX_SPANS = 512
 FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
 KEPT_SLOWEST = 20
-# Waits that percentiles are taken of: the last so many.
+# How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
 # Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
 WAIT_BINS = 40
@@ -48,8 +48,8 @@ class SlowSample(NamedTuple):
     """A sample that took long.
 
     Attributes:
-        seconds: How long, by the clock.
-        index: What the sampler gave for it.
+        seconds: How long, in wall time.
+        index: The sample's index, from the sampler.
         epoch: The epoch of its batch.
         batch: The number of that batch in the epoch.
     """
@@ -61,22 +61,22 @@ class SlowSample(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What a worker spent on one batch.
+    """The time that a worker spent on one batch.
 
     Processor time and waiting for a core are measured over at least `MEASURED_S`: of several
-    shorter batches the last has those of all of them, and the others have 0.
+    shorter batches the last one has the sum, and the others have 0.
 
     Attributes:
         worker_id: Which worker.
         ended_at: When the batch was ready.
-        fetch_s: Seconds getting samples, by the clock.
-        collate_s: Seconds making a batch of them.
+        fetch_s: Seconds getting samples, in wall time.
+        collate_s: Seconds collating them, in wall time.
         cpu_s: Seconds of processor time.
         queued_s: Seconds that the worker could have run but waited for a core; 0 where the system
             does not tell (it is in /proc/<pid>/schedstat on Linux).
         idle_s: Seconds that the worker had nothing to do before.
         slowest: The slowest sample; None if samples were too fast to be timed one by one.
-        is_inline: Whether the batch was small enough to travel with its answer.
+        is_inline: Whether the batch was small enough to be sent within the worker's answer.
     """
 
     worker_id: int = 0
@@ -211,7 +211,7 @@ class Trace:
         waits: Seconds waited in each of the last steps, 0 for most.
         steps_s: Seconds that the trainer itself spent on steps: from one batch until it asked for
             the next of the same epoch.
-        step_count: How many steps that were.
+        step_count: The number of steps in `steps_s`.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
         busy_s: By worker: seconds it spent on batches.
@@ -249,7 +249,7 @@ class Trace:
     # ---- the workers ---------------------------------------------------------------------------
 
     def made(self, timing: Timing, seconds: float, nbytes: int) -> None:
-        """Record a batch that a worker made in so many seconds."""
+        """Record a batch that a worker made in the given seconds."""
         self.made_count += 1
         self.made_s += seconds
         self.fetch_s += timing.fetch_s
