@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from forebay.errors import LedgerError, OptionError, shortened
 from forebay.jobs.inputs.listing import Listing, indices, list_inputs
@@ -14,7 +14,7 @@ from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
-from forebay.options import PreprocessOptions, Ray
+from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -26,7 +26,7 @@ def preprocess(
     inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
@@ -60,7 +60,10 @@ def preprocess(
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
-            for, also on nodes that join later; 0 to work in this process.
+            for, also on nodes that join later; 0 to work in this process. "auto", or a
+            `forebay.AutoWorkers`, starts with one per core and adds workers while that makes the
+            run faster, because the function waits for storage or a network; on a cluster "auto"
+            is the same as None.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
@@ -93,7 +96,7 @@ def preprocess(
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions(
-        num_workers=num_workers,
+        num_workers=workers_of_run(num_workers, backend),
         backend=backend,
         timeout=timeout,
         retries=retries,
@@ -121,7 +124,7 @@ def retry(
     work: Any,
     output: str | os.PathLike[str],
     *,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
@@ -158,7 +161,7 @@ def retry(
             f"  Nothing was started. Call {verb} again, {way}."
         )
     options = PreprocessOptions(
-        num_workers=num_workers,
+        num_workers=workers_of_run(num_workers, backend),
         backend=backend,
         timeout=timeout,
         retries=retries,
