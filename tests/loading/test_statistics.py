@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from forebay import Buffer, DataLoader, mix
 from forebay.engine.job import Assignment
-from forebay.loading import batch_job
+from forebay.loading import batch_timer
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.messages import BatchRequest, BatchSpec
 from forebay.observe.statistics import totals_of
@@ -220,7 +220,7 @@ def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
             collate_fn=default_collate,
         )
     )
-    monkeypatch.setattr(batch_job.time, "perf_counter", lambda: next(clock) * 20e-6)
+    monkeypatch.setattr(batch_timer.time, "perf_counter", lambda: next(clock) * 20e-6)
     timings = []
     for task in range(1000):
         answer = job.run(Assignment(task, 1, BatchRequest([task % 10], 0, task)))

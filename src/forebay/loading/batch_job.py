@@ -7,7 +7,6 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.errors import shortened
 from forebay.failures import Failure
+from forebay.loading.batch_timer import BatchTimer
 from forebay.loading.fetch import EndOfDataset, IterableFetcher, MapFetcher, SampleError
 from forebay.loading.messages import (
     STREAM,
@@ -38,8 +38,7 @@ from forebay.loading.messages import (
     WorkerState,
 )
 from forebay.loading.set_epoch import owner_of_set_epoch
-from forebay.observe.run_queue import queued_s
-from forebay.observe.trace import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
+from forebay.observe.trace import Timing
 from forebay.randomness import ThreadTurns
 from forebay.ranks import process_group
 from forebay.tracebacks import cut_own_frames
@@ -52,6 +51,9 @@ class BatchJob:
         spec: How they are made.
         keeps_tasks: See `Job`.
         turns: For threads, which share the generators.
+
+    Attributes:
+        timer: Measures the time spent on batches.
     """
 
     where = "in DataLoader worker thread {}"
@@ -68,14 +70,7 @@ class BatchJob:
         self._maps: MapFetcher | None = None
         self._iterates: IterableFetcher | None = None
         self._init_error: BaseException | None = None
-        self._idle_since = 0.0
-        self._timed_at = self._began_at = 0.0  # when the last timing was made, and this batch begun
-        # Since the last timing:
-        self._count, self._busy_s, self._idle_s = 0, 0.0, 0.0
-        self._fetch_s = self._collate_s = 0.0
-        self._slowest: SlowSample | None = None
-        self._measured_at = math.inf  # when the following were measured; inf for not yet
-        self._cpu_s = self._queued_s = 0.0
+        self.timer = BatchTimer()
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
@@ -85,16 +80,17 @@ class BatchJob:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
-        self.measure()
-        self._idle_since = time.perf_counter()
+        self.timer = BatchTimer()  # each thread has a shallow copy of the job
+        self.timer.measure()
+        self.timer.wait()
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer a request with a `BatchResult`, a `BatchError` or a `WorkerExhausted`."""
-        self._idle_s += time.perf_counter() - self._idle_since
+        self.timer.resume()
         try:
             return self._answer(assignment.payload)
         finally:
-            self._idle_since = time.perf_counter()
+            self.timer.wait()
 
     def close(self) -> None:
         """Do nothing: no cleanup is needed."""
@@ -137,55 +133,21 @@ class BatchJob:
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
         failures: list[Failure] = []
-        batch, began = None, time.perf_counter()
-        self._began_at = began
+        batch = None
+        self.timer.begin()
         samples = fetcher.fetch(request, failures)
-        fetched = time.perf_counter()
+        fetched_at = time.perf_counter()
         is_empty = bool(failures) and not samples
         if not is_empty:
             self._before_collation(request)
             batch = fetcher.collate(request, samples)
-        self._fetch_s += fetched - began
-        self._collate_s += time.perf_counter() - fetched
+        self.timer.collated(fetched_at)
         state = fetcher.state() if self._spec.tracks_state else None
         return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
 
     def timing(self) -> Timing | None:
-        """Return the time spent on the batch that has just become ready; None if that is little."""
-        now, cpu_s, queued = time.perf_counter(), 0.0, 0.0
-        seconds = now - self._began_at
-        self._count += 1
-        self._busy_s += seconds
-        slowest = None if self._maps is None else self._maps.slowest
-        if slowest and (self._slowest is None or slowest.seconds > self._slowest.seconds):
-            self._slowest = slowest
-        if seconds < FINEST_S and now - self._timed_at < SAMPLED_S:
-            return None
-        if now - self._measured_at >= MEASURED_S:
-            cpu_before, queued_before = self._cpu_s, self._queued_s
-            self.measure()
-            cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
-        timing = Timing(
-            worker_id=self._worker_id,
-            ended_at=now,
-            seconds=seconds,
-            batches=self._count,
-            busy_s=self._busy_s,
-            fetch_s=self._fetch_s,
-            collate_s=self._collate_s,
-            cpu_s=cpu_s,
-            queued_s=queued,
-            idle_s=self._idle_s,
-            slowest=self._slowest,
-        )
-        self._timed_at, self._count, self._slowest = now, 0, None
-        self._busy_s = self._fetch_s = self._collate_s = self._idle_s = 0.0
-        return timing
-
-    def measure(self) -> None:
-        """Begin to measure the processor time of this thread."""
-        self._cpu_s, self._queued_s = time.thread_time(), queued_s()
-        self._measured_at = time.perf_counter()
+        """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
+        return self.timer.timing(self._worker_id, self._maps.slowest if self._maps else None)
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
         """Return the fetcher for a request, after setting the dataset's epoch."""

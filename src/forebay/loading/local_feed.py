@@ -47,7 +47,7 @@ class LocalFeed:
         """Make the next batch, and return it with its task."""
         task = self._queue.popleft()
         if self._is_slow:
-            self._job.measure()
+            self._job.timer.measure()
         began, result = time.perf_counter(), None
         try:
             if self._is_seeded:
