@@ -103,7 +103,12 @@ class Session:
         self._closing.__exit__(kind, error, traceback)
 
     def start_workers(
-        self, kind: str, inputs: Any = None, doing: Any = None, folder: str | None = None
+        self,
+        kind: str,
+        inputs: Any = None,
+        doing: Any = None,
+        folder: str | None = None,
+        save: Any = None,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed.
 
@@ -112,6 +117,7 @@ class Session:
             inputs: What the user named, if anything.
             doing: What the workers call, if it is not the work itself.
             folder: Where a row's relative `destination` starts.
+            save: Called with each sample of a Dataset; see `preprocess`.
 
         Raises:
             OutputError: There is a file with the table's name that no run wrote.
@@ -120,7 +126,7 @@ class Session:
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder)
+        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder, save)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -324,7 +330,11 @@ class Session:
 
         def records() -> Iterator[tuple[str | int, str | None, str]]:
             for result in self.ledger.results():
-                source = int(result.source) if kind == "indices" else result.source
-                yield source, result.row, result.metadata
+                if kind != "indices":
+                    yield result.source, result.row, result.metadata
+                else:  # its row is the index of a sample that has a name
+                    is_named = result.row is not None
+                    source = result.source if is_named else int(result.source)
+                    yield source, None, result.metadata
 
         write_metadata(path, self.options.metadata, columns, records)
