@@ -171,7 +171,7 @@ def from_table(
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; a
             DataFrame of pandas or polars; a `pyarrow.Table`; or a list of dicts. A column of a CSV
             file is bool, int or float if all its cells can be read as such. Row labels of pandas
-            are left out unless they have a name.
+            are left out; `reset_index()` makes them a column.
         load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
         folder: Where the relative `destination` of a table in memory starts; None for the working

@@ -7,7 +7,7 @@ Arrow's PyCapsule interface, which all of them offer.
 from __future__ import annotations
 
 import os
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 _BATCH_ROWS = 1024
-# How pyarrow calls the row labels of a pandas DataFrame that have no name.
-_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def is_table(value: object) -> bool:
@@ -62,22 +60,24 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
 
 
 def arrow_table(table: Any) -> pyarrow.Table:
-    """Return a table of pandas, polars or pyarrow as pyarrow's, without row labels.
-
-    Row labels of pandas that have a name are a column of that name.
+    """Return a table of pandas, polars or pyarrow as pyarrow's, without row labels of pandas.
 
     Raises:
         InputError: Arrow cannot hold one of its columns, or two have the same name.
     """
     import pyarrow
 
+    pandas = sys.modules.get("pandas")  # a DataFrame cannot exist before its library is imported
     try:
-        arrow = pyarrow.table(table)
+        if pandas is not None and isinstance(table, pandas.DataFrame):
+            # Otherwise row labels would be a column or not, depending on how rows were selected.
+            arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
+        else:
+            arrow = pyarrow.table(table)
     except Exception as error:  # noqa: BLE001 - ArrowException, ValueError, TypeError, UnicodeError
         advice = "Each column needs one type. Convert the columns that hold mixed values."
         refuse(_name_of(table), f"pyarrow cannot read it: {error}", advice, error)
-    labels = [column for column in arrow.column_names if _UNNAMED_INDEX.fullmatch(column)]
-    arrow = (arrow.drop_columns(labels) if labels else arrow).replace_schema_metadata(None)
+    arrow = arrow.replace_schema_metadata(None)
     if "_view" in str(arrow.schema):  # polars; pyarrow cannot select rows of these types
         arrow = arrow.cast(pyarrow.schema(map(_without_views, arrow.schema)))
     return arrow
