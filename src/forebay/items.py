@@ -209,12 +209,7 @@ def from_table(
         raise InputError(
             f"{name} has two columns with the same name: {columns}\n  Rename one of them."
         )
-    try:
-        items = PackedSequence(_rows(table))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} holds a string that is not UTF-8: {error}\n  Fix or remove it."
-        ) from error
+    items = PackedSequence(_rows(table))
     row_of = partial(_load_row, tuple(columns), start)
     return ItemDataset(items, partial(row_of, load), name=partial(_path_of_row, row_of))
 

@@ -49,7 +49,7 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
         columns, rows = _list_columns(name, table), partial(_list_rows, table)
     else:
         arrow = arrow_table(table)
-        columns, rows = tuple(arrow.column_names), partial(_arrow_rows, name, arrow)
+        columns, rows = tuple(arrow.column_names), partial(_arrow_rows, arrow)
         check_types(name, arrow.schema)
     check_columns(name, columns)
     if next(rows(), None) is None:
@@ -63,7 +63,8 @@ def arrow_table(table: Any) -> pyarrow.Table:
     """Return a table of pandas, polars or pyarrow as pyarrow's, without row labels of pandas.
 
     Raises:
-        InputError: Arrow cannot hold one of its columns, or two have the same name.
+        InputError: A column has values of several types, or a string is not UTF-8; or two columns
+            of a DataFrame have the same name.
     """
     import pyarrow
 
@@ -74,8 +75,9 @@ def arrow_table(table: Any) -> pyarrow.Table:
             arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
         else:
             arrow = pyarrow.table(table)
+        arrow.validate(full=True)  # or a string that is not UTF-8 would be found in a worker
     except Exception as error:  # noqa: BLE001 - ArrowException, ValueError, TypeError, UnicodeError
-        advice = "Each column needs one type. Convert the columns that hold mixed values."
+        advice = "Each column needs one type and a name, and strings are UTF-8. Convert it first."
         refuse(_name_of(table), f"pyarrow cannot read it: {error}", advice, error)
     arrow = arrow.replace_schema_metadata(None)
     if "_view" in str(arrow.schema):  # polars; pyarrow cannot select rows of these types
@@ -131,15 +133,10 @@ def _list_rows(table: Iterable[Mapping[str, Any]]) -> Iterator[Placed]:
     return ((f"row {number}", row) for number, row in enumerate(table, 1))
 
 
-def _arrow_rows(name: str, table: pyarrow.Table) -> Iterator[Placed]:
+def _arrow_rows(table: pyarrow.Table) -> Iterator[Placed]:
     number = 0
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        try:
-            rows = batch.to_pylist()
-        except UnicodeDecodeError as error:
-            where = f"{name}, row {number + 1} or one of the next {len(batch):,}"
-            refuse(where, f"a string that is not UTF-8: {error}", "Fix or remove it.", error)
-        for row in rows:
+        for row in batch.to_pylist():
             number += 1
             yield f"row {number}", row
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 _AS_THEY_ARE = frozenset({str, int, bool, type(None)})
-# Those whose string says everything, and has one form.
+# Types whose values are told apart by their strings.
 _AS_STRINGS = (Decimal, UUID, timedelta)
 
 
@@ -56,9 +56,9 @@ def _of_array(value: Any) -> Any:
     if getattr(value.dtype, "kind", "") not in ("m", "M"):
         return plain(value.tolist())
     # numpy turns times into integers, whose unit is lost.
-    return [_of_array(item) for item in value] if value.ndim else plain_time(value)
+    return [_of_array(item) for item in value] if value.ndim else _of_time(value)
 
 
-def plain_time(value: Any) -> str | None:
+def _of_time(value: Any) -> str | None:
     """Return a datetime64 or timedelta64 of numpy as a string; None for NaT."""
     return None if value != value else str(value)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ def read_memory_table(
     chunks: list[Any] = []
     if DESTINATION in arrow.column_names:
         chunks = arrow.column(arrow.column_names.index(DESTINATION)).chunks
-    destinations = chain.from_iterable(chunk.to_pylist() for chunk in chunks)
+    destinations = (value.as_py() for chunk in chunks for value in chunk)
     return arrow, start_of(folder, destinations, f"the {type(table).__name__}")
 
 
@@ -168,7 +168,9 @@ def _read_parquet(path: Path) -> pyarrow.Table:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        return file.read()
+        table = file.read()
+    table.validate(full=True)  # strings of other writers may not be UTF-8
+    return table
 
 
 def _read_jsonl(path: Path) -> pyarrow.Table:
