@@ -1,1 +1,1 @@
-"""forebay measured beside its peers, in one run on one machine: `python -m benchmarks`."""
+"""Compare forebay with other libraries, in one run on one machine: `python -m benchmarks`."""

@@ -1,8 +1,9 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [--json FILE] [TABLE ...]`.
 
-Without a table's name, all but those on a Ray cluster, `ray`, and those that need 20 GiB of memory
-and half an hour, `large`. `tiny`, `cpu`, `crash` and `million` are of preprocess, `loading` and
-`large` are the DataLoader's, and `cached` and `predicted` are what they say.
+Without a table's name, all but those on a Ray cluster, `ray`, those that need 20 GiB of memory and
+half an hour, `large`, and `diagnose`, half an hour on an idle machine. `tiny`, `cpu`, `crash` and
+`million` are of preprocess, `loading`, `large` and `diagnose` are the DataLoader's, and `cached`
+and `predicted` are what they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -23,6 +24,7 @@ from typing import TextIO
 
 from benchmarks.cached import cached
 from benchmarks.crash import crash
+from benchmarks.diagnosis.tables import diagnose
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
 from benchmarks.loading import TABLES as LOADING
@@ -40,7 +42,7 @@ USUAL = (
     | {"cached": cached, "predicted": predicted}
 )
 # The others are measured only when they are named.
-TABLES = USUAL | RAY | {"large-order": order, "large-objects": objects}
+TABLES = USUAL | RAY | {"diagnose": diagnose, "large-order": order, "large-objects": objects}
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000
 

@@ -1,8 +1,8 @@
-"""Samples prepared once and read for many epochs: forebay.cache beside memory, JPEGs and peers.
+"""Samples prepared once and read for many epochs: forebay.cache, memory, JPEGs, other libraries.
 
-Every peer gives the same samples, 3x224x224 uint8 and a label, shuffled, in batches of 64, from two
-workers that stay from epoch to epoch; each in a process of its own, in turns. forebay's DataLoader
-reads the first three, and the others what is theirs. As a program:
+Every peer returns the same samples, 3x224x224 uint8 and a label, shuffled, in batches of 64, from
+two persistent workers. Each runs in a separate process, and the peers take turns. forebay's
+DataLoader reads the first three, and each other library reads its own format. As a program:
 `python -m benchmarks.cached prepare|rate PEER FOLDER AMOUNT`.
 """
 
@@ -39,9 +39,9 @@ class Peer:
 
     Attributes:
         title: Its name in the table.
-        prepare: Makes what it reads from in a folder, from a folder of JPEGs.
-        load: Returns what is iterated once an epoch.
-        distribution: Whose version is told.
+        prepare: Writes the files that it reads to a folder, from a folder of JPEGs.
+        load: Returns the iterable that is iterated once per epoch.
+        distribution: The package whose version is shown.
     """
 
     title: str
@@ -112,7 +112,7 @@ def load_cache(_: Path, folder: Path) -> Iterable[Any]:
 
 def make_litdata(jpegs: Path, folder: Path) -> None:
     """Write litdata's chunks."""
-    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # it would ask the network
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # the check needs the network
     import litdata
 
     litdata.optimize(
@@ -136,7 +136,7 @@ def load_litdata(_: Path, folder: Path) -> Iterable[Any]:
 
 
 def make_webdataset(jpegs: Path, folder: Path) -> None:
-    """Write tars of the pixels, as they are."""
+    """Write the decoded pixels to tar files, without compression."""
     import webdataset
 
     folder.mkdir()
@@ -154,7 +154,7 @@ def load_webdataset(_: Path, folder: Path) -> Iterable[Any]:
     import webdataset
 
     def sample(found: dict[str, bytes]) -> tuple[Any, int]:
-        # Its own decoder reads .npy through a general one, which takes longer.
+        # Faster than its built-in decoder of .npy files.
         pixels = np.load(io.BytesIO(found["npy"]))
         return torch.from_numpy(pixels), int(found["cls"])
 
@@ -255,14 +255,14 @@ def draw(_: Peer, root: Path, samples: float) -> dict[str, float]:
 
 
 def prepare(peer: Peer, root: Path, _: float) -> dict[str, float]:
-    """Make what a peer reads."""
+    """Write the files that a peer reads."""
     began = time.perf_counter()
     peer.prepare(root / "jpegs", _folder(peer, root))
     return {"seconds": time.perf_counter() - began}
 
 
 def rate(peer: Peer, root: Path, seconds: float) -> dict[str, Any]:
-    """Count images for some seconds; the first epoch is to warm up, and is looked at."""
+    """Count images for some seconds; the first epoch is a warm-up, and its samples are checked."""
     loading = peer.load(root / "jpegs", _folder(peer, root))
     numbers = [0, 0, 0]
     for images, labels in loading:
@@ -293,7 +293,7 @@ WHATS = {each.__name__: each for each in (draw, prepare, rate)}
 
 
 def main(what: str, peer: str, root: str, amount: str) -> None:
-    """Do one run and print what it found."""
+    """Do one run and print its result."""
     try:
         found = WHATS[what](PEERS[peer], Path(root), float(amount))
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A call in a process of its own, and all that comes of it, found again by a mark it inherits."""
+"""Run a call in a separate process, and find all its descendants by a mark in the environment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MARK = "BENCHMARK_MARK"
 
 
 class Call:
-    """A program of this package at work; leaving the block ends whatever of it is still there.
+    """A running program of this package; leaving the block ends all its remaining processes.
 
-    The mark is in the environment, which every process below it has, those in sessions of their
-    own too: forebay's workers and joblib's would not be found by session or group.
+    The mark is an environment variable, which all descendants inherit, also those in other
+    sessions: forebay's workers and joblib's would not be found by session or group.
     """
 
     def __init__(self, module: str, *arguments: str, **settings: str) -> None:
@@ -38,7 +38,7 @@ class Call:
         self.end()
 
     def end(self) -> None:
-        """End the process and whatever it left running."""
+        """End the process and all its descendants."""
         while left := self.left():
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ def _marked(mark: bytes) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            # One that only waits to be reaped has no environment; one that just ended no file.
+            # A zombie has no environment, and a process that has just ended has no file.
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes():
                     found.append(int(entry.name))

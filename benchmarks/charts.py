@@ -22,7 +22,7 @@ Table = dict[str, Any]
 
 
 class Bar(NamedTuple):
-    """A row of a chart: its label, its length, and the words behind it."""
+    """A row of a chart: its label, its length, and the words after the bar."""
 
     label: str
     value: float
@@ -80,7 +80,7 @@ def number(cell: str) -> float | None:
 def _column(table: Table) -> int | None:
     """Return the first column after the labels that is a rate, or whose numbers have a unit.
 
-    What a column "before" holds is where a measurement began, not what it found.
+    A column "before" holds the start of a measurement, not a result.
     """
     for at, title in list(enumerate(table["columns"]))[1:]:
         if title == "before":
@@ -101,7 +101,7 @@ def _cell(row: list[str], column: int) -> str:
 
 
 def _file(at: int, table: Table) -> str:
-    """Return the name of a chart's file: its place and the beginning of its title."""
+    """Return the name of a chart's file: its number and the beginning of its title."""
     beginning = re.findall(r"[a-z0-9]+", table["title"].lower())[:6]
     return f"{at:02}-{'-'.join(beginning)}.svg"
 

@@ -1,7 +1,7 @@
-"""What a crash costs: kill -9 for a worker, and for the driver, a third of the way through.
+"""The cost of a crash: kill -9 for a worker, and for the driver, a third of the way through.
 
-Each input writes a line when it begins, so that what ran twice shows. Afterwards a user makes the
-same call again, if the first did not finish the work; so do we.
+Each input writes a line when it begins, which shows the inputs that ran twice. If the first call
+did not finish the work, the same call is made again, as a user would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.preprocess import BURN_S, show
 from benchmarks.work import LOG, SPINS, spins_for
 
 PEERS = ("forebay", "pool", "executor", "joblib", "dataloader", "litdata")
-# From the kill. The work that is left takes 4 s; who has not ended by then has hung.
+# Counted from the kill. The remaining work takes 4 s; a run that takes longer than this hangs.
 LIMIT_S = 20.0
 
 
@@ -35,7 +35,7 @@ class Line:
 
 
 def lines_of(log: Path) -> list[Line]:
-    """Return what traced inputs have written down so far."""
+    """Return the lines that traced inputs have written so far."""
     found = []
     for line in log.read_text().splitlines():
         at, pid, name = line.split()
@@ -65,7 +65,7 @@ def crash(ground: Ground, quick: bool) -> None:
 
 
 class _Crash:
-    """One peer's run that is interrupted, and what follows."""
+    """One run of a peer that is interrupted, and the call that continues it."""
 
     def __init__(self, ground: Ground, peer: str, count: int) -> None:
         self._ground, self._peer, self._count = ground, peer, count
@@ -74,14 +74,14 @@ class _Crash:
         self._log.touch()
 
     def suffer(self, victim: str) -> tuple[str, ...]:
-        """Run, kill, go on; return the cells of the table."""
+        """Run, kill and continue; return the cells of the table."""
         with self._call() as call:
             while len(self._lines()) < self._count // 3:
                 if call.process.poll() is not None:
                     words = call.process.communicate()[1].strip().splitlines() or [""]
                     failed = call.process.returncode
                     return (words[-1][:60] if failed else "not installed",)
-                # This is the one place that polls: the log is a file, and nobody announces it.
+                # Polled, because nothing signals that a line was written to the file.
                 time.sleep(0.01)
             killed = time.time()
             before = self._lines()
@@ -90,7 +90,7 @@ class _Crash:
                 os.kill(before[-1].pid, signal.SIGKILL)
                 happened = self._outcome(call)
                 if happened != "goes on":
-                    call.end()  # one that hangs must be ended by hand
+                    call.end()  # a user would have to end a call that hangs
                     called = time.time()
                     again = self._again()
             else:

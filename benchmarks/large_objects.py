@@ -22,8 +22,8 @@ from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 from benchmarks.watch import SPARE_MIB, EndedError, available_mib, cpu_s, kill_this_first, watched
 
-# MiB of objects, and how often each row is measured. The smaller sizes fit for every row, and tell
-# how much memory the larger ones need.
+# MiB of objects, and how often each row is measured. The smaller sizes fit in memory for every row,
+# and show how much memory the larger ones need.
 SIZES = {256: 3, 2048: 1, 8192: 1}
 QUICK_SIZES = {64: 1, 256: 1}
 WORKERS = 2
@@ -37,7 +37,7 @@ BASE = "torch-fork"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One loader, and how it is to be used.
+    """One loader and its settings.
 
     Attributes:
         title: The row's name.
@@ -153,7 +153,7 @@ def _run(name: str, mib: int) -> dict[str, Any]:
 
 
 def main(name: str, records: str) -> None:
-    """Load a part of an epoch and print what was found, as JSON."""
+    """Load a part of an epoch and print the result, as JSON."""
     kill_this_first()
     row = ROWS[name]
     loader = importlib.import_module(f"benchmarks.loading.peers.{row.peer}").loader
@@ -191,7 +191,7 @@ def main(name: str, records: str) -> None:
     print()
     print(json.dumps(found))
     sys.stdout.flush()
-    del iterator, loading  # ends the workers, some of which would live on
+    del iterator, loading  # ends the workers, some of which would keep running
     os._exit(0)  # freeing millions of objects takes long
 
 

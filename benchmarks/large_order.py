@@ -74,7 +74,7 @@ def _cells(peer: str, samples: int, workers: int, rounds: int) -> tuple[str, ...
             return (*cells, "not possible", "", "")
         runs: list[dict[str, Any]] = []
         try:
-            # What takes minutes is measured once: noise does not decide there.
+            # Runs that take minutes are measured once: noise does not matter there.
             while len(runs) < (1 if runs and runs[0]["seconds"] > LONG_S else rounds):
                 runs.append(_run(peer, samples, workers, place))
         except EndedError as ended:
@@ -103,7 +103,7 @@ def forebay_plain(dataset: Indices, batch: int, num_workers: int, **named: Any) 
 
     loader = DataLoader(dataset, shuffle=True, batch_size=BATCH, num_workers=num_workers, **named)
     if batch:
-        # What state_dict() returns there, without the hours of the epochs before.
+        # The dict that state_dict() returns there, without the hours of loading up to it.
         place = {"epoch": RESUMED_EPOCH, "batch": batch, "sample": batch * BATCH}
         loader.load_state_dict(loader.state_dict() | place)
     return iter(loader)
@@ -115,7 +115,7 @@ def forebay_seeded(dataset: Indices, batch: int, num_workers: int) -> Iterator[A
 
 
 def numpy_permutation(dataset: Indices, batch: int, num_workers: int) -> Iterator[Any]:
-    """Iterate torch's loader over an order that is drawn from the seed of its epoch."""
+    """Iterate torch's loader over a NumPy permutation drawn from the epoch's seed."""
     import numpy as np
     from torch.utils.data import DataLoader, Sampler
 
@@ -133,7 +133,7 @@ def numpy_permutation(dataset: Indices, batch: int, num_workers: int) -> Iterato
 
 
 def random_sampler(dataset: Indices, _: int, num_workers: int) -> Iterator[Any]:
-    """Iterate torch's loader as it is."""
+    """Iterate torch's loader with its own random order."""
     from torch.utils.data import DataLoader
 
     return iter(DataLoader(dataset, shuffle=True, batch_size=BATCH, num_workers=num_workers))
@@ -148,9 +148,9 @@ RUNS: dict[str, Callable[[Indices, int, int], Iterator[Any]]] = {
 
 
 def main(peer: str, samples: str, workers: str, place: str) -> None:
-    """Time one first batch and print what was found, as JSON."""
+    """Time one first batch and print the result, as JSON."""
     kill_this_first()
-    # Libraries are imported before the time starts.
+    # Libraries are imported before the clock starts.
     import numpy  # noqa: F401
     import torch.utils.data  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The machine and the versions that a table was measured with: no number without them."""
+"""Describe the machine and the versions that a table was measured with."""
 
 from __future__ import annotations
 

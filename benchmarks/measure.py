@@ -1,4 +1,4 @@
-"""One run of one peer in a process of its own, so that no peer inherits another's imports.
+"""One run of one peer in a separate process, so that no peer inherits another's imports.
 
 As a program it is that process: `python -m benchmarks.measure PEER TASK COUNT SOURCES FOLDER`.
 """
@@ -19,8 +19,8 @@ from benchmarks.call import Call
 SOURCES = "sources"
 # A peer that takes longer has hung. None of them takes a quarter of it.
 LIMIT_S = 120.0
-# On a disk at rest, creating a file takes 5 to 15 times as long as writing to one that is there;
-# on ext4 after many deletions 150 times. And how long it may take to come to rest.
+# On a disk at rest, creating a file takes 5 to 15 times as long as writing to an existing one; on
+# ext4 after many deletions 150 times. And how long to wait for the disk to come to rest.
 TIRED = 40.0
 REST_S = 400.0
 
@@ -30,13 +30,13 @@ class Missing(Exception):  # noqa: N818 - no error: the peer is not installed he
 
 
 class Ground:
-    """The folder that everything is written to: the sources once, each run's outputs in its own.
+    """The folder for all files: the sources once, and a separate folder for each run's outputs.
 
-    Nothing is deleted before the end. ext4 leaves the inode of a deleted file alone for up to five
-    minutes, and steps over each of them whenever it looks for a free one near by: where many files
-    were deleted, creating one takes up to thirty times as long, for every peer. If an earlier
-    benchmark has left the disk so, each run waits until it is over. The peers' temporary files are
-    not in here but in a folder of their own, since litdata deletes as many as there are inputs.
+    Nothing is deleted before the end. ext4 does not reuse the inode of a deleted file for up to
+    five minutes, and skips each such inode in its search for a free one: after many deletions,
+    creating a file takes up to thirty times as long, for every peer. If an earlier benchmark has
+    left the disk in that state, each run waits until it is over. The peers' temporary files are in
+    another folder, since litdata deletes as many files as there are inputs.
     """
 
     def __init__(self, root: Path, count: int) -> None:
@@ -49,7 +49,7 @@ class Ground:
 
     def fresh(self) -> Path:
         """Return a new, empty folder on a disk at rest, with no earlier write still under way."""
-        if not self.sources.exists():  # made here, since not every table needs them
+        if not self.sources.exists():  # made on first use, since not every table needs them
             self.sources.mkdir()
             for at in range(self._count):
                 (self.sources / f"{at:07}").write_bytes(b"0123456789")
@@ -62,7 +62,7 @@ class Ground:
         return folder
 
     def _strain(self) -> float:
-        """Return how many times as long creating a file takes as writing to one that is there."""
+        """Return how many times as long creating a file takes as writing to an existing one."""
         self._probes.mkdir(exist_ok=True)
         folder = tempfile.mkdtemp(dir=self._probes)
         created, written = [
@@ -77,7 +77,7 @@ class Ground:
         return Call("benchmarks.measure", *arguments, TMPDIR=self._temporary.name, **settings)
 
     def seconds(self, peer: str, task: str, count: int) -> float:
-        """Return what one whole call takes: start-up and end of its workers in, imports not.
+        """Return the seconds of one whole call, with start and end of its workers, without imports.
 
         Raises:
             Missing: The peer's library is not installed.
@@ -103,7 +103,7 @@ def _seconds_to_write(path: str, flags: int) -> float:
 
 
 def outputs(folder: Path) -> int:
-    """Return how many whole outputs a folder has; what a peer keeps for itself does not count."""
+    """Return the number of complete outputs in a folder; other files of a peer do not count."""
     whole = 0
     for entry in os.scandir(folder):
         whole += entry.name.isdecimal() and entry.stat().st_size == 10
@@ -111,7 +111,7 @@ def outputs(folder: Path) -> int:
 
 
 def main(peer: str, task: str, count: str, sources: str, folder: str) -> None:
-    """Run one peer and print what it took, as JSON."""
+    """Run one peer and print its time, as JSON."""
     try:
         run = importlib.import_module(f"benchmarks.peers.{peer}").run
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ LIMIT_S = 400.0
 
 
 def count(row: dict[str, str], out: Any) -> dict[str, int]:  # noqa: ARG001 - forebay calls it so
-    """Do nothing, and say so."""
+    """Return a row without any work."""
     return {"n": 1}
 
 
@@ -57,16 +57,16 @@ def million(ground: Ground, quick: bool) -> None:
 
 
 def _drive(manifest: Path, folder: Path) -> dict[str, Any]:
-    """Run one driver and return what it reports."""
+    """Run one driver and return its report."""
     with Call("benchmarks.million", str(manifest), str(folder)) as call:
         return dict(json.loads(call.answer(LIMIT_S)))
 
 
 def main(manifest: str, folder: str) -> None:
-    """Run forebay over a manifest and print what it took, as JSON."""
-    import benchmarks.peers.forebay  # noqa: F401 - libraries beforehand, as everywhere here
+    """Run forebay over a manifest and print time and memory, as JSON."""
+    import benchmarks.peers.forebay  # noqa: F401 - imported beforehand, as in every benchmark
     import forebay
-    from benchmarks.million import count as work  # under the name that a worker can import
+    from benchmarks.million import count as work  # imported under the name that a worker can import
 
     began = time.perf_counter()
     report = forebay.preprocess(work, manifest, output=folder, num_workers=2, progress=False)

@@ -1,7 +1,7 @@
-"""forebay.predict with a model that costs nothing, beside iterating the loader that feeds it.
+"""forebay.predict with a trivial model, compared with iterating the loader that it uses.
 
 Both load the same samples in the same batches, with two workers; predict also calls the model,
-writes its parts and commits them. Each run is a process of its own, in turns. As a program:
+writes its parts and commits them. Each run is a separate process, in turns. As a program:
 `python -m benchmarks.predicted WAY KIND FOLDER SAMPLES`.
 """
 
@@ -44,7 +44,7 @@ class Images:
 
 
 class Features:
-    """Vectors of 128 numbers, held in memory: what a sample costs, and not its bytes."""
+    """Vectors of 128 numbers, held in memory: they show the time per sample, not per byte."""
 
     samples, quick = 524_288, 65_536
 
@@ -65,7 +65,7 @@ KINDS = {"images": Images, "features": Features}
 
 
 def nothing(batch: Any) -> Any:
-    """Be the model: one number of each sample."""
+    """Return one number of each sample, as the model."""
     return batch.flatten(1)[:, 0]
 
 

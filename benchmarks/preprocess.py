@@ -1,7 +1,8 @@
-"""What preprocess costs: tiny inputs beside the peers, and inputs of 5 ms for the cores' use.
+"""The overhead of preprocess: tiny inputs, compared with peers, and the use of cores at 5 ms.
 
-Start-up left out: the slope between two sizes, (large - small) / (seconds for large - seconds for
-small), from the medians. Whatever a call costs once, such as starting workers, cancels.
+Rates are without start-up: the slope between two sizes, (large - small) / (seconds for large -
+seconds for small), from the medians, where the costs of a whole call, such as starting workers,
+cancel out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Entry:
 
     Attributes:
         peer: Its file in `peers/`.
-        sizes: Numbers of inputs, the one the table is about first.
-        rounds: How often each is run.
+        sizes: Numbers of inputs; the table shows the first.
+        rounds: How often each size is run.
     """
 
     peer: str
@@ -84,12 +85,12 @@ def tiny(ground: Ground, quick: bool) -> None:
 
 
 def five_ms(ground: Ground, quick: bool) -> None:
-    """Print how much of two cores inputs of 5 ms keep busy."""
+    """Print the share of two cores that inputs of 5 ms use."""
     n = 400 if quick else 2000
     os.environ[SPINS] = str(spins_for(BURN_S))
     turns = 1 if quick else 5
     peers = ("halves", "forebay", "pool", "executor", "joblib")
-    # What one input costs alone: the plain loop, in turn with the others.
+    # The time of one input alone: the plain loop, in turn with the others.
     entries = [Entry("loop", (n // 2,), turns), *(Entry(peer, (n,), turns) for peer in peers)]
     print(f"{n:,} inputs of 5 ms CPU that also read and write 10 bytes; 2 workers")
     times = dict(_interleaved(ground, "burn", entries))
@@ -137,7 +138,7 @@ def _interleaved(
 
 
 def _slope(runs: dict[int, list[float]], n: int) -> float | None:
-    """Return inputs per second between two sizes, or None where the start-up's noise drowns it."""
+    """Return inputs per second between two sizes, or None if the start-up is too noisy."""
     seconds = _median(runs[4 * n]) - _median(runs[n])
     return 3 * n / seconds if seconds > max(runs[n]) - min(runs[n]) else None
 

@@ -1,7 +1,7 @@
-"""What `python -m benchmarks` printed, as JSON: machine, versions, date and tables.
+"""Convert the output of `python -m benchmarks` to JSON: machine, versions, date and tables.
 
-`--json FILE` of the benchmarks writes it. `python -m benchmarks.results PRINTED FILE` makes it of
-what an earlier run printed. The format stands in docs/benchmarks/index.md.
+`python -m benchmarks --json FILE` writes it. `python -m benchmarks.results PRINTED FILE` converts
+the output of an earlier run. The format is described in docs/benchmarks/index.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOTAL = re.compile(r"\d+ s in all")
 
 
 def parse(printed: str, date: str) -> dict[str, Any]:
-    """Return the results that the benchmarks printed.
+    """Return the results in the output of the benchmarks.
 
     Args:
         printed: The machine in lines of a word and its value, a blank line, and then tables: each
@@ -42,13 +42,13 @@ def parse(printed: str, date: str) -> dict[str, Any]:
                 }
             )
         elif tables and not TOTAL.fullmatch(paragraph[0]):
-            # One that stands by itself belongs to the tables before it.
+            # A paragraph without a table is a note on the table before it.
             tables[-1]["note"] = " ".join([tables[-1]["note"], *paragraph]).strip()
     return {"date": date, "machine": machine, "tables": tables}
 
 
 def write(path: Path, printed: str) -> None:
-    """Write what was printed today as JSON."""
+    """Write output that was printed today as JSON."""
     results = parse(printed, datetime.now(UTC).date().isoformat())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

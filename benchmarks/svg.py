@@ -1,7 +1,7 @@
 """SVG pictures of labelled bars, readable on light and on dark pages.
 
-A picture brings its own background, which follows the reader's colour scheme together with the
-text: it can be read even where the page around it does not follow.
+A picture has its own background, which follows the reader's colour scheme together with the text,
+so it is readable even if the page around it does not follow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def words(x: float, y: float, text: str, kind: str = "ink", anchor: str = "start
 
 
 def picture(title: str, width: int, height: int, parts: Iterable[str]) -> str:
-    """Return an SVG document; the title is what a screen reader says."""
+    """Return an SVG document; a screen reader reads the title."""
     rules = [_rules(scheme) for scheme in (0, 1)]
     return "\n".join(
         [

@@ -1,8 +1,8 @@
-"""The README's picture: what a training loop does over time, with torch's loader and forebay's.
+"""The README's picture: a training loop over time, with torch's loader and with forebay's.
 
 `python -m benchmarks.timeline` draws `docs/pictures/waiting.svg` from `waiting.json` beside it;
 with `--record` it measures first. The training is the pattern `epochs` of the benchmark of waits:
-samples and steps sleep, so the picture shows when the loop waits, and no machine's speed.
+samples and steps sleep, so the picture shows when the loop waits, not the machine's speed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def draw(recorded: dict[str, Any], seconds: float = SHOWN_S) -> str:
 
 
 def main() -> None:
-    """Draw the picture, after measuring if that is asked for."""
+    """Draw the picture, after measuring with `--record`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timeline", description=__doc__)
     parser.add_argument("--record", action="store_true", help="measure first")
     if parser.parse_args().record:

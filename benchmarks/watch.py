@@ -1,4 +1,4 @@
-"""Follow the memory of a run, and end the run before the machine has no memory left."""
+"""Watch the memory of a run, and end the run before the machine runs out of memory."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def kill_this_first() -> None:
-    """Have the kernel choose this process, and those it starts, if the machine runs out anyway."""
+    """Make the kernel kill this process and its children first if memory runs out."""
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def watched(call: Call, limit_s: float) -> dict[str, Any]:
-    """Return what a run printed, with the peak memory of all its processes as `peak_mib`.
+    """Return the result that a run printed, with the peak memory of its processes as `peak_mib`.
 
-    A run may give peaks that it has read itself as `peak_mib`; the larger one counts.
+    A run may print a peak that it has measured itself as `peak_mib`; the larger one counts.
 
     Raises:
         EndedError: Less than `SPARE_MIB` was left, or the run took longer than `limit_s`.

@@ -1,4 +1,4 @@
-"""What every peer does with one input: read 10 bytes, write 10 bytes, return a dict."""
+"""The work on one input, the same for every peer: read and write 10 bytes, return a dict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOG = "BENCHMARK_LOG"
 
 
 def copy(source: str, target: str) -> dict[str, int]:
-    """Copy one small file: next to nothing, so that what is measured is the machinery."""
+    """Copy one small file: so little work that the overhead of the peer is measured."""
     with open(source, "rb") as file:
         body = file.read()
     with open(target, "wb") as file:
@@ -28,7 +28,7 @@ def burn(source: str, target: str) -> dict[str, int]:
 
 
 def traced(source: str, target: str) -> dict[str, int]:
-    """Write down who works on what and when, then burn: how often an input ran shows later."""
+    """Record process, input and time in a log, then burn: the log shows how often an input ran."""
     line = f"{time.time():.6f} {os.getpid()} {os.path.basename(source)}\n"
     log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -42,7 +42,7 @@ TASKS = {"copy": copy, "burn": burn, "traced": traced}
 
 
 class Into:
-    """A task for peers that call `work(source)`: it knows the folder the outputs go to."""
+    """A task for peers that call `work(source)`: it holds the folder for the outputs."""
 
     def __init__(self, task: str, folder: str) -> None:
         self._task = TASKS[task]
@@ -53,7 +53,7 @@ class Into:
 
 
 class Staged:
-    """A task as forebay calls it. It is in this file because workers may import it anew."""
+    """A task as forebay calls it. It is in this file because workers may import it again."""
 
     def __init__(self, task: str) -> None:
         self._task = TASKS[task]
@@ -71,7 +71,7 @@ def spin(times: int) -> int:
 
 
 def spins_for(seconds: float) -> int:
-    """Return how many spins take so much CPU here, with nothing else running."""
+    """Return how many spins take the given CPU time here, with nothing else running."""
     import statistics
 
     times, costs = 200_000, []

@@ -21,6 +21,8 @@ PURE = (
     "engine/limits",
     "plan",
     "engine/memory/slab_layout",
+    *(f"observe/{name}" for name in ("simulation", "recorded_work", "loader_setup")),
+    *(f"observe/{name}" for name in ("changes_to_try", "causes", "diagnosis")),
     "tuning",
 )
 IMPURE_IMPORTS = frozenset(
@@ -34,7 +36,7 @@ IMPURE_IMPORTS = frozenset(
 SEPARATE = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
 # What a user calls, each of them by itself.
 ENTRY_POINTS = ("loader", "preprocess", "predict", "cache")
-COMMAND_LINE = ("cli", "cli_options")
+COMMAND_LINE = ("cli", "cli_look", "cli_options")
 JOINING = ("engine/engine", "run", "session", "__init__", "__main__", *COMMAND_LINE, *ENTRY_POINTS)
 # They stand on all other parts, as entry points do: what the loader, predict and cache are made of.
 UPPER = ("loading", "collating", "items", "mixing", "predicting", "sample_ranges")

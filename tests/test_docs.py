@@ -21,6 +21,7 @@ from documents import ENVIRONMENT, HANG_S, agrees, blocks, commands, disagreemen
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
+PROGRAMS = [*TUTORIALS, ROOT / "docs" / "how-to" / "waiting.md"]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.
 RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"
@@ -43,7 +44,7 @@ def relative(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "document", [each for each in TUTORIALS if each != RUN_ELSEWHERE], ids=relative
+    "document", [each for each in PROGRAMS if each != RUN_ELSEWHERE], ids=relative
 )
 def test_the_code_runs(document: Path, tmp_path: Path) -> None:
     """Every Python block runs, in order, beside the examples, and prints what stands below it."""

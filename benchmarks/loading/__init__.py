@@ -1,4 +1,4 @@
-"""The DataLoader measured beside its peers; each table can be asked for by its name."""
+"""Compare the DataLoader with other loaders; each table is selected by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is loaded, and in which words and units its rate is told."""
+"""The tables of rates: what is loaded, and the unit of the rate."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Case:
     Attributes:
         title: The line above the table.
         dataset: The function of `datasets` that makes it.
-        arguments: Those of every loader, besides the number of workers.
+        arguments: Arguments of every loader, besides the number of workers.
         unit: What a rate counts.
-        per_batch: How many of them a batch is.
-        collate: The function of `datasets` that is `collate_fn`, where there is one.
+        per_batch: How many units a batch has.
+        collate: The function of `datasets` that is `collate_fn`, if there is one.
         seconds: How long one run is measured.
         random: Whether the numbers in a batch differ from run to run.
-        of_cores: Whether the work itself is what takes the time, so that the cores' use is told.
+        of_cores: Whether the work itself takes the time, so that the use of the cores is shown.
     """
 
     title: str

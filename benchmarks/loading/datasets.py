@@ -1,4 +1,4 @@
-"""What the loaders load: samples that cost next to nothing, JPEGs, and samples that sleep."""
+"""The datasets: samples that take almost no time, JPEGs, and samples that sleep."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 IMAGE = (3, 224, 224)
 Record = dict[str, Any]
-ENDLESS = 1_000_000  # samples in an epoch of which no run sees the end
+ENDLESS = 1_000_000  # samples in an epoch, more than any run loads
 
 
 class Same(Dataset[Any]):
-    """One sample made beforehand, whatever the index: what is measured is the machinery."""
+    """The same sample for every index, so that the overhead of the loader is measured."""
 
     def __init__(self, sample: Any, length: int = ENDLESS) -> None:
         self._sample, self._length = sample, length
@@ -33,7 +33,7 @@ class Same(Dataset[Any]):
 
 
 class Tiny(Dataset[Any]):
-    """A small tuple of Python numbers, made when it is asked for."""
+    """A small tuple of Python numbers, made on request."""
 
     def __len__(self) -> int:
         return 10 * ENDLESS
@@ -43,7 +43,7 @@ class Tiny(Dataset[Any]):
 
 
 class Images(Dataset[Any]):
-    """JPEGs decoded and changed at random, afresh each time, as for training on ImageNet."""
+    """JPEGs, decoded and augmented at random each time, as for training on ImageNet."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = sorted(folder.glob("*.jpg"))
@@ -67,7 +67,7 @@ class Images(Dataset[Any]):
 
 
 class Large(Dataset[Any]):
-    """200 MB that a spawned worker must be sent: arrays, and a list of short strings."""
+    """200 MB to send to a spawned worker: arrays, and a list of short strings."""
 
     def __init__(self) -> None:
         self._arrays = [np.full((8, 1_000_000), at, np.float32) for at in range(5)]  # 160 MB
@@ -81,7 +81,7 @@ class Large(Dataset[Any]):
 
 
 class Names(Dataset[int]):
-    """Many small Python objects; to look at one is to write to the page that it is on."""
+    """Many small Python objects; reading one writes to its memory page (the reference count)."""
 
     def __init__(self, count: int, kept_in: Callable[[Iterable[str]], Sequence[str]]) -> None:
         self._names = kept_in(f"name-{at:09}" for at in range(count))
@@ -94,7 +94,7 @@ class Names(Dataset[int]):
 
 
 class Indices(Dataset[int]):
-    """Any number of samples, each its own index: the order is all that a loader has to make."""
+    """Any number of samples, each equal to its index: the loader has only the order to make."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -124,7 +124,7 @@ class Records(Dataset[int]):
 
 
 def record(at: int) -> Record:
-    """Return a record whose objects belong to it alone."""
+    """Return a record that shares no object with another one."""
     words = (f"first-{at:09}", f"second-{at:09}")
     # CPython shares the integers below 257.
     return {"name": f"name-{at:09}", "words": words, "label": at + 1000, "score": at * 0.5}
@@ -138,7 +138,7 @@ def record_bytes() -> int:
 
 
 class Sleeper(Dataset[torch.Tensor]):
-    """Samples that take their time without a processor: two cores carry any number of workers."""
+    """Samples that sleep, so that two cores suffice for any number of workers."""
 
     def __init__(self, costs: list[float], batch_size: int) -> None:
         self._costs, self._batch_size = costs, batch_size
@@ -182,7 +182,7 @@ def jpegs(folder: Path) -> Images:
 
 
 def stack(samples: list[np.ndarray]) -> np.ndarray:
-    """Collate as someone does who does not want tensors."""
+    """Collate without tensors."""
     return np.stack(samples)
 
 

@@ -1,4 +1,4 @@
-"""The memory of a tree of processes while a loader goes once through many small Python objects."""
+"""The memory of a process tree while a loader reads many small Python objects once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.loading.turns import Found, Turns, answer
 from benchmarks.measure import Ground
 
 EVERY_S = 0.2
-# And what each of them does.
+# And the run of each.
 PEERS = {"torch": "memory", "forebay": "memory", "packed": "packed"}
 
 
@@ -43,10 +43,10 @@ def memory(ground: Ground, quick: bool) -> None:
 
 
 def pss_mib(pids: Iterable[int]) -> float:
-    """Return what processes have resident together, each shared page counted once."""
+    """Return the resident memory of processes together, each shared page counted once."""
     kib = 0
     for pid in pids:
-        # One that has just ended counts nothing.
+        # A process that has just ended counts as 0.
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
@@ -63,9 +63,9 @@ def peak_resident_mib() -> float:
 
 
 def _watched(call: Call) -> Found:
-    """Return what a run found, and the most memory it had in all."""
+    """Return the result of a run, and the peak memory of all its processes."""
     peak = 0.0
     while call.process.poll() is None:
         peak = max(peak, pss_mib(call.left()))
-        time.sleep(EVERY_S)  # nobody announces memory
+        time.sleep(EVERY_S)  # polled: nothing signals a change of memory
     return answer(call) | {"peak_mib": peak}

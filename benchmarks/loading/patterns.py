@@ -1,4 +1,4 @@
-"""PURE: trainings in which the makers are fast enough on average, and torch's still waits."""
+"""PURE: trainings whose workers are fast enough on average, but that wait with torch's loader."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Pattern:
     """One training.
 
     Attributes:
-        title: What it is, in words.
-        sample_s: What a sample sleeps.
-        step_s: What the consumer sleeps after a batch.
+        title: Its description in the table.
+        sample_s: Seconds that a sample sleeps.
+        step_s: Seconds that the consumer sleeps after a batch.
         cycle: Batches in an epoch, or between two pauses.
         epochs: Whether a cycle is an epoch; all is one epoch otherwise.
-        pause_s: What it sleeps after a cycle, besides.
+        pause_s: Seconds that the consumer sleeps after a cycle, in addition.
         slow: How many times longer one batch of each cycle takes, at a random place.
     """
 
@@ -31,11 +31,11 @@ class Pattern:
     slow: float = 1.0
 
     def cycles(self, seconds: float) -> int:
-        """Return how many cycles fill so many seconds of steps."""
+        """Return how many cycles of steps take the given seconds."""
         return max(1, round(seconds / (self.cycle * self.step_s + self.pause_s)))
 
     def sample_costs(self, cycles: int) -> list[float]:
-        """Return what a sample of each batch sleeps."""
+        """Return the seconds that a sample of each batch sleeps."""
         costs = []
         place = random.Random(0)
         for _ in range(cycles):
@@ -45,7 +45,7 @@ class Pattern:
         return costs
 
     def steps(self, cycles: int) -> list[float]:
-        """Return what the consumer sleeps after each batch."""
+        """Return the seconds that the consumer sleeps after each batch."""
         return ([self.step_s] * (self.cycle - 1) + [self.step_s + self.pause_s]) * cycles
 
 

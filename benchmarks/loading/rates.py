@@ -1,4 +1,4 @@
-"""Batches a second: every loader has two workers and the same arguments."""
+"""Batches per second: every loader has two workers and the same arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rates(name: str, ground: Ground, quick: bool) -> None:
     rounds = dict.fromkeys(ROUNDS, 1) if quick else dict(ROUNDS)
     if case.of_cores:
         once("draw", BASE, name, ground, QUICK_JPEGS if quick else JPEGS)
-        # What the processor can do: run in turn with the others.
+        # The limit of the processor: run in turn with the others.
         rounds["alone"] = rounds[BASE]
     print(f"{case.title}; 2 workers")
     turns = Turns(ground, name, QUICK_S if quick else case.seconds)

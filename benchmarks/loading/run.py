@@ -1,4 +1,4 @@
-"""One run of one loader in a process of its own; what it found is its last line, as JSON.
+"""One run of one loader in a separate process; its last line is the result, as JSON.
 
 As a program: `python -m benchmarks.loading.run WHAT PEER NAME FOLDER AMOUNT`. Spawned workers
 import this file, so it imports nothing heavy by itself.
@@ -20,7 +20,7 @@ from benchmarks.loading.memory import pss_mib
 from benchmarks.loading.patterns import BATCH, PATTERNS
 from benchmarks.loading.peers import WORKERS
 
-# What every loader makes before the watch starts: its memory is warm and its workers are there.
+# Batches that every loader makes before the clock starts, to start workers and use memory once.
 WARM_BATCHES, WARM_S = 10, 0.3
 
 Loader = Callable[..., Iterable[Any]]
@@ -51,7 +51,7 @@ def first(loader: Loader, name: str, folder: Path, _: float) -> Found:
     """Time the first batch, from `iter`."""
     loading = _load(loader, name, folder)
     began = time.perf_counter()
-    batches = iter(loading)  # kept: ending the workers is not what is timed
+    batches = iter(loading)  # kept, so that ending the workers is not timed
     batch = next(batches)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "batches": 1, "bytes": _nbytes(batch), "first": _sum(batch)}
@@ -74,7 +74,7 @@ def spawn(loader: Loader, _: str, __: Path, ___: float) -> Found:
 
 
 def wait(loader: Loader, name: str, _: Path, seconds: float, **arguments: Any) -> Found:
-    """Train, asleep, and see how much of the time went by until batches came."""
+    """Train with sleeping steps, and measure how much of the time the loop waited for batches."""
     from benchmarks.loading.datasets import Sleeper
 
     pattern = PATTERNS[name]
@@ -110,12 +110,12 @@ def wait(loader: Loader, name: str, _: Path, seconds: float, **arguments: Any) -
 
 
 def deep(loader: Loader, name: str, folder: Path, seconds: float) -> Found:
-    """Train with a buffer that holds more than all of it."""
+    """Train with a buffer that is larger than all batches together."""
     return wait(loader, name, folder, seconds, buffer="2GB")
 
 
 def draw(_: Loader, __: str, folder: Path, count: float) -> Found:
-    """Write the JPEGs; no loader is concerned."""
+    """Write the JPEGs, without a loader."""
     from benchmarks.loading.datasets import draw_jpegs
 
     draw_jpegs(folder, int(count))
@@ -123,7 +123,7 @@ def draw(_: Loader, __: str, folder: Path, count: float) -> Found:
 
 
 def costs(_: Loader, name: str, __: Path, ___: float) -> Found:
-    """Measure what sleeping and collating really take, one batch of each kind at a time."""
+    """Measure how long sleeping and collating take, one batch of each kind at a time."""
     from statistics import median
 
     from torch.utils.data import default_collate
@@ -144,12 +144,12 @@ def costs(_: Loader, name: str, __: Path, ___: float) -> Found:
 
 
 def memory(loader: Loader, _: str, __: Path, count: float) -> Found:
-    """Go through an epoch of many small objects; the process that started this one looks on."""
+    """Load an epoch of many small objects, while the parent process measures the memory."""
     return _one_epoch(loader, int(count), list)
 
 
 def packed(loader: Loader, _: str, __: Path, count: float) -> Found:
-    """Go through the same epoch, with forebay's remedy."""
+    """Load the same epoch from a `forebay.PackedSequence`."""
     from forebay import PackedSequence
 
     return _one_epoch(loader, int(count), PackedSequence)
@@ -212,14 +212,14 @@ def _nbytes(batch: Any) -> int:
 
 
 def _sum(batch: Any) -> float:
-    """Return the sum of all numbers in a batch, the same whatever kind of array they are in."""
+    """Return the sum of all numbers in a batch, equal for every kind of array."""
     import numpy as np
 
     return float(sum(np.asarray(leaf).sum(dtype=np.float64) for leaf in _leaves(batch)))
 
 
 def main(what: str, peer: str, name: str, folder: str, amount: str) -> None:
-    """Do one run and print what it found."""
+    """Do one run and print its result."""
     try:
         loader = importlib.import_module(f"benchmarks.loading.peers.{peer}").loader
     except ModuleNotFoundError as error:
@@ -227,7 +227,7 @@ def main(what: str, peer: str, name: str, folder: str, amount: str) -> None:
             raise
         print(json.dumps({"missing": error.name}))
         return
-    importlib.import_module("benchmarks.loading.datasets")  # no import is in any time
+    importlib.import_module("benchmarks.loading.datasets")  # so that no time includes an import
     found = WHATS[what](loader, name, Path(folder), float(amount))
     print()
     print(json.dumps(found))

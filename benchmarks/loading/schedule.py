@@ -1,4 +1,4 @@
-"""PURE: how long a consumer must wait when nothing stands in its way but what batches cost."""
+"""PURE: the shortest possible waits of a consumer, given the time that each batch takes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 
 def waiting_share(costs: Sequence[float], steps: Iterable[float], workers: int) -> float:
-    """Return the part of the time that the consumer waits, with no limit on what is made ahead.
+    """Return the share of the time that the consumer waits, with an unlimited buffer.
 
-    Every worker takes the next batch as soon as it is free, none pauses, batches are handed out in
-    order, and neither starting nor passing a batch on takes any time.
+    Every worker takes the next batch as soon as it is free, none pauses, batches are returned in
+    order, and neither starting workers nor passing on a batch takes any time.
 
     Args:
         costs: Seconds that each batch takes one worker.
         steps: Seconds that the consumer spends after each batch.
-        workers: How many there are.
+        workers: Number of workers.
     """
     free = [0.0] * workers
     now = waited = 0.0

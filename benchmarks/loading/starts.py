@@ -1,4 +1,4 @@
-"""How long until the first batch is there."""
+"""The time to the first batch."""
 
 from __future__ import annotations
 

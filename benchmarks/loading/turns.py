@@ -1,4 +1,4 @@
-"""Runs of several loaders in turns (A B C A B C), each in a process of its own."""
+"""Runs of several loaders in turns (A B C A B C), each in a separate process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BASE = "torch"
 Found = dict[str, Any]
 
 
-class Failed(Exception):  # noqa: N818 - what became of a peer, which its row says
-    """A loader that could not do what a table is about, in a few words."""
+class Failed(Exception):  # noqa: N818 - the result of a peer, shown in its row
+    """A loader that failed in a table; the message says why in a few words."""
 
 
 def start(what: str, peer: str, name: str, ground: Ground, amount: float) -> Call:
@@ -31,7 +31,7 @@ def start(what: str, peer: str, name: str, ground: Ground, amount: float) -> Cal
 
 
 def answer(call: Call) -> Found:
-    """Wait for a run's end and return what it found.
+    """Wait for a run's end and return its result.
 
     Raises:
         Missing: The peer's library is not installed.
@@ -54,7 +54,7 @@ def once(what: str, peer: str, name: str, ground: Ground, amount: float) -> Foun
 
 
 class Turns:
-    """The runs of a table: what each peer found, or the words for why it found nothing."""
+    """The runs of a table: the results of each peer, or why it has none."""
 
     def __init__(self, ground: Ground, name: str, amount: float) -> None:
         self.found: dict[str, list[Found]] = {}
@@ -63,7 +63,7 @@ class Turns:
         self._ground, self._name, self._amount = ground, name, amount
 
     def run(self, what: str, rounds: dict[str, int]) -> None:
-        """Run peers so many times each, in turns."""
+        """Run peers several times each, in turns."""
         for turn in range(max(rounds.values())):
             for peer, times in rounds.items():
                 if turn < times:
@@ -88,7 +88,7 @@ class Turns:
             self._same_work(peer, found)
 
     def median(self, peer: str, key: str) -> float:
-        """Return the median of what a peer's runs found."""
+        """Return the median of the results of a peer's runs."""
         return statistics.median(found[key] for found in self.found[peer])
 
     def show(
@@ -98,7 +98,7 @@ class Turns:
         cells: Callable[[str], tuple[str, ...]],
         above: Iterable[tuple[str, ...]] = (),
     ) -> None:
-        """Print the table; `cells` makes the row of a peer that found something."""
+        """Print the table; `cells` makes the row of a peer with results."""
         rows = list(above)
         for peer in peers:
             words = self._words.get(peer)
@@ -108,7 +108,7 @@ class Turns:
             print(note)
 
     def _same_work(self, peer: str, found: Found) -> None:
-        """See that a run moved what torch's did: bytes a batch, and the first one's numbers."""
+        """Check that a run loaded the same as torch's: bytes per batch, sum of the first batch."""
         base = self.found.get(BASE, [found])[0]
         same = found["bytes"] * base["batches"] == base["bytes"] * found["batches"]
         if not same or found["first"] != base["first"]:

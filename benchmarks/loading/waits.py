@@ -1,4 +1,4 @@
-"""The part of a training's time that it waits, with batches made ahead as far as a loader can."""
+"""The share of a training's time spent waiting, with each loader's largest prefetch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.loading.turns import BASE, Turns, once
 from benchmarks.measure import Ground
 
 STEPS_S, QUICK_STEPS_S = 16.0, 4.0
-# What each does: `deep` gives it a buffer larger than all batches together.
+# The run of each: `deep` has a buffer larger than all batches together.
 RUNS = {"torch": "wait", "tuned": "wait", "forebay": "deep"}
 
 
 def waits(ground: Ground, quick: bool) -> None:
-    """Print one table a pattern."""
+    """Print one table per pattern."""
     seconds = QUICK_STEPS_S if quick else STEPS_S
     for name, pattern in PATTERNS.items():
         print(f"{pattern.title}; batch {BATCH}; {WORKERS} workers; {seconds:g} s of steps")

@@ -1,6 +1,6 @@
-"""The peers, one file each, with `run(task, sources, folder)` -> how many results came back.
+"""The peers, one file each: `run(task, sources, folder)` returns the number of results.
 
-Importing a peer's file imports its library, so a call's time never has the import in it. Each is
+Importing a peer's file imports its library, so a call's time never includes the import. Each is
 tuned as its documentation advises for many small inputs, and all have two workers.
 """
 

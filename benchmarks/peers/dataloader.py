@@ -1,4 +1,4 @@
-"""torch's DataLoader over a Dataset that does the work: the origin's way, without batches."""
+"""torch's DataLoader, without batches, over a Dataset whose `__getitem__` does the work."""
 
 from __future__ import annotations
 

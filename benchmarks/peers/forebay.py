@@ -1,4 +1,4 @@
-"""forebay.preprocess, as it comes: ledger, staging, flushes to disk and the table of metadata."""
+"""forebay.preprocess with default settings: ledger, staging, flushes to disk, metadata table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two bare processes with half of the inputs each: two cores with no machinery between them."""
+"""Two plain processes with half of the inputs each, without any communication."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""litdata.map: it writes files and takes no metadata, so what the work returns is dropped."""
+"""litdata.map: it writes files and takes no metadata, so the result of the work is dropped."""
 
 from __future__ import annotations
 
 import os
 
-os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # it would ask the network
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # the check needs the network
 
 import litdata
 

@@ -1,4 +1,4 @@
-"""No library at all: one process, one after the other."""
+"""No library: one process, one input after the other."""
 
 from __future__ import annotations
 

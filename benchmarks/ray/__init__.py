@@ -1,7 +1,7 @@
-"""forebay on a Ray cluster, beside Ray's own ways and this machine's pool: `make bench-ray`.
+"""forebay on a Ray cluster, compared with Ray's own APIs and a local pool: `make bench-ray`.
 
-All tables of a run share one cluster of two CPUs, so they are measured only when they are asked
-for. Importing this imports no Ray.
+All tables of a run share one cluster of two CPUs, so they are measured only on request. Importing
+this package does not import Ray.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Large batches that workers of a cluster make and a loop here consumes.
 
-Once on nodes of their own, so that each batch crosses from store to store, and once on one node of
-two CPUs, as `ray.init(num_cpus=2)` starts it, where the consumer has what was put into the store.
+Once with each worker on a separate node, so that each batch is copied from store to store, and once
+on one node of two CPUs, as `ray.init(num_cpus=2)` starts it, where all processes share one store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The one cluster of a run: a head without CPUs, where the driver is, and nodes of one CPU each.
+"""The cluster of a run: a head without CPUs, with the driver, and nodes of one CPU each.
 
-Not `ray.init(num_cpus=2)`, though it is lighter: that is a single node, where what a worker puts
-into the object store is already in the driver's. On a cluster whatever is sent crosses from one
-node's store to another's, as it does here (by way of the loopback); and only a node of a cluster
-can be killed while the driver lives.
+`ray.init(num_cpus=2)` would be simpler, but it starts a single node, where workers and driver share
+an object store. On a cluster, data is copied from one node's store to another's, as it is here
+(through the loopback interface); and only there can a node be killed while the driver runs.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from benchmarks.work import LOG, SPINS, spins_for
 WORKERS = 2
 STORE_BYTES = 2_000_000_000
 BURN_S = 0.02
-# An address that stands for a cluster of one node, of this process's own.
+# An address that means a new cluster of one node for this process.
 ONE_NODE = "one node"
 
 
 @cache
 def cluster(ground: Ground) -> Any:
     """Start the cluster, once; it ends with this process."""
-    # Nodes hand their environment on to their workers, so what these need is set before.
+    # Workers inherit the environment of their node, so their variables are set before.
     os.environ[SPINS] = str(spins_for(BURN_S))
     os.environ[LOG] = str(log(ground))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -50,12 +49,12 @@ def join(found: Any) -> None:
 
 
 def log(ground: Ground) -> Path:
-    """Return the file that traced inputs are written down in."""
+    """Return the file in which traced inputs are recorded."""
     return ground.root / "traced.log"
 
 
 def connect(address: str) -> None:
-    """Connect this process to the cluster, in silence."""
+    """Connect this process to the cluster, without log output."""
     import ray
 
     own: dict[str, Any] = {"num_cpus": WORKERS, "object_store_memory": STORE_BYTES}

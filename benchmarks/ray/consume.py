@@ -1,4 +1,4 @@
-"""One run of one loader of large batches, in a process of its own; its last line is JSON.
+"""One run of one loader of large batches, in a separate process; its last line is JSON.
 
 As a program: `python -m benchmarks.ray.consume LOADER SECONDS ADDRESS`.
 """
@@ -17,8 +17,8 @@ import torch
 from benchmarks.ray.cluster import STORE_BYTES, WORKERS, connect
 
 BATCH, BUFFER = 64, "2GB"
-# What every loader makes before the watch starts: an object store hands out all of its memory once
-# before it uses any again, and memory is slow the first time.
+# Batches that every loader makes before the clock starts: an object store allocates all of its
+# memory once before it reuses any, and the first use of memory is slow.
 WARM_BATCHES = STORE_BYTES // (BATCH * 3 * 224 * 224 * 4) + 8
 
 Batches = Iterable[torch.Tensor]
@@ -33,7 +33,7 @@ def local() -> Batches:
 
 
 def data() -> Batches:
-    """Ray Data over the same Dataset, as its guide has it: a function of one sample."""
+    """Ray Data over the same Dataset, as in its guide: a function of one sample."""
     import ray.data
 
     from benchmarks.loading.datasets import image
@@ -49,7 +49,7 @@ def data() -> Batches:
 
 
 def stacked() -> Batches:
-    """The same by batches; a batch is a block, so that none is cut or joined."""
+    """The same by batches; each batch is a block, so that no block is split or combined."""
     import numpy as np
     import ray.data
 

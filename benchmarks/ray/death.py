@@ -1,4 +1,4 @@
-"""What a node's death costs: kill -9 for all that is Ray's on it, a third of the way through.
+"""The cost of losing a node: kill -9 for all its Ray processes, a third of the way through.
 
 Each input writes a line when it begins. Of three nodes two have a worker; the third is spare.
 """
@@ -23,11 +23,11 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What became of a run whose node was killed.
+    """The result of a run with a node that was killed.
 
     Attributes:
         first_s: From the kill to the first input that a new worker began.
-        twice: Executions beyond one an input.
+        twice: Executions beyond one per input.
         missing: Inputs without an output.
         whole_s: The whole run.
     """
@@ -65,7 +65,7 @@ def death(ground: Ground, quick: bool) -> None:
 
 def _suffer(ground: Ground, count: int) -> Loss:
     nodes = cluster(ground)
-    join(nodes)  # the spare one; the last run's victim is gone
+    join(nodes)  # the spare one, since the last run lost a node
     nodes.wait_for_nodes()
     folder, traced = ground.fresh(), log(ground)
     traced.write_text("")
@@ -75,7 +75,7 @@ def _suffer(ground: Ground, count: int) -> Loss:
         while len(before) < count // 3:
             if call.process.poll() is not None:
                 raise RuntimeError(call.process.communicate()[1])
-            time.sleep(0.01)  # the log is a file, and nobody announces it
+            time.sleep(0.01)  # polled: nothing signals that a line was written
             before = lines_of(traced)
         victim = _node_of(nodes, before[-1].pid)
         killed = time.time()

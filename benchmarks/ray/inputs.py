@@ -1,7 +1,7 @@
-"""preprocess on the cluster: inputs that cost nothing, and inputs of 20 ms.
+"""preprocess on the cluster: trivial inputs, and inputs of 20 ms.
 
-Start-up left out: an output's ctime is when it appeared, under forebay when its commit renamed it.
-The rate is that from the first tenth of the outputs to the last of them.
+Rates are without start-up, from the first tenth of the outputs to the last one. An output's time is
+its ctime: when it appeared, or with forebay when its commit renamed it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run found: inputs a second between outputs, and seconds for the whole call."""
+    """The result of a run: inputs per second between outputs, and seconds for the whole call."""
 
     rate: float
     seconds: float
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A peer in a table, over how many inputs it is run (several seconds' worth), and how often."""
+    """A peer in a table, its number of inputs (several seconds of work), and how often it runs."""
 
     peer: str
     count: int
@@ -72,7 +72,7 @@ def slow(ground: Ground, quick: bool) -> None:
 
 
 def _table(ground: Ground, task: str, entries: Sequence[Entry], quick: bool) -> None:
-    """Run the peers in turns; the first of them is what the others are compared with."""
+    """Run the peers in turns; the others are compared with the first."""
     address = cluster(ground).address
     found: dict[str, list[Run]] = {entry.peer: [] for entry in entries}
     for turn in range(1 if quick else max(entry.rounds for entry in entries)):
@@ -115,7 +115,7 @@ def _run(ground: Ground, task: str, entry: Entry, address: str) -> Run:
 
 
 def _appeared(folder: Path) -> list[float]:
-    """Return when each whole output came to be where it is, in order."""
+    """Return the times when complete outputs appeared, in order."""
     return sorted(
         entry.stat().st_ctime
         for entry in os.scandir(folder)

@@ -1,4 +1,4 @@
-"""One run of one peer over inputs, in a process of its own; its last line is JSON.
+"""One run of one peer over inputs, in a separate process; its last line is JSON.
 
 As a program: `python -m benchmarks.ray.run PEER TASK COUNT SOURCES FOLDER ADDRESS`.
 """
@@ -16,14 +16,14 @@ from benchmarks.ray.cluster import connect
 
 
 def main(peer: str, task: str, count: str, sources: str, folder: str, address: str) -> None:
-    """Run it and print what it took."""
+    """Run the peer and print its time."""
     run = importlib.import_module(f"benchmarks.ray.peers.{peer}").run
     connect(address)
     inputs = [os.path.join(sources, f"{at:07}") for at in range(int(count))]
     began = time.perf_counter()
     results = run(task, inputs, folder)
     seconds = time.perf_counter() - began
-    ray.shutdown()  # whatever it still has to print, of nodes that died say, comes before
+    ray.shutdown()  # so that its other output, about dead nodes for example, comes before
     print()
     print(json.dumps({"seconds": seconds, "results": results}))
 

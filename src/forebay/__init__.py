@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.loading.auto_workers import AutoWorkers
     from forebay.mixing import MixedDataset, mix
+    from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.statistics import Statistics
     from forebay.options import Ray
     from forebay.packed import PackedSequence
     from forebay.predict import predict
     from forebay.predicting.prediction_report import PredictionReport
     from forebay.preprocess import preprocess
+    from forebay.reports.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -49,7 +51,9 @@ __all__ = [
     "BusyError",
     "CachedDataset",
     "ChangedError",
+    "Comparison",
     "DataLoader",
+    "Diagnosis",
     "Failure",
     "FailuresError",
     "ForebayError",
@@ -67,6 +71,7 @@ __all__ = [
     "WorkerDiedError",
     "cache",
     "collate",
+    "compare",
     "from_folder",
     "from_ids",
     "from_table",
@@ -81,7 +86,9 @@ _MODULE_OF = {
     "AutoWorkers": "forebay.loading.auto_workers",
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
+    "Comparison": "forebay.reports.comparison",
     "DataLoader": "forebay.loader",
+    "Diagnosis": "forebay.observe.diagnosis",
     "Failure": "forebay.failures",
     "MixedDataset": "forebay.mixing",
     "PackedSequence": "forebay.packed",
@@ -90,6 +97,7 @@ _MODULE_OF = {
     "Report": "forebay.jobs.report",
     "Statistics": "forebay.observe.statistics",
     "cache": "forebay.cache",
+    "compare": "forebay.reports.comparison",
     "from_folder": "forebay.items",
     "from_ids": "forebay.items",
     "from_table": "forebay.items",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from forebay.errors import OptionError
 from forebay.options import usable_memory
 
-# If only a size is given, refilling starts when this share of a full buffer is left.
+# If only a size is given, refilling starts when less than this share of a full buffer is left.
 REFILL_SHARE = 0.8
 
 # Maximum number of batches in a buffer that is only limited in bytes.
@@ -44,8 +44,8 @@ class Buffer:
         refill_below: Low mark: once full, pause until fewer batches than this are ready or being
             made. None: 80 % of the batches that it held when full.
         directory: A folder on whose disk the buffer is kept, in one file without a name; None
-            keeps it in memory. Batches of up to 16 KiB stay in memory, as does everything except
-            tensors, arrays and other large blocks of bytes.
+            keeps it in memory. Batches of up to 16 KiB stay in memory, and so does everything
+            except tensors, arrays and other large blocks of bytes.
 
     Raises:
         OptionError: A mark is impossible, or both high marks are missing.
@@ -86,33 +86,35 @@ class Buffer:
         """The high mark in bytes; None without one."""
         return None if self.max_bytes is None else int(self.max_bytes)
 
-    def low_mark(self) -> int | float:
-        """Return the low mark for the loader: a number of batches, or a share of a full buffer."""
-        return REFILL_SHARE if self.refill_below is None else self.refill_below
 
-    def described(self) -> str:
-        """Return the high marks for a loader's `repr`, such as "30 GB or 1,000 batches"."""
-        marks = [] if self.nbytes is None else [f"{self.nbytes / 1e9:,.3g} GB"]
-        marks += [] if self.max_batches is None else [f"{self.max_batches:,} batches"]
-        return " or ".join(marks)
+def buffer_of(buffer: int | str | Buffer | None) -> Buffer | None:
+    """Return the Buffer for the `buffer` argument of a loader.
 
-    @classmethod
-    def of(cls, buffer: int | str | Buffer | None) -> Buffer | None:
-        """Return the Buffer for the `buffer` argument of a loader.
+    Raises:
+        OptionError: It is not a size, or too small to be intended.
+    """
+    if buffer is None or isinstance(buffer, Buffer):
+        return buffer
+    nbytes = parse_bytes(buffer)
+    if nbytes < LEAST_BYTES:
+        raise OptionError(
+            f"buffer={buffer!r} is {nbytes:,} bytes, too few for a batch\n"
+            f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "
+            f"forebay.Buffer(max_batches={nbytes})."
+        )
+    return Buffer(nbytes)
 
-        Raises:
-            OptionError: It is not a size, or too small to be intended.
-        """
-        if buffer is None or isinstance(buffer, Buffer):
-            return buffer
-        nbytes = parse_bytes(buffer)
-        if nbytes < LEAST_BYTES:
-            raise OptionError(
-                f"buffer={buffer!r} is {nbytes:,} bytes, too few for a batch\n"
-                f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "
-                f"forebay.Buffer(max_batches={nbytes})."
-            )
-        return cls(nbytes)
+
+def low_mark_of(buffer: Buffer) -> int | float:
+    """Return the low mark of a buffer: a number of batches, or a share of the full buffer."""
+    return REFILL_SHARE if buffer.refill_below is None else buffer.refill_below
+
+
+def capacity_shown(buffer: Buffer) -> str:
+    """Return the high marks for a loader's `repr`, such as "30 GB or 1,000 batches"."""
+    marks = [] if buffer.nbytes is None else [f"{buffer.nbytes / 1e9:,.3g} GB"]
+    marks += [] if buffer.max_batches is None else [f"{buffer.max_batches:,} batches"]
+    return " or ".join(marks)
 
 
 def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: int) -> None:
@@ -147,7 +149,7 @@ def _warn_of_little_memory(nbytes: int) -> None:
 
 
 def _depth_in_forebay() -> int:
-    """Return the number of stack frames between the caller and the user's code, for a warning."""
+    """Return the `stacklevel` that makes a warning of the caller point to the user's code."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("forebay."):
         frame, depth = frame.f_back, depth + 1
@@ -158,7 +160,7 @@ def parse_bytes(size: int | str) -> int:
     """Return a number of bytes written as a number, or as a string such as "30GB" or "50%".
 
     Raises:
-        OptionError: It is neither, or not above zero.
+        OptionError: It is neither, or is less than one byte.
     """
     value = -1.0
     if isinstance(size, int) and not isinstance(size, bool):

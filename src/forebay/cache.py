@@ -119,7 +119,9 @@ def cache(
     if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
         if work is None:
             work = describe(dataset)
-        with Session(dataset, folder, options, fingerprint=work, has_table=False) as session:
+        with Session(
+            dataset, folder, options, fingerprint=work, has_table=False, verb=_VERB
+        ) as session:
             index = _made(session, dataset, samples, shard_bytes, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
 

@@ -1,4 +1,4 @@
-"""The command line: preprocess, predict, retry, status, failures, verify.
+"""The command line: preprocess, predict, retry, status, failures, verify, top, compare.
 
 Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
 run or was stopped early, 2 wrong usage, 130 interrupted.
@@ -18,6 +18,7 @@ import click
 
 from forebay import __version__
 from forebay import cli_options as options
+from forebay.cli_look import compare_command, top_command
 from forebay.errors import BusyError, ForebayError, OptionError
 from forebay.failures import Failure
 from forebay.jobs.inputs.manifest import SUFFIXES
@@ -271,6 +272,10 @@ def verify_command(output: str) -> int:
     if result.damaged:
         click.echo(f"{_counted(len(result.damaged), 'input')} will be redone by the next run")
     return DONE if result.is_sound and not lost else FAILURES
+
+
+cli.add_command(top_command)
+cli.add_command(compare_command)
 
 
 def main() -> NoReturn:

@@ -3,28 +3,33 @@
     DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
 Long because the public class and its documentation are in one file. The implementation is in
-`loading/`: `settings.py` derives what the arguments mean, `pipeline.py` connects the parts.
+`loading/`: `settings.py` derives settings from the arguments, `pipeline.py` connects the parts.
 """
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from forebay.buffer import Buffer
+from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
 from forebay.loading.auto_workers import AutoWorkers, checked_workers
 from forebay.loading.checks import check, check_worker_method
-from forebay.loading.frameworks import torchs_init
+from forebay.loading.frameworks import torch_init
 from forebay.loading.iterators import BatchIterator
+from forebay.loading.loader_facts import LiveLoader, report_of
 from forebay.loading.loader_progress import (
+    diagnosis_of,
     mask_of,
     position_of,
     restore_states,
@@ -35,10 +40,12 @@ from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.replay import replayed
-from forebay.loading.samplers import UnreadSampler, planned
+from forebay.loading.samplers import UnreadSampler, sampler_for_plan
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset, checked_weights
+from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
 from forebay.options import Ray, cluster_of
@@ -58,14 +65,14 @@ class DataLoader(TorchDataLoader[_T_co]):
     Args:
         dataset: See torch, as for all up to `in_order`. Or a mixture, made by `forebay.mix`.
         batch_size: See torch. With `world_size`, samples per rank.
-        shuffle: See torch. With any of forebay's own arguments the order is a function of seed and
-            epoch, computed position by position, without a list of the dataset's length.
+        shuffle: See torch. With any of forebay's additional arguments the order is a function of
+            seed and epoch, computed position by position, without a list of the dataset's length.
         sampler: See torch.
         batch_sampler: See torch.
-        num_workers: See torch. Or "auto", or a `forebay.AutoWorkers`: the number follows what
-            training needs, while it trains; `statistics().decisions` says what was changed and
-            why. With a `seed` batches are equal whatever it does. Without one, order and random
-            numbers come from a seed that is drawn from torch's generator before the first epoch.
+        num_workers: See torch. With "auto", or a `forebay.AutoWorkers`, the loader adjusts the
+            number to the training while it runs; `statistics().decisions` says what was changed
+            and why. With a `seed`, batches do not depend on the number. Without one, order and
+            random numbers come from a seed drawn from torch's generator before the first epoch.
         collate_fn: See torch.
         pin_memory: See torch.
         drop_last: See torch. With `world_size`, drops the incomplete global batch.
@@ -81,35 +88,35 @@ class DataLoader(TorchDataLoader[_T_co]):
         buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
             memory), or a `forebay.Buffer`. Only one iterator is valid at a time: `iter(loader)`
             invalidates the previous one.
-        backend: "process", "thread", or "ray" (or a `forebay.Ray`) to have batches made on the
-            nodes of a cluster; the buffer is still in this process's memory. Threads share the
-            generators of the process: with `seed` samples take turns, and a trainer that draws
-            from `random`, numpy or torch's CPU generator meanwhile makes both its own draws and
-            the samples depend on thread timing.
+        backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
+            of a cluster; the buffer is still in this process's memory. Threads share the random
+            generators of the process: with `seed`, samples that draw from them are made by one
+            thread at a time. If the training loop draws from `random`, numpy or torch's CPU
+            generator meanwhile, its numbers and the samples depend on thread timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
-            bit, for any number of workers, with and without a buffer, after the death of a worker
-            and after a resume. `random`, numpy and torch are seeded for each sample; for an
-            iterable dataset for each worker and epoch, so there `num_workers` matters.
+            bit, for any number of workers, with and without a buffer, after a worker died and
+            after a resume. `random`, numpy and torch are seeded for each sample. For an iterable
+            dataset they are seeded once per worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`.
         world_size: Number of ranks that share each batch: a count, "auto" for that of the process
             group or the launcher, or None for no sharding. A global batch has
             `batch_size * world_size` samples, and is the same for every world size that divides it.
             Without `seed` the seed is 0, on all ranks.
         rank: Rank of this process; None detects it.
-        tail: How to split the incomplete last batch if `drop_last=False`: "repeat" gives every
-            rank the same number of steps and samples, by repeating one where needed, which `mask`
-            names; "uneven" repeats nothing, so that some ranks may have one step less, for
-            `torch.distributed.algorithms.Join`.
+        tail: How to split the incomplete last batch if `drop_last=False`. "repeat" gives every
+            rank the same number of steps and samples: it repeats a sample where one is missing,
+            and `mask` is False there. "uneven" repeats no sample, so that some ranks may have one
+            step less, for `torch.distributed.algorithms.Join`.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
-        snapshot_every_n_steps: Accepted for code written for torchdata, and ignored:
-            a state is exact at every step.
+        snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
+            exact at every step.
 
     Attributes:
         epoch: The current epoch; after its last batch, the next one.
 
     Raises:
-        OptionError: One of forebay's own arguments is impossible.
-        ValueError: One of torch's arguments is impossible; torch's own error.
+        OptionError: An additional argument has an impossible value.
+        ValueError: One of torch's arguments has an impossible value; torch raises it.
     """
 
     def __init__(
@@ -144,13 +151,13 @@ class DataLoader(TorchDataLoader[_T_co]):
     ) -> None:
         check_worker_method(worker_method)
         num_workers = checked_workers(num_workers)
-        self.buffer = Buffer.of(buffer)
+        self.buffer = buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
         self.ranks = ranks_of(world_size, rank)
         self.seed = 0 if seed is None and self.ranks is not None else seed
-        self._own_seed = seed  # a loaded state's seed replaces it
+        self._own_seed = seed  # the argument; loading a state changes `seed`
         self.on_error, self.tail = on_error, tail
-        # As they were given: some libraries make a new loader from its attributes.
+        # Unchanged arguments: some libraries make a new loader from the attributes of another.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.prefetch_is_set = prefetch_factor is not None
@@ -159,18 +166,18 @@ class DataLoader(TorchDataLoader[_T_co]):
         is_named = is_named or isinstance(num_workers, AutoWorkers)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
-            sampler, shuffle = planned(dataset, bool(shuffle), self.seed, generator), None
+            sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
         self._trace = Trace()
         self._failures = FailureLog()
         self._pipeline: Pipeline | None = None  # of the last iteration
-        self._passes: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-        self._resumed: Position | None = None  # where the next iteration is to begin
+        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+        self._resumed: Position | None = None  # where the next iteration begins, if loaded
         self._next_epoch = 0
         arguments: Any = (
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
             *(pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
         )
-        torchs_init()(
+        torch_init()(
             self,
             *arguments,
             prefetch_factor=prefetch_factor,
@@ -207,7 +214,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Begin an epoch, or continue from a loaded state, for an iterator."""
         settings = Settings(self)
         if is_new:
-            pipeline = self._a_pipeline(is_new=self._by_torchs_rules)
+            pipeline = self._get_pipeline(is_new=self._by_torchs_rules)
         else:  # a persistent iterator continues with its own workers
             pipeline = self._pipeline = iterator.pipeline
         position = self._resumed
@@ -223,10 +230,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._resumed, self._next_epoch = None, position.epoch + 1
         return pipeline, planner
 
-    def _a_pipeline(self, *, is_new: bool) -> Pipeline:
+    def _get_pipeline(self, *, is_new: bool) -> Pipeline:
         if self._pipeline is None or is_new:
             self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
-            self._passes.add(self._pipeline)
+            self._pipelines.add(self._pipeline)
+            publication = self._trace.publication
+            if publication.publisher is None:
+                publication.begin(LiveLoader(self), time.perf_counter() + PUBLISH_S)
         return self._pipeline
 
     @property
@@ -272,26 +282,52 @@ class DataLoader(TorchDataLoader[_T_co]):
         return list(self._failures)
 
     def statistics(self) -> Statistics:
-        """Return counts of what the loader has done and is waiting for; cheap, at any time."""
-        return statistics_of(self, self._passes, self._trace, self._failures.total)
+        """Return counts and times of the loader so far; cheap, and possible at any time."""
+        return statistics_of(self, self._pipelines, self._trace, self._failures.total)
+
+    def diagnose(self) -> Diagnosis:
+        """Return why training waits, and what to change: `print(loader.diagnose())`.
+
+        It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
+        """
+        return diagnosis_of(self, Settings(self), self._trace)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
+
+        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+
+        Args:
+            path: Where. An earlier report is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OptionError: There is a file that is not a report; it was left as it is.
+            OSError: The file cannot be written.
+        """
+        return report_of(self, self._trace, self._failures.total, path)
 
     # ---- position ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a JSON-serializable dict: batches returned, not prefetched.
 
-        The time it takes does not grow with the dataset. With any of forebay's own arguments it is
-        valid for any `num_workers`, `backend`, `buffer` and `world_size`, equal on all ranks, and
-        all later epochs are as without the interruption. After the last batch of an epoch it is the
-        state before the next one: `epoch` is the epoch that the next iteration returns.
+        The time it takes does not grow with the dataset. With any of forebay's additional
+        arguments the state is valid for any `num_workers`, `backend`, `buffer` and `world_size`,
+        equal on all ranks, and after a resume all later epochs are the same as without the
+        interruption. After the last batch of an epoch it is the state before the next epoch:
+        `epoch` is the epoch that the next iteration returns.
 
         With only torch's arguments the rest of the epoch has the same samples in the same order.
         Random numbers in workers, and the order of later epochs, come from torch's generators:
         pass `generator`, or restore the global one with `torch.set_rng_state`. Workers continue
-        where they were if the dataset or its iterator has `state_dict` and `load_state_dict`; of an
-        iterable dataset without them, what was returned before is read again and skipped.
+        where they were if the dataset or its iterator has `state_dict` and `load_state_dict`. An
+        iterable dataset without them is read again from its beginning, and the samples that were
+        returned before are skipped.
 
-        A batch that raised counts as returned, unless it was the sampler that raised.
+        A batch that raised counts as returned, unless the sampler raised.
 
         Raises:
             OptionError: With `in_order=False` it is not known which batches are left.
@@ -307,10 +343,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Resume from `state`: the next iteration returns the rest of that epoch.
 
         Args:
-            state: What `state_dict` returned, there or in another process, on any rank.
-            strict: Refuse a state of another global batch size, length or `drop_last`. False
+            state: What `state_dict` returned, in this or another process, on any rank.
+            strict: Refuse a state with another global batch size, length or `drop_last`. False
                 counts in samples instead: the epoch continues after the samples that were returned,
-                in the order in which it began, so that none is lost or repeated.
+                in its original order, so that no sample is lost or repeated.
 
         Raises:
             OptionError: The state does not fit; the message names both values. Nothing was changed.
@@ -348,7 +384,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         Raises:
             OptionError: The loader has no seed.
             IndexError: The epoch has no such batch.
-            Exception: Whatever making the batch raised, with its own traceback.
+            Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
         settings = Settings(self)
         pipeline = self._pipeline or Pipeline(settings, self._recorders, self._trace)
@@ -359,12 +395,12 @@ class DataLoader(TorchDataLoader[_T_co]):
     def refresh(self) -> None:
         """Drop the prefetched batches and replace the workers at the next iteration.
 
-        Call it after changing a sampler or a dataset in a way that forebay cannot detect: an array
-        modified in place, an object within an object, and any change of a dataset with threads,
-        with `persistent_workers=True`, or of an iterable one. Other attributes, lengths and tensors
-        are detected.
+        Call it after a change of a sampler or a dataset that forebay cannot detect: an array
+        modified in place; an attribute of an object that is itself an attribute; any change of an
+        iterable dataset, or of a dataset with threads or `persistent_workers=True`. Other changes
+        of attributes, lengths and tensors are detected.
         """
-        for pipeline in self._passes:
+        for pipeline in self._pipelines:
             pipeline.refresh()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -374,7 +410,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         step.
 
         Args:
-            weights: By name, a weight for each source.
+            weights: A weight for each source, by name.
 
         Raises:
             OptionError: The dataset is not a mixture, or a weight is impossible.
@@ -382,7 +418,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if not isinstance(self.dataset, MixedDataset):
             raise OptionError("set_weights() is for a dataset made by forebay.mix()")
         checked = checked_weights(weights, tuple(self.dataset.datasets))
-        pipeline = self._a_pipeline(is_new=False)
+        pipeline = self._get_pipeline(is_new=False)
         if self._resumed is None:
             pipeline.set_weights(checked)
         else:
@@ -390,19 +426,20 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def close(self) -> None:
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
-        for pipeline in list(self._passes):
+        for pipeline in list(self._pipelines):
             pipeline.close()
+        self._trace.publication.remove()
         self._iterator = None
 
     # ---- object protocol -----------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        """Return what it loads, and how."""
+        """Return the dataset, its size and the main arguments in one line."""
         return Settings(self).described()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_passes", "_iterator", "_trace"))
+        fresh = dict.fromkeys(("_pipeline", "_pipelines", "_iterator", "_trace"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
         made = {"_failures": FailureLog(), "_next_epoch": epoch}
         return {**self.__dict__, **fresh, **made}
@@ -410,7 +447,7 @@ class DataLoader(TorchDataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the attributes of a copy."""
         self.__dict__.update(state)
-        self._passes, self._trace = weakref.WeakSet(), Trace()
+        self._pipelines, self._trace = weakref.WeakSet(), Trace()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""

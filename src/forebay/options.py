@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import OptionError
+from forebay.observe import machine
 
 BACKENDS = ("process", "thread", "ray")
 TABLE_FORMATS = ("parquet", "csv", "jsonl")
@@ -206,16 +207,8 @@ def worker_resources(where: Ray) -> dict[str, float]:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: its affinity, and its container's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    try:  # control groups, version 2
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    """Return how many cores this process may use, in whole cores: at least 1."""
+    return max(1, int(machine.usable_cores()))
 
 
 def usable_memory() -> int | None:

@@ -140,14 +140,18 @@ def predict(
     )
     with evaluating(model):
         described = _described(model, reader, load)
-        with Session(model, output, options, fingerprint=described, has_table=False) as session:
+        with Session(
+            model, output, options, fingerprint=described, has_table=False, verb=_VERB
+        ) as session:
             resumed = _process_parts(
                 session, model, reader, table, place, makes=makes, retry_failed=retry_failed
             )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
+            details = session.details()
     took, failures = time.monotonic() - began, done.failures
-    return PredictionReport(where, done.rows, failures.total, resumed, tuple(failures), took)
+    listed = tuple(failures)
+    return PredictionReport(where, done.rows, failures.total, resumed, listed, took, details)
 
 
 def _process_parts(

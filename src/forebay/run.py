@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,8 +21,11 @@ from forebay.jobs.ledger.records import FailedInput, Todo
 from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
+from forebay.observe import machine
 from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
+from forebay.observe.run_diagnosis import RunTimes
+from forebay.observe.run_trace import RunTrace
 from forebay.options import PreprocessOptions
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
@@ -79,8 +83,8 @@ def run(
     progress: Progress,
     *,
     at_once: bool = False,
-) -> bool:
-    """Process the inputs; return whether any result was committed.
+) -> RunTimes:
+    """Process the inputs; return what that took.
 
     Args:
         pool: The workers.
@@ -111,16 +115,21 @@ def run(
     )
     engine = Engine(pool, limits, todo, name_of=_name_of)
     commits = Commits(ledger, folder)
-    committed = 0
+    committed, record_s = 0, 0.0
+    began, cpu_before = time.monotonic(), _processor_time(options)
     try:
         while not engine.finished or commits.waiting:
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             for outcome in outcomes:
                 commits.add(outcome)
+                _record(outcome, progress.trace)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
+            recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
+                waited_s = commits.flush_s - flush_s
+                record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
                 engine.release(commit.delivered)
                 progress.update(commit.done, commit.failed, commit.metadata)
                 committed += len(commit.delivered) + commit.failed
@@ -132,7 +141,31 @@ def run(
             committed += commits.close()
         finally:
             progress.close()
-    return committed > 0
+    cpu_after = _processor_time(options)
+    return RunTimes(
+        inputs=progress.trace.tasks,
+        committed=committed,
+        elapsed_s=time.monotonic() - began,
+        num_workers=num_workers,
+        busy_s=progress.trace.busy_s,
+        cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+        flush_s=commits.flush_s,
+        record_s=record_s,
+        cores=None if options.cluster else machine.usable_cores(),
+    )
+
+
+def _processor_time(options: PreprocessOptions) -> float | None:
+    """Return the processor time of the workers that have ended; None for those of a cluster.
+
+    Threads, and work in this process, count with the process.
+    """
+    if options.cluster is not None:
+        return None
+    if options.backend == "thread" or options.workers == 0:
+        return time.process_time()
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _name_of(payload: tuple[str, str | None]) -> str:
@@ -175,6 +208,7 @@ def run_here(
                 ) from None
             seconds = time.monotonic() - began
             commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
+            progress.trace.took(each.ordinal, seconds)
             commit = commits.go_on(at_once=True)
             assert commit is not None
             progress.update(commit.done, commit.failed, commit.metadata)
@@ -186,6 +220,15 @@ def run_here(
             commits.close()
         finally:
             progress.close()
+
+
+def _record(outcome: Outcome, trace: RunTrace) -> None:
+    if isinstance(outcome, DeliverResult):
+        trace.took(outcome.task, outcome.seconds)
+    elif isinstance(outcome, ReportFailure):
+        trace.spent(outcome.seconds)
+    elif isinstance(outcome, ReportRetry):
+        trace.retries += 1
 
 
 def _stop_if_due(

@@ -38,9 +38,12 @@ from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.metadata_table import write_metadata
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress, label_of
+from forebay.observe.run_diagnosis import diagnose_run
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
+from forebay.reports.run_summary import run_details
 from forebay.run import run, run_here, workers_for
 
 
@@ -53,6 +56,7 @@ class Session:
         options: The settings.
         fingerprint: The description of the work; None to make it from `work`.
         has_table: Whether a table of metadata is part of the output.
+        verb: The entry point: "preprocess", "predict" or "cache".
 
     Attributes:
         output: The folder, or its URL.
@@ -67,6 +71,7 @@ class Session:
         *,
         fingerprint: Fingerprint | None = None,
         has_table: bool = True,
+        verb: str = "preprocess",
     ) -> None:
         self.options = options
         self.starts_over = False
@@ -74,12 +79,12 @@ class Session:
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work = work
+        self._work, self._fingerprint = work, fingerprint
         self.output = os.fspath(output)
         self._began = time.monotonic()
         self._changed = False
-        self._fingerprint = fingerprint
-        self._has_table = has_table
+        self._has_table, self._verb = has_table, verb
+        self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
         self._tables: dict[str, bool] = {}  # formats that runs wrote, and whether up to date
@@ -151,8 +156,7 @@ class Session:
         limit = self.options.limit
         listed = in_reach(itertools.islice(listing, limit), self.options)
         enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
-        news = (enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved)
-        self._changed |= any(news)
+        self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
 
     def process_inputs(
         self,
@@ -178,21 +182,23 @@ class Session:
         last = options.limit if options.limit is not None else before.total
         total = min(last, before.total)
         listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
-        tasks = ((each.ordinal, each[1:]) for each in listed)
         assert self._pool is not None, "start_workers comes first"
+        progress = progress or Progress(total, before.done, options.progress, label=label)
+        self._show(progress)
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
-            self._changed |= run(
+            times = run(
                 self._pool,
                 self._num_workers,
-                tasks,
+                ((each.ordinal, each[1:]) for each in listed),
                 ledger,
                 self.folder,
                 options,
                 FailureBudget(options.max_failures, total, watch=not before.done),
-                progress or Progress(total, before.done, options.progress, label=label),
+                progress,
                 at_once=at_once,
             )
+        self._changed |= times.committed > 0
         self.settle()
         if self._has_table:
             self._update_table(kind)
@@ -205,6 +211,8 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
+            diagnosis=diagnose_run(times),
+            details=self.details(),
         )
 
     def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
@@ -217,6 +225,7 @@ class Session:
         """
         self.ledger.keep_alive()
         self._begin_work()
+        self._show(progress)
         job = PreprocessJob(work, "rows", self.folder.staging())
         with generators_kept():
             run_here(job, todo, self.ledger, self.folder, progress)
@@ -231,6 +240,17 @@ class Session:
             "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
         )
         return before
+
+    def _show(self, progress: Progress) -> None:
+        self._progress, count = progress, self.options.workers and self._num_workers
+        self._closing.callback(LiveRun(self._verb, self.output, progress, count).remove)
+
+    def details(self) -> dict[str, Any]:
+        """Return what the report shows besides its counts; empty if nothing was left to be done."""
+        if self._progress is None:
+            return {}
+        name, names = (self._fingerprint or describe(self._work)).name, self.ledger.name_of
+        return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
 
     def settle(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""

@@ -10,7 +10,7 @@ from datasets import Gate, Gated, Squares
 from streams import Asked, until
 
 from forebay import Buffer, DataLoader, OptionError
-from forebay.buffer import parse_bytes
+from forebay.buffer import buffer_of, parse_bytes
 from forebay.engine.states import State
 
 # A machine of few cores is warned of several workers.
@@ -41,7 +41,7 @@ def test_sizes_are_numbers_or_texts(text, nbytes):
 
 def test_a_size_is_a_buffer_of_that_size():
     """As an argument of the loader, or by position."""
-    assert Buffer.of("800MB") == Buffer("800MB") == Buffer(max_bytes=800 * 10**6)
+    assert buffer_of("800MB") == Buffer("800MB") == Buffer(max_bytes=800 * 10**6)
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB"])

@@ -388,8 +388,8 @@ def test_nothing_is_made_twice_when_nothing_changed(name):
             if name == "ranks":
                 loader.sampler.set_epoch(epoch)
             assert len(epoch_of(loader)) == COUNT
-            handed_out = (epoch + 1) * COUNT
-            assert handed_out < dataset.total() <= handed_out + DEPTH
+            returned = (epoch + 1) * COUNT
+            assert returned < dataset.total() <= returned + DEPTH
 
 
 @pytest.mark.parametrize("name", ["none", "shuffle", "state"])
@@ -399,8 +399,8 @@ def test_threads_make_nothing_twice_when_nothing_changed(name):
     with ahead(dataset, backend="thread", **SAMPLERS[name](dataset)) as loader:
         for epoch in range(4):
             assert len(epoch_of(loader)) == COUNT
-            handed_out = (epoch + 1) * COUNT
-            assert handed_out < dataset.total() <= handed_out + DEPTH
+            returned = (epoch + 1) * COUNT
+            assert returned < dataset.total() <= returned + DEPTH
 
 
 def test_a_change_costs_only_what_was_made_ahead():

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
 from forebay import Buffer, DataLoader, OptionError
+from forebay.buffer import buffer_of
 from forebay.torch_internals import accepts
 
 # A machine of few cores is warned of several workers.
@@ -368,7 +369,7 @@ def test_a_buffer_larger_than_the_memory_is_warned_of_once():
 @pytest.mark.usefixtures("memory_of_24_gib")
 def test_a_buffer_is_given_as_a_share_of_the_memory():
     """Half of it, in bytes; and one on a disk is not compared with it."""
-    assert Buffer.of("50%").nbytes == Buffer("50%").nbytes == 12 << 30
+    assert buffer_of("50%").nbytes == Buffer("50%").nbytes == 12 << 30
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")

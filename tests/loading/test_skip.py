@@ -83,7 +83,7 @@ def test_failures_say_what_there_is_to_say():
         assert len(loader.failures) == 8
 
 
-def test_they_are_listed_when_their_batch_is_handed_out():
+def test_they_are_listed_when_their_batch_is_returned():
     """Not when it was made ahead."""
     with loader_of("2 workers", shuffle=False, buffer=Buffer(max_batches=9)) as loader:
         iterator = iter(loader)

@@ -90,7 +90,7 @@ def test_a_state_that_was_loaded_is_the_state():
 
 
 @pytest.mark.slow
-def test_what_is_ready_is_not_handed_out():
+def test_what_is_prefetched_is_not_in_the_state():
     """Behind a deep buffer, the state is that of the batches that the loop has seen."""
     expected = epochs_of(shuffled(), 3)
     with shuffled(num_workers=2, buffer=Buffer(max_batches=15)) as loader:

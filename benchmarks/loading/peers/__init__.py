@@ -1,7 +1,7 @@
-"""The loaders, one file each, with `loader(dataset, **arguments)` -> an iterable of batches.
+"""The loaders, one file each: `loader(dataset, **arguments)` returns an iterable of batches.
 
-The arguments are those of torch's DataLoader, the same for all; a peer that lacks one leaves it
-out, and each says in its file how it is tuned. Importing a peer's file imports its library.
+The arguments are those of torch's DataLoader, the same for all; a peer ignores one that it does not
+have, and each file says how the peer is tuned. Importing a peer's file imports its library.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 WORKERS = 2
 
-# By file: the name in a table, and the distribution whose version stands beside it.
+# By file: the name in a table, and the distribution whose version is shown beside it.
 NAMES = {
     "torch": ("torch DataLoader", "torch"),
     "tuned": ("torch DataLoader, tuned", "torch"),
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def title(peer: str) -> str:
-    """Return a peer's name with the version of what is measured, where the head does not say it."""
+    """Return a peer's name, with its version if the head of the output does not show it."""
     name, distribution = NAMES[peer]
     if distribution in (None, "torch"):
         return name

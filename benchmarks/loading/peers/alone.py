@@ -1,4 +1,4 @@
-"""No loader at all: one process with one thread makes each batch where it is consumed."""
+"""No loader: one thread makes each batch and consumes it."""
 
 from __future__ import annotations
 

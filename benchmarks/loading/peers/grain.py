@@ -1,8 +1,8 @@
 """Grain: NumPy views of the same samples, batched in its workers, which have one thread each.
 
-Its shared memory takes NumPy arrays alone. Everything is in memory, where its documentation
-advises against threads that read ahead; and torch's own threads, two in each of two workers on two
-cores, would halve its rate of JPEGs.
+Its shared memory takes only NumPy arrays. The datasets are in memory, for which its documentation
+advises against threads that read ahead. torch's threads, two in each of two workers on two cores,
+would halve its rate of JPEGs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grain
 import torch
 from torch.utils.data import Dataset
 
-absl.logging.set_verbosity(absl.logging.ERROR)  # it would speak of a missing jax profiler
+absl.logging.set_verbosity(absl.logging.ERROR)  # otherwise it logs that a JAX profiler is missing
 
 
 class Samples:

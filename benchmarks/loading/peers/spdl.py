@@ -1,7 +1,7 @@
-"""SPDL: a pipeline of threads, as it recommends, and its likeness of torch's loader for spawn.
+"""SPDL: a pipeline of threads, as it recommends; for spawn, its replacement of torch's loader.
 
-The likeness has processes. Of the seven cases of rates, threads were faster in six, up to 20 times,
-and in the shuffled TensorDataset the processes were, by half; so threads it is.
+The replacement uses processes. In six of the seven cases of rates threads were faster, up to 20
+times; in the shuffled TensorDataset processes were faster by half. So the rates are with threads.
 """
 
 from __future__ import annotations

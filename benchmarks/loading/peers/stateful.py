@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader: torch's own with a state; it takes torch's arguments."""
+"""torchdata's StatefulDataLoader: torch's loader with a state; it takes torch's arguments."""
 
 from __future__ import annotations
 

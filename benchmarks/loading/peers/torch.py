@@ -1,4 +1,4 @@
-"""torch's DataLoader, as it comes: what every ratio is to."""
+"""torch's DataLoader with default settings: the reference of all ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's DataLoader with the settings that wait least: workers that stay, and 64 batches ahead."""
+"""torch's DataLoader with the settings that wait least: persistent workers, 64 batches ahead."""
 
 from __future__ import annotations
 

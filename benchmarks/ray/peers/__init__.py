@@ -1,7 +1,7 @@
-"""Who works on inputs, one file each, with `run(task, sources, folder)` -> how many results.
+"""The peers, one file each: `run(task, sources, folder)` returns the number of results.
 
-The process is connected to the cluster already, and importing a peer's file imports its library,
-so neither is in a call's time.
+The process is already connected to the cluster, and importing a peer's file imports its library, so
+a call's time includes neither.
 """
 
 # By file.

@@ -1,4 +1,4 @@
-"""Ray Data told to make few blocks, which is what many small rows want; a death costs a block."""
+"""Ray Data with few blocks, as suits many small rows; a worker's death loses a block."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""forebay on the cluster, as it comes: blame, retries, ledger, staging, flushes, the table."""
+"""forebay on the cluster with default settings: retries, ledger, staging, flushes, table."""
 
 from __future__ import annotations
 
-import pyarrow.parquet  # noqa: F401 - libraries beforehand: the table at the end needs it
+import pyarrow.parquet  # noqa: F401 - imported beforehand: the table at the end needs it
 
 import forebay
 from benchmarks.ray.cluster import WORKERS

@@ -1,4 +1,4 @@
-"""forebay without the cluster: the same number of processes of this machine."""
+"""forebay without the cluster: the same number of local processes."""
 
 from __future__ import annotations
 

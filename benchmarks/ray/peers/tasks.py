@@ -1,4 +1,4 @@
-"""Plain Ray tasks, a call for each input, with a bound on how many are under way at once."""
+"""Plain Ray tasks, one call per input, with a limit on concurrent calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(task: str, sources: list[str], folder: str, size: int = 1) -> int:
     for at in range(0, len(sources), size):
         pending.append(calls.remote(work, sources[at : at + size]))
         if len(pending) >= UNDER_WAY:
-            # Several at once: to ask for one at a time costs more than the calls do.
+            # Several at once: waiting for one at a time takes longer than the calls do.
             ready, pending = ray.wait(pending, num_returns=TOGETHER)
             done += sum(map(len, ray.get(ready)))
     return done + sum(map(len, ray.get(pending)))

@@ -50,15 +50,15 @@ from forebay.observe.event_log import (
 
 Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
 
-# How long to collect answers if nothing waits for them: waking up for each one would
-# take a core from the workers.
+# How long to collect answers while the trainer does not wait for one: waking up for each answer
+# would take processor time from the workers.
 COLLECT_S = 0.003
 # The longest single wait: the system's own limit is 24 days.
 LONGEST_WAIT_S = 3600.0
 
 
 class NewTask(NamedTuple):
-    """A task for `Engine.put`; `worker_id` is that of the only worker that may run it."""
+    """A task for `Engine.put`; only the worker with ID `worker_id` may run it (None: any)."""
 
     task: int
     payload: Any
@@ -70,12 +70,12 @@ class Engine:
 
     Args:
         pool: Where the workers run; closed with the engine.
-        limits: What the flow may do.
-        source: Yields `(task, payload)`, each task a higher number; read as work is needed. With
-            `limits.lookahead` 0 it is not read, and tasks come by `put`.
-        prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload that
-            the worker gets.
-        name_of: Called with a payload; returns what the log calls that task.
+        limits: The limits of the flow.
+        source: Yields `(task, payload)` with increasing task numbers; read as work is needed. If
+            `limits.lookahead` is 0, it is not read, and `put` adds tasks.
+        prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload for
+            the worker.
+        name_of: Called with a payload; returns the task's name in the log.
         clock: A monotonic clock, in seconds.
     """
 
@@ -100,7 +100,7 @@ class Engine:
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
         self._alarm: float | None = None
-        self._worker_ids: dict[int, int] = {}  # by incarnation, of those whose death would be news
+        self._worker_ids: dict[int, int] = {}  # by incarnation, if its death is to be logged
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
         self._perform(self._flow.start(clock()))
 
@@ -108,7 +108,7 @@ class Engine:
         """Queue tasks, in increasing order of their numbers.
 
         Args:
-            tasks: Either all of them name the only worker that may run them, or none does.
+            tasks: The tasks; either all of them or none have a `worker_id`.
             ended: Whether these are the last tasks.
         """
         keys, payloads, ids = zip(*tasks, strict=True) if tasks else ((), (), ())
@@ -117,21 +117,21 @@ class Engine:
         self._handle([TasksQueued(keys, ended, ids if is_bound else None)])
 
     def forget(self, before: int) -> None:
-        """Drop the tasks with lower numbers that were not delivered; `DropTask` tells when."""
+        """Drop undelivered tasks with lower numbers; a `DropTask` follows for each."""
         self._handle([TasksForgotten(before)])
 
     def release(self, tasks: Sequence[int]) -> None:
-        """Give back the slots of delivered results."""
+        """Free the slots of delivered results."""
         self._handle([ResultsReleased(tuple(tasks))])
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers: start more, or stop those with the highest worker IDs.
 
-        A worker that is to stop finishes what it holds first. Tasks bound to a worker (see
-        `NewTask`) rule this out.
+        A worker that is to stop finishes its tasks first. Not allowed while tasks are bound to
+        worker IDs (see `NewTask`).
 
         Args:
-            num_workers: The new number, from 1 to what the pool was made for.
+            num_workers: The new number, from 1 to the largest number that the pool allows.
         """
         self._handle([WorkersResized(num_workers)])
 
@@ -139,7 +139,7 @@ class Engine:
         """Wait up to `timeout` seconds for events; return the resulting outcomes.
 
         Args:
-            timeout: In seconds; None for no limit. It may return earlier with nothing.
+            timeout: In seconds; None for no limit. An earlier return with no outcome is possible.
             collect_s: How long to collect answers while no worker needs more work.
 
         Raises:
@@ -176,7 +176,7 @@ class Engine:
         return self._flow.held_bytes
 
     def wake(self) -> None:
-        """Make `step` return early. Any thread may call this; no other method."""
+        """Make `step` return early. The only method that other threads may call."""
         self._pool.wake()
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class Engine:
             log_worker_replaced(command.worker_id)
 
     def _log_kill(self, command: KillWorker) -> None:
-        worker_id = self._worker_ids.pop(command.incarnation)  # how it dies says nothing more
+        worker_id = self._worker_ids.pop(command.incarnation)  # its death is not logged, too
         self._lost.add(worker_id)
         log_worker_killed(worker_id)
 
@@ -268,12 +268,12 @@ def pool_for(
     job: Job,
     abandoned: Callable[[threading.Thread], bool] | None = None,
 ) -> Pool:
-    """Return the pool that hosts `num_workers` workers for `job`; 0 means this very thread.
+    """Return a pool of workers for a job.
 
     Args:
         backend: "process" or "thread".
-        num_workers: How many.
-        job: What they do.
+        num_workers: Number of workers; 0 runs the job in the calling thread.
+        job: The job that the workers run.
         abandoned: See `ThreadPool`.
     """
     if num_workers == 0:

@@ -1,7 +1,7 @@
-"""What happened (events, past tense) and what to do (commands, imperative).
+"""Events (what happened, past tense) and commands (what to do, imperative) as frozen records.
 
-Plain frozen records: the pools and the consumer make events, `flow.py` turns them into commands,
-and `engine.py` performs those. Times are seconds of a monotonic clock.
+The pools and the consumer create events, `flow.py` turns them into commands, and `engine.py`
+performs the commands. Times are seconds of a monotonic clock.
 
 A worker has two numbers. Its `worker_id`, from 0 to num_workers - 1, is the one that users see; the
 replacement of a dead worker has the same. Its `incarnation` is never used twice, so that an event
@@ -23,12 +23,12 @@ from forebay.failures import Failure
 
 @dataclass(frozen=True, slots=True)
 class TasksQueued:
-    """There are new tasks: those that `FetchTasks` asked for, or others.
+    """There are new tasks, from the source after `FetchTasks`, or from `Engine.put`.
 
     Attributes:
-        tasks: Their numbers, growing.
-        ended: That no more will come.
-        worker_ids: The one worker that may run each of them; None if any worker may.
+        tasks: Their numbers, increasing.
+        ended: Whether these are the last tasks.
+        worker_ids: For each task, the only worker that may run it; None if any worker may.
     """
 
     tasks: tuple[int, ...]
@@ -38,13 +38,13 @@ class TasksQueued:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker has started and waits for tasks."""
+    """A worker has started and is ready for tasks."""
 
     incarnation: int
 
 
 class TaskFinished(NamedTuple):
-    """A worker answered. `nbytes` is what the result occupies, `seconds` the task's wall time."""
+    """A worker answered. `nbytes` is the size of its result, `seconds` the task's wall time."""
 
     incarnation: int
     task: int
@@ -56,7 +56,7 @@ class TaskFinished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """The user's code raised. `final` failures are not worth another try (a missing file)."""
+    """The user's code raised. A `final` failure is not retried (a missing file, for example)."""
 
     incarnation: int
     task: int
@@ -81,8 +81,8 @@ class WorkerDied:
     Attributes:
         incarnation: Which worker.
         failure: How it died.
-        external: No task that it ran can be the cause (a lost host, for example).
-        maybe_external: A task of another worker may be the cause too (the node's memory).
+        external: Whether its tasks cannot be the cause (a lost host, for example).
+        maybe_external: Whether a task of another worker may be the cause (the node's memory).
     """
 
     incarnation: int
@@ -93,10 +93,10 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class WorkersResized:
-    """There are to be more or fewer workers from now on.
+    """The number of workers is to change.
 
     Attributes:
-        num_workers: The new number, at least 1. While tasks are bound to worker IDs it must stay.
+        num_workers: The new number, at least 1. Not allowed while tasks are bound to worker IDs.
     """
 
     num_workers: int
@@ -104,7 +104,7 @@ class WorkersResized:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRang:
-    """The moment that `SetAlarm` asked for has come."""
+    """The time of the last `SetAlarm` was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +168,20 @@ class SendTasks:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Take the stacks of a worker that hangs and kill it; `WorkerDied` follows."""
+    """Record the stack traces of a worker that hangs and kill it; `WorkerDied` follows."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """Let a worker that holds no task end; no event of it matters any more."""
+    """Stop a worker that holds no task; its later events are ignored."""
 
     incarnation: int
 
 
 class DeliverResult(NamedTuple):
-    """Pass a result to the consumer, which releases it."""
+    """Pass a result to the consumer, which releases its slot later."""
 
     task: int
     attempt: int
@@ -207,7 +207,7 @@ class ReportRetry:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Tell the consumer that a task failed for good."""
+    """Tell the consumer that a task failed and is not tried again."""
 
     task: int
     attempt: int

@@ -7,20 +7,20 @@
 Guarantees, checked by a random state machine in the tests:
 - `free + running + ready + leased == slots`, and each task in exactly one state (`check`);
 - a task is delivered or reported failed exactly once, whatever dies meanwhile;
-- an answer from a dead worker, or for an attempt that has ended, changes nothing;
+- an answer from a dead worker, or for an attempt that has ended, is ignored;
 - with `in_order`, results and failures come in the order of the source.
 
 Long because it holds every decision about a task.
 
-Which task is blamed for a death. A worker acknowledges each task by itself and runs its tasks in
-the order in which they were sent, so when it dies the first unanswered task is the suspect and the
-others are not at fault. A suspect is tried again alone, with nothing else running, after everything
-else (or once `max_suspects` wait): it may have died of the memory that another task used. Where
-the pool says that another task may have caused a death, it uses up an attempt only if nothing ran
-beside it. With `in_order` a retry comes at once instead, since all delivery waits for it.
+Which task is blamed for a death: a worker answers each task separately and runs its tasks in the
+order in which they were sent, so when it dies the first unanswered task is the suspect and the
+others are not at fault. A suspect is tried again alone, with no other task running, after all other
+tasks (or once `max_suspects` wait), because another task may have used up the memory. If the pool
+says that another task may have caused a death, the death uses up an attempt only if no other task
+was running. With `in_order` a retry is made at once instead, since all delivery waits for it.
 
-How the number of workers falls. The workers with the highest worker IDs are surplus. They get
-nothing more, finish what they hold, and are then stopped. What they hold is short, or it is taken
+How the number of workers is reduced: the workers with the highest worker IDs are surplus. They get
+no more tasks, finish those they hold, and are then stopped. Tasks that would take long are taken
 back after `RECLAIM_S`, as from any worker. A surplus worker that is needed again is kept.
 """
 
@@ -61,16 +61,17 @@ from forebay.engine.limits import GIVE_BACK_S, RECLAIM_S, Limits
 from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
 from forebay.failures import Failure
 
-# Generations of workers lost in a row, with no answer and no suspect, after which starting more is
-# pointless.
+# How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
+# Workers that die together count once.
 MAX_DEATHS_IN_A_ROW = 10
 
 
 @dataclass(slots=True)
 class _Task:
-    """One unit of work and where it stands; `attempt` counts from 1, `place` in the source.
+    """One task and its state; `attempt` counts from 1, `place` is its position in the source.
 
-    `worker_id` is that of the only worker that may run it. An unwanted one ends with its attempt.
+    Only the worker with ID `worker_id` may run it (None: any). An unwanted task is dropped when its
+    current attempt ends.
     """
 
     place: int
@@ -118,8 +119,8 @@ class Flow:
         self._retries: deque[int] = deque()  # to be retried, each in its own message
         self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
-        self._trial: int | None = None  # the suspect that was sent alone last
-        self._order: deque[int] = deque()  # what to deliver next; kept only with in_order
+        self._trial: int | None = None  # the last suspect that was sent alone
+        self._order: deque[int] = deque()  # tasks to deliver: by place with in_order, or as ended
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
         self._filling = True
@@ -132,7 +133,7 @@ class Flow:
         self._begun: list[_Worker] = []  # began another task since the alarm was last looked at
         self._over = False
 
-    # ---- the one entry -------------------------------------------------------------------------
+    # ---- entry points --------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Command]:
         """Return the first commands."""
@@ -326,7 +327,7 @@ class Flow:
             self._put_back(key, commands)
         worker.tasks = deque(key for key in worker.tasks if key not in taken)
 
-    # ---- what becomes of a task ----------------------------------------------------------------
+    # ---- ends and retries of tasks -------------------------------------------------------------
 
     def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> _Task | None:
         """Take an answered task from its worker; None if the answer is late or unknown."""
@@ -436,7 +437,7 @@ class Flow:
             task.state = after
             task.history.append(move)
 
-    # ---- what happens next ---------------------------------------------------------------------
+    # ---- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now: float, commands: list[Command]) -> None:
         if self._over:
@@ -476,7 +477,7 @@ class Flow:
         return worker.worker_id >= self.limits.num_workers
 
     def _stop_surplus(self, commands: list[Command]) -> int:
-        """Stop the surplus workers that hold nothing; return how many others there are."""
+        """Stop the surplus workers without tasks; return the number of those with tasks."""
         surplus = [number for number, each in self._workers.items() if self._is_surplus(each)]
         idle = [number for number in surplus if not self._workers[number].tasks]
         for number in idle:
@@ -535,7 +536,7 @@ class Flow:
                 return
 
     def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
-        """Return how many tasks to send: about `group_s` of work; the rest stays for others."""
+        """Return how many tasks to send to a worker now: about `group_s` of work."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
@@ -543,7 +544,7 @@ class Flow:
             return 0 if held else 1
         is_slow = held and worker.begun is not None and now - worker.begun > GIVE_BACK_S
         if is_slow or held * self._estimate > limits.group_s / 2:
-            return 0  # the next one would only wait there, where no other worker can take it
+            return 0  # the next one would wait there, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
         if self._source_ended:
             # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half a share: groups
@@ -607,10 +608,10 @@ class Flow:
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether no answer changes what a worker does next, so that answers may be collected.
+        """Whether no worker waits for the flow, so that answers may be collected for a while.
 
-        So it is while every worker has more to do than its present task, or while there is
-        nothing left to send to those that have not.
+        True while every worker holds a task after its current one, or while no tasks are left to
+        send to those that do not.
         """
         busy = sum(len(worker.tasks) > 1 for worker in self._workers.values())
         return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])

@@ -1,4 +1,4 @@
-"""The contract of a job: what a worker does with a task, wherever the worker runs."""
+"""The protocol of a job: the code that a worker runs for each task, with any pool."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ class Assignment(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A job's answer to one task; `nbytes` is what the result occupies until it is consumed."""
+    """A job's answer to one task; `nbytes` is the size of the result until it is consumed."""
 
     result: Any
     nbytes: int
 
 
-class Refusal(Exception):  # noqa: N818 - a verdict on the task, not an error of forebay
+class Refusal(Exception):  # noqa: N818 - marks a failure of a task
     """Raised by a job when a failure must not be retried.
 
     Its `__cause__` is the failure itself.
 
     Attributes:
-        kind: A word that classifies it, for `Failure.kind`.
+        kind: The value for `Failure.kind`.
     """
 
     def __init__(self, kind: str) -> None:
-        """Classify the failure as `kind`."""
+        """Store the kind of the failure."""
         super().__init__(kind)
         self.kind = kind
 
 
 class Job(Protocol):
-    """What a worker does. For process workers it is pickled once, however many there are.
+    """The code that a worker runs; pickled only once for all process workers.
 
     Attributes:
         keeps_tasks: Whether a worker keeps the tasks behind a slow one, because no other may run
@@ -49,8 +49,8 @@ class Job(Protocol):
         """Set up the worker before its first task.
 
         Args:
-            incarnation: A number that no other worker ever has.
-            worker_id: From 0 to num_workers - 1; a replacement has that of the dead worker.
+            incarnation: A number that is never used for another worker.
+            worker_id: From 0 to num_workers - 1; a replacement has the ID of the dead worker.
         """
 
     def run(self, assignment: Assignment) -> Answer:
@@ -58,4 +58,4 @@ class Job(Protocol):
         ...
 
     def close(self) -> None:
-        """Clean up in the worker when it is told to stop; not called if it dies."""
+        """Clean up in the worker when it is stopped; not called if it dies."""

@@ -1,40 +1,41 @@
-"""What the flow may do, as one frozen record. PURE."""
+"""The limits of the flow, as one frozen record. PURE."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A worker whose task took longer than this returns the tasks it holds after that one.
+# A worker whose task took longer than this returns the tasks that it has not begun.
 GIVE_BACK_S = 0.2
-# A worker whose task has run for this long loses what it holds behind it to the others, and gets
-# nothing new until it has given that back. It must be longer than GIVE_BACK_S, so that the worker
-# knows by its own clock that it has to.
+# If a task has run for this long, the tasks behind it are given to other workers, and its worker
+# gets no new ones until it has returned them. It is longer than GIVE_BACK_S, so that the worker's
+# own clock makes it return them.
 RECLAIM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the flow may do.
+    """The limits of the flow.
 
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
-        slots: Results being made, ready or held by the consumer, at most. Tasks that only one
+        slots: The most results being made, ready or held by the consumer. Tasks that only one
             worker may run need a slot each: one worker's task could otherwise wait for another's.
-        max_bytes: Bytes of results being made, ready or delivered, at most; None for no limit.
-            One task may always run, however large.
+        max_bytes: The most bytes of results being made, ready or delivered; None for no limit.
+            One task may always run, whatever its size.
         refill_below: Once full, wait until fewer than this many results are being made, ready
-            or delivered before making more: a number, or a share of what there was when it was
-            full. None refills at once.
+            or delivered before making more: a number, or a share of the number when it was full.
+            None refills at once.
         in_order: Deliver in the order of the source.
         retries: How often a failed task is tried again.
-        timeout_s: Seconds one try may take; None for no limit.
-        group_s: Seconds of work to aim at in one message to a worker; 0 sends tasks singly.
-        max_group: Tasks in one message, at most.
-        lookahead: Tasks to hold queued, taken from the source in advance; 0 to ask for none.
-        all_workers: Start every worker at once, however little work there is.
-        failure_ends_worker: Whether a task that fails for good takes along the tasks behind it that
-            only the same worker may run: it reads a stream, and cannot get past that point.
-        max_suspects: How many suspects may wait before they are tried, alone.
+        timeout_s: Seconds that one attempt may take; None for no limit.
+        group_s: Seconds of work to send in one message to a worker, approximately; 0 sends tasks
+            one by one.
+        max_group: The most tasks in one message.
+        lookahead: Tasks to take from the source in advance; 0 to take none.
+        all_workers: Start every worker at once, even if there is little work.
+        failure_ends_worker: Whether a final failure also fails the later tasks that only the same
+            worker may run: it reads a stream, and cannot continue after that point.
+        max_suspects: How many suspects may wait before each is tried alone.
     """
 
     num_workers: int

@@ -22,7 +22,7 @@ class State(Enum):
 
 
 class Move(Enum):
-    """What takes a task from one state to the next."""
+    """A transition of a task from one state to the next."""
 
     SENT = "sent to a worker"
     RETURNED = "given back before it began"
@@ -66,7 +66,7 @@ MEANING: dict[State, str] = {
 
 
 class IllegalMoveError(AssertionError):
-    """A task was asked to make a move that its state does not know: a bug in forebay."""
+    """The state of a task does not allow a move: a bug in forebay."""
 
 
 def diagram() -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forebay.failures import Failure
 from forebay.jobs.inputs.download import fetched
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
+from forebay.reports.run_report import save
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,6 +31,9 @@ class Report:
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
+        diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
+            that they stood still, and its `rate` is in inputs per second.
+        details: What `save` shows besides these: what took how long, and when.
     """
 
     output: str
@@ -37,6 +43,8 @@ class Report:
     failures: tuple[Failure, ...]
     elapsed_s: float
     metadata_path: Path | str
+    diagnosis: Diagnosis
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def metadata(self) -> pyarrow.Table:
@@ -47,6 +55,13 @@ class Report:
             return read_table(self.metadata_path)
         with fetched(self.metadata_path) as path:
             return read_table(path)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        See `save` of `forebay.reports.run_report`.
+        """
+        return save(path, self)
 
     def __repr__(self) -> str:
         """Return the summary."""

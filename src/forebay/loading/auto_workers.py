@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: the number of workers follows what training needs, while it trains.
+"""`num_workers="auto"`: adjusts the number of workers to the training while it runs.
 
     Feed.take ──> WorkerTuning.look ── totals of the trace ──> Tuner ── number ──> Feed.resize
 
@@ -27,13 +27,13 @@ MOST_AT_LEAST, MOST_AT_MOST = 8, 64
 class AutoWorkers(int):
     """`num_workers="auto"` with a limit of the user's choice: `num_workers=AutoWorkers(max=16)`.
 
-    The loader starts with one worker per core, and has more or fewer while it is iterated, so that
-    training does not wait and no worker is idle. As an integer it is the largest number, because
-    other libraries read `loader.num_workers`.
+    The loader starts with one worker per core, and adds or removes workers while it is iterated, so
+    that training does not wait and no worker is idle. Its value as an integer is the largest
+    number of workers, because other libraries read `loader.num_workers`.
 
     Args:
-        max: The most workers to run; None for twice as many as this process may use cores, but
-            at least 8 and at most 64.
+        max: The largest number of workers; None for twice the cores that this process may use,
+            but at least 8 and at most 64.
 
     Raises:
         OptionError: `max` is not a positive integer.
@@ -57,18 +57,18 @@ class AutoWorkers(int):
 
 
 def checked_workers(num_workers: Any) -> Any:
-    """Return `AutoWorkers` for "auto", and anything else as it is, for torch to check."""
+    """Return `AutoWorkers` for "auto", and any other value unchanged, for torch to check."""
     return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
 
 
 class WorkerTuning:
-    """Looks at a trace now and then, and changes the number of workers.
+    """Reads a trace at intervals, and changes the number of workers.
 
     Args:
         most: The largest number.
         is_remote: Whether the workers are on other machines, so that the cores of this one do not
             limit them.
-        trace: What the loader did.
+        trace: The trace of the loader.
 
     Attributes:
         due: When to look next, in seconds of `time.perf_counter()`.

@@ -1,4 +1,4 @@
-"""What a worker does with one request: fetch, collate, pack.
+"""Make one batch in a worker: fetch, collate, pack.
 
 BatchJob           in any worker; by itself, in a thread
 ├── LocalJob       without workers, in the trainer's thread
@@ -86,7 +86,7 @@ class BatchJob:
         self._idle_since = time.perf_counter()
 
     def run(self, assignment: Assignment) -> Answer:
-        """Answer a request with a `BatchResult`, or with what came instead."""
+        """Answer a request with a `BatchResult`, a `BatchError` or a `WorkerExhausted`."""
         self._idle_s = time.perf_counter() - self._idle_since
         try:
             return self._answer(assignment.payload)
@@ -108,7 +108,7 @@ class BatchJob:
             return WorkerExhausted(self._worker_id, state)
         except SampleError as error:
             return self.raised(request, error.__cause__ or error, error.index)
-        except Exception as error:  # noqa: BLE001 - whatever collate_fn raises
+        except Exception as error:  # noqa: BLE001 - collate_fn may raise anything
             return self.raised(request, error, None)
         except BaseException as error:  # noqa: BLE001 - SystemExit, for example
             return self._ended_by(request, error)
@@ -159,12 +159,12 @@ class BatchJob:
         )
 
     def measure(self) -> None:
-        """Measure from now on how much processor time this thread takes."""
+        """Begin to measure the processor time of this thread."""
         self._cpu_s, self._queued_s = time.thread_time(), queued_s()
         self._measured_at = time.perf_counter()
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
-        """Return what fetches the samples of a request, with the dataset at its epoch."""
+        """Return the fetcher for a request, after setting the dataset's epoch."""
         if self._spec.is_iterable:
             # A prefetched epoch starts again if `set_epoch` was called with another value.
             if (request.epoch, request.dataset_epoch) != self._begun:
@@ -189,7 +189,7 @@ class BatchJob:
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterates is None
         self._set_dataset_epoch(request)
-        # worker_init_fn has the last word on how the first epoch of a worker begins.
+        # In a worker's first epoch worker_init_fn may have seeded the generators itself.
         if request.worker_seed is not None and request.epoch != spec.first_epoch:
             torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
@@ -201,7 +201,7 @@ class BatchJob:
             state = state._replace(phase="before")
         self._iterates = IterableFetcher(spec, state)
         self._begun = request.epoch, request.dataset_epoch
-        # Read past what this worker's predecessor gave before it died: no other way leads there.
+        # Skip the batches that the dead worker returned before; reading them is the only way.
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
@@ -244,7 +244,7 @@ class LocalJob(BatchJob):
             self._begin_iterable(request)
 
     def state(self) -> WorkerState | None:
-        """Return where an iterable dataset stands; None if it was not read."""
+        """Return the state of an iterable dataset; None if it was not read."""
         return None if self._iterates is None else self._iterates.state()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
@@ -259,7 +259,7 @@ class ProcessJob(BatchJob):
 
     Args:
         spec: How they are made.
-        slab: Where they go; another process attaches to it by its descriptor.
+        slab: Memory for the batches; another process attaches to it by its descriptor.
         keeps_tasks: See `Job`.
         meets: Called with each class in a batch.
     """
@@ -313,7 +313,7 @@ class ProcessJob(BatchJob):
             packed = packer.pack(result.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
             return Answer(self.raised(request, error, None), 0)
-        result = result._replace(batch=None)  # from here on, the rest belongs to the user
+        result = result._replace(batch=None)  # any reference left to it is the user's
         packed = packer.seal(packed)
         return Answer(result._replace(batch=packed, timing=self.timing()), packed.nbytes)
 

@@ -1,4 +1,4 @@
-"""Which slot of the slab each batch lies in, from its request until the user has it."""
+"""Records which slot of the slab holds each batch, from its request until it is returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchSlots:
     """The slots of the batches that were requested and not taken.
 
     Args:
-        directory: Where the slab's file is to be; None for memory.
+        directory: The folder for the slab's file; None for memory.
 
     Attributes:
         slab: The slab.
@@ -33,13 +33,13 @@ class BatchSlots:
     def prepare(self) -> Any:
         """A function that adds a slot to a request when it is sent; see `Engine`.
 
-        It has no reference to this object's owner, which would be a cycle that keeps the slab
-        until the garbage collector runs.
+        It does not reference this object's owner: such a cycle would keep the slab in memory until
+        the garbage collector runs.
         """
         return partial(_with_slot, self.slab, self.by_task)
 
     def settle(self, task: int, result: BatchResult) -> None:
-        """Take back what a batch that has arrived does not need of its slot."""
+        """Free the part of a slot that its batch, which has arrived, does not need."""
         slot = self.by_task.pop(task, None)
         if slot is None and result.batch.nbytes <= self.slab.largest:
             return
@@ -48,7 +48,7 @@ class BatchSlots:
             self.by_task[task] = slot
 
     def open(self, task: int, result: BatchResult) -> BatchResult:
-        """Unpack a batch; its slot, if it has one, now belongs to it."""
+        """Unpack a batch; its slot, if it has one, is then freed with the batch."""
         packed = result.batch
         if packed.refused is not None and self._directory is not None:
             directory, self._directory = self._directory, None  # one warning is enough
@@ -58,20 +58,20 @@ class BatchSlots:
         return result._replace(batch=batch, timing=timing)
 
     def free(self, task: int) -> None:
-        """Give back the slot of a task whose batch nobody will take."""
+        """Free the slot of a task whose batch will not be taken."""
         slot = self.by_task.pop(task, None)
         if slot is not None:
             self.slab.give_back(slot)
 
     def close(self) -> None:
-        """Give back all slots, and the slab itself once no batch lies in it."""
+        """Free all slots, and the slab once it holds no batch."""
         for task in list(self.by_task):
             self.free(task)
         self.slab.retire()
 
 
 def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequest) -> Any:
-    """Choose the slot for a request that is sent; one that is sent again keeps its own."""
+    """Add a slot to a request; a request that is sent again keeps its slot."""
     slot = slots.get(task)
     if slot is None:
         slot = slab.take()

@@ -1,9 +1,10 @@
 """Detect changes made to a sampler or dataset after batches were planned.
 
-A buffer plans epochs that have not begun. What is based on a sampler's weights, or on the length of
-a dataset, has to be dropped when those change. The comparison is shallow: attributes by value or
-identity, tensors by their version too, containers by their length. What it cannot see (an array
-modified in place, an object within an object) needs `DataLoader.refresh`.
+With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights or
+the length of a dataset, and is dropped when those change. The comparison is shallow: attributes by
+value or identity, tensors also by their version, containers also by their length. After a change
+that it cannot detect (an array modified in place, an attribute of an attribute), the user calls
+`DataLoader.refresh`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """Return values by which an object's attributes can be compared.
+    """Return a comparable value for each attribute of an object, by name.
 
     Generators are left out, since drawing from them changes them.
     """
@@ -56,5 +57,5 @@ def _length(thing: Any) -> int | None:
         return None
     try:
         return len(thing)
-    except Exception:  # noqa: BLE001 - whatever the user's class does; it has none then
+    except Exception:  # noqa: BLE001 - the user's class may raise anything; it has no length then
         return None

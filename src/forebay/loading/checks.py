@@ -17,7 +17,7 @@ def check(settings: Settings) -> None:
     """Refuse impossible values and combinations of forebay's own arguments.
 
     Raises:
-        OptionError: The first that is found.
+        OptionError: About the first impossible value or combination.
     """
     loader, ranks = settings.loader, settings.loader.ranks
     check_backend(loader.backend)
@@ -25,7 +25,7 @@ def check(settings: Settings) -> None:
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
-    if loader.timeout and loader.num_workers:  # 0 stands for none; torch itself refuses less
+    if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
     on_cluster = cluster_of(backend) is not None
@@ -108,7 +108,7 @@ def check(settings: Settings) -> None:
 
 
 def check_worker_method(worker_method: str | None) -> None:
-    """Refuse it, as torch would, where the installed torch does not have it."""
+    """Refuse `worker_method`, as torch would, if the installed torch does not accept it."""
     if worker_method is not None and not accepts("worker_method"):
         raise TypeError(
             "DataLoader.__init__() got an unexpected keyword argument 'worker_method': torch "

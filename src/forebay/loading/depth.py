@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from forebay.buffer import Buffer
+from forebay.buffer import Buffer, low_mark_of
 from forebay.loading.messages import BatchResult, Result
 
-# Requests to have outstanding beyond the batches made, so that workers continue meanwhile.
+# Outstanding requests beyond the batches made, so that workers have work while the trainer is busy.
 LOOKAHEAD = 256
-# How many to request at a time: reading a sampler changes the generators and back.
+# How many to request at a time: each reading of a sampler saves and restores the generators.
 CHUNK = 32
-# Where batches are tiny, so many requests per worker, and how long making such a batch takes.
+# Outstanding requests per worker for tiny batches, and how long a tiny batch takes at most.
 TINY_DEPTH = 64
 TINY_S = 0.001
 
@@ -22,11 +22,11 @@ class Depth:
     """How many requests to have outstanding.
 
     Attributes:
-        usual: That many, by torch's rules or where nothing else is said.
-        most: That many while batches are tiny: a message then costs more than making a batch.
-        buffer: How much to prefetch instead, across epochs.
-        counts_batches: Whether the buffer's marks are kept here, because workers take turns.
-        now: How many at present, between `usual` and `most`.
+        usual: The number by torch's rules, which is also the default.
+        most: The number while batches are tiny: a message then takes longer than making a batch.
+        buffer: How much to prefetch across epochs; replaces the numbers above.
+        counts_batches: Whether the buffer's marks are applied here, because workers take turns.
+        now: The current number, between `usual` and `most`.
     """
 
     usual: int
@@ -36,21 +36,26 @@ class Depth:
     now: int = 0
 
     def missing(self, out: int, ready: int) -> int:
-        """Return how many to request, with `out` of them out and `ready` of those answered."""
+        """Return how many batches to request now.
+
+        Args:
+            out: Outstanding requests, including those answered but not taken.
+            ready: Outstanding requests that were answered.
+        """
         buffer = self.buffer
         if buffer is None:
             short = max(self.now, self.usual) - out
-            # Many at a time, unless there are only as many as torch would have.
+            # Request several at a time, unless only as many are outstanding as in torch.
             return short if short >= max((self.now - self.usual) // 4, 1) else 0
         if buffer.max_batches is not None and self.counts_batches:
-            low = buffer.low_mark()
+            low = low_mark_of(buffer)
             below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
             return buffer.max_batches - out if out < below else 0
         short = LOOKAHEAD - (out - ready)
         return short if short >= CHUNK else 0
 
-    def saw(self, result: Result) -> None:
-        """Record how long a batch took."""
+    def record(self, result: Result) -> None:
+        """Adapt the number to how long a batch took."""
         if isinstance(result, BatchResult):
             timing = result.timing
             is_tiny = timing.is_inline and timing.fetch_s + timing.collate_s < TINY_S

@@ -1,10 +1,10 @@
-"""Where the engine of a feed runs: in the caller, while it waits, or in a background thread.
+"""Run the engine of a feed: in the caller's thread, while it waits, or in a background thread.
 
     CallerDriver       the engine runs only within `wait`: no thread in the trainer's process
     BackgroundDriver   a thread runs it, so that workers get work while the trainer is busy
 
-Where each worker has requests of its own the caller suffices: workers have them in advance. Where
-any worker may make the next batch, it has to be requested the moment a worker is free.
+If each request is for one worker, the caller's thread is enough: every worker has its requests in
+advance. If any worker may make the next batch, a thread sends it as soon as a worker is free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CallerDriver:
 
     Attributes:
         error: The exception that ended the driver; None while it runs.
-        releases_lazily: Whether there is no use in releasing batches before the next `wait`.
+        releases_lazily: Whether releasing batches before the next `wait` has no effect.
     """
 
     releases_lazily = True
@@ -47,7 +47,7 @@ class CallerDriver:
     call_and_wait = call
 
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
-        """Return when something is ready, or the time has come."""
+        """Wait until something is ready or the time `until` has come, in monotonic seconds."""
         while not is_ready():
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -55,11 +55,11 @@ class CallerDriver:
             self.look(left)
 
     def look(self, seconds: float | None) -> None:
-        """Let the engine process events, for at most so long."""
+        """Let the engine process events for at most `seconds`; None for no limit."""
         self._outcomes(self._engine.step(seconds))
 
     def was_at_rest(self) -> bool:
-        """Return whether a signal interrupted a wait, so that no state is inconsistent."""
+        """Return whether the last signal interrupted a wait, which leaves the state consistent."""
         was, self._pool.at_rest = self._pool.at_rest, False
         return was
 
@@ -69,12 +69,12 @@ class CallerDriver:
 
 
 class BackgroundDriver:
-    """Runs the engine in a thread, which alone touches it; otherwise like `CallerDriver`.
+    """Runs the engine in a thread, the only one that uses it; otherwise like `CallerDriver`.
 
     Args:
         engine: The engine.
         outcomes: Called in the thread with the outcomes of a step.
-        has_ready: Tells whether results wait to be taken, so that nobody waits for the next.
+        has_ready: Returns whether results are ready, so that the trainer is not waiting.
     """
 
     releases_lazily = False
@@ -89,7 +89,7 @@ class BackgroundDriver:
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # there may be no more threads
+        except BaseException:  # the system may refuse another thread
             self._is_over = True
             engine.close()
             raise
@@ -112,7 +112,7 @@ class BackgroundDriver:
             pass
 
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
-        """Return when something is ready, nothing more can come, or the time has come."""
+        """Wait until something is ready, the thread has ended, or the time `until` has come."""
         with self._arrived:
             while not is_ready() and not self._is_over:
                 left = None if until is None else until - time.monotonic()

@@ -1,10 +1,10 @@
-"""From requests to batches.
+"""Send requests to the engine, and return its results as batches.
 
     planner ── put(requests) ──> Feed ──> engine ──> workers ──> slab
        ^                          │
        └───────── take() <────────┘  results, in order
 
-What needs no worker is `local_feed.py`.
+For loaders without workers see `local_feed.py`.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ CLOSED = (
 
 
 class Feed:
-    """Requests in, results out, in order unless the limits say otherwise.
+    """Takes requests and returns results, in order unless `limits.in_order` is False.
 
     Args:
-        spec: How batches are made.
-        workers: Where.
-        limits: What the engine may do.
-        trace: Records what happens.
+        spec: How to make batches.
+        workers: Where the workers run, and how many.
+        limits: The limits of the engine.
+        trace: Records events and times.
         tuning: Changes the number of workers; None to keep it.
         turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
     Attributes:
         ready: The results that wait to be taken.
-        empty: How many of these are no batches.
-        exhausted: By worker: the last task that found its part of an iterable dataset at the end.
+        empty: How many of these are not batches.
+        exhausted: By worker: its last task that found no more data in its part of an iterable
+            dataset.
         pool: The pool of workers.
     """
 
@@ -120,7 +121,7 @@ class Feed:
         self._driver.call_and_wait(partial(self._forget, before))
 
     def resize(self, num_workers: int) -> None:
-        """Change the number of workers (`Engine.resize`); `get_worker_info()` tells the first."""
+        """Change the number of workers (`Engine.resize`); `get_worker_info()` keeps the first."""
         self._check()
         self._driver.call(partial(self._engine.resize, num_workers))
 
@@ -143,11 +144,11 @@ class Feed:
         """Return the next result and its task, waiting for it.
 
         Returns:
-            The task, and a `BatchResult` with the batch as the user gets it, or what came instead.
+            The task, and a `BatchResult` with the unpacked batch, or the error or end of data.
 
         Raises:
-            WorkerDiedError: Workers cannot be kept alive, or do not even come up in time.
-            RuntimeError: The feed cannot be used: it is closed, inconsistent, or another process's.
+            WorkerDiedError: Workers cannot be kept alive, or do not start in time.
+            RuntimeError: The feed is closed or inconsistent, or belongs to another process.
         """
         waited_s, count = 0.0, len(self.ready)
         asked_at, self._asked_at = self._asked_at or time.perf_counter(), 0.0
@@ -207,7 +208,7 @@ class Feed:
         taken, self._taken = self._taken, []
         self._driver.call(partial(self._engine.release, taken))
 
-    # ---- what comes from the engine ------------------------------------------------------------
+    # ---- outcomes of the engine ----------------------------------------------------------------
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Queue the outcomes of a step of the engine."""
@@ -242,7 +243,7 @@ class Feed:
         if self._slots is not None:
             self._slots.free(task)
 
-    # ---- what it is doing ----------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------
 
     def worker_states(self) -> list[WorkerState]:
         """Return an empty list: each result carries its worker's state."""
@@ -260,18 +261,18 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used: not closed or torn, and not in a fork of its process."""
+        """Whether it can be used: not closed, without an error, and not in a forked process."""
         is_torn = self._error is not None or self._driver.error is not None
         return not self._closed and not is_torn and os.getpid() == self._owner
 
     def look(self, seconds: float) -> None:
-        """Let the engine process events, for at most so long."""
+        """Let the engine process events for at most `seconds`."""
         self._driver.look(seconds)
 
     def interrupted(self) -> None:
         """Handle an exception that came from a signal, such as Ctrl-C.
 
-        One that came during a wait is harmless. Any other may have left something inconsistent,
+        During a wait it does no harm. At any other time it may have left an inconsistent state,
         so the feed is closed: continuing could hang or lose batches.
         """
         if self._closed or not self._driver.was_at_rest():

@@ -1,4 +1,4 @@
-"""Fetch the samples of a batch from a dataset, and name those that raise."""
+"""Fetch the samples of a batch from a dataset, and report which of them raised."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forebay.observe.trace import SlowSample
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
 from forebay.randomness import Seeds, ThreadTurns, seed_generators
 
-# Samples that take less than this on average are not timed one by one.
+# If samples take less than this on average, they are not timed one by one.
 TIMED_S = 0.0001
 
 
-class EndOfDataset(Exception):  # noqa: N818 - not an error: an iterable dataset has no more
+class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
     """The dataset's iterator is exhausted."""
 
 
@@ -29,30 +29,30 @@ class SampleError(Exception):
     """A sample raised; the user's exception is the `__cause__`.
 
     Attributes:
-        index: What the sampler gave for it.
+        index: The sample's index, from the sampler.
     """
 
     def __init__(self, index: Any) -> None:
-        """Name the sample."""
+        """Store the sample's index."""
         super().__init__(index)
         self.index = index
 
 
 class _Sliced(NamedTuple):
-    """A whole batch that was sliced from arrays, in place of samples."""
+    """A whole batch, sliced from arrays instead of being collated from samples."""
 
     batch: Any
 
 
 class MapFetcher:
-    """Samples of a map-style dataset, by index.
+    """Fetches samples of a map-style dataset, by index.
 
     Args:
-        spec: What to fetch from, and how.
-        turns: For threads, which share the generators.
+        spec: The dataset and how its batches are made.
+        turns: Runs the calls of threads, which share the random generators; None in a process.
 
     Attributes:
-        slowest: The slowest sample of the last batch; None if they were not timed one by one.
+        slowest: The slowest sample of the last batch; None if samples were not timed one by one.
     """
 
     def __init__(self, spec: BatchSpec, turns: ThreadTurns | None = None) -> None:
@@ -61,10 +61,14 @@ class MapFetcher:
         self._spec = spec
         self._turns = turns
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
-        self._together: Any = getattr(spec.dataset, "__getitems__", None)
+        self._getitems: Any = getattr(spec.dataset, "__getitems__", None)
 
     def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
-        """Return what `collate` makes a batch from, and list the skipped samples.
+        """Return the samples of a batch, for `collate`.
+
+        Args:
+            request: The batch.
+            failures: The samples that were skipped are appended to it.
 
         Raises:
             SampleError: A sample raised.
@@ -73,14 +77,14 @@ class MapFetcher:
         if self._sliced is not None:
             try:
                 return _Sliced(self._sliced(index))
-            except Exception:  # noqa: BLE001, S110 - one by one it shows which sample it is
+            except Exception:  # noqa: BLE001, S110 - fetching one by one finds the sample
                 pass
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples
-        if self._together is not None:
+        if self._getitems is not None:
             try:
-                return self._drawing(request, SAMPLE, lambda: self._together(index))
+                return self._call_seeded(request, SAMPLE, lambda: self._getitems(index))
             except Exception as error:
                 if not self._spec.skip_errors:
                     raise SampleError(index) from error
@@ -132,8 +136,8 @@ class MapFetcher:
         self._is_timed = time.perf_counter() - first > TIMED_S * len(indices)
         return samples
 
-    def _drawing(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
-        """Call something that may draw for the whole batch, from seeded generators."""
+    def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
+        """Make a call for the whole batch, with generators seeded for it if there is a seed."""
         if self._spec.seed is None:
             return call()
         seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
@@ -145,35 +149,35 @@ class MapFetcher:
         return seeded(seed_generators) if self._turns is None else self._turns.run(seeded)
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
-        """Make a batch of what `fetch` returned."""
+        """Make a batch from the samples that `fetch` returned."""
         if isinstance(samples, _Sliced):
             return samples.batch
         collate_fn = self._spec.collate_fn
-        if collate_fn is default_collate:  # it draws nothing
+        if collate_fn is default_collate:  # it draws no random numbers
             return collated(collate_fn, samples)
-        return self._drawing(request, COLLATE, lambda: collated(collate_fn, samples))
+        return self._call_seeded(request, COLLATE, lambda: collated(collate_fn, samples))
 
     def state(self) -> WorkerState:
-        """Return where the dataset stands."""
+        """Return the state of the dataset."""
         return WorkerState(self._spec.dataset.state_dict(), None, "within")
 
 
 class IterableFetcher:
-    """Samples of an iterable dataset, in this worker's own order.
+    """Fetches samples of this worker's part of an iterable dataset, in its order.
 
     Args:
-        spec: What to read, and how.
-        state: Where to begin; None at the beginning.
+        spec: The dataset and how its batches are made.
+        state: The state to continue from; None to start at the beginning.
 
     Attributes:
-        ended: Whether it is known that there are no more.
+        ended: Whether the end of the data was reached.
     """
 
     def __init__(self, spec: BatchSpec, state: WorkerState | None = None) -> None:
-        """Begin to iterate.
+        """Create the dataset's iterator.
 
-        The dataset's state is restored before its iterator is made, and that of the iterator after:
-        a dataset that is its own iterator may start over in `__iter__`.
+        The dataset's state is restored before its iterator is created, the iterator's state after
+        that: a dataset that is its own iterator may start over in `__iter__`.
         """
         self._spec = spec
         self.ended = False
@@ -183,11 +187,11 @@ class IterableFetcher:
         self._samples: Iterator[Any] = iter(dataset)
         if state is not None and state.iterator is not None:
             self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
-            if state.phase != "within":  # that was before this epoch
+            if state.phase != "within":  # the state is from before this epoch
                 self._samples = iter(dataset)
 
     def state(self) -> WorkerState:
-        """Return where dataset and iterator stand."""
+        """Return the states of the dataset and its iterator."""
         dataset, samples = self._spec.dataset, self._samples
         iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[attr-defined]
         is_own = samples is dataset
@@ -195,10 +199,10 @@ class IterableFetcher:
         return WorkerState(state, iterator, "ended" if self.ended else "within")
 
     def fetch(self, request: BatchRequest, _: list[Failure]) -> Any:
-        """Return the next samples as a list, or the next sample; none is ever left out.
+        """Return the next samples as a list, or the next sample; no sample is ever skipped.
 
         Raises:
-            EndOfDataset: There are no more, or too few for a batch that is not to be dropped.
+            EndOfDataset: No samples are left, or with `drop_last` too few for a batch.
         """
         if self.ended:
             raise EndOfDataset
@@ -221,5 +225,5 @@ class IterableFetcher:
         return samples
 
     def collate(self, _: BatchRequest, samples: Any) -> Any:
-        """Make a batch of the samples; workers draw for it from where they are."""
+        """Make a batch from samples; random numbers continue the worker's sequence."""
         return collated(self._spec.collate_fn, samples)

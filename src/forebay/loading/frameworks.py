@@ -9,12 +9,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 
-def torchs_init() -> Any:
-    """Return `torch.utils.data.DataLoader.__init__`, as torch has it.
+def torch_init() -> Any:
+    """Return the original `torch.utils.data.DataLoader.__init__`.
 
-    While it calls a hook, Lightning replaces the `__init__` of every class of loaders that is
-    loaded by one which records the arguments, to make the loader again. Where forebay's is loaded
-    only in the hook, it would record those that forebay passes to torch.
+    While Lightning calls a hook, it replaces the `__init__` of every loader class with one that
+    records the arguments, to create the loader again. If forebay is first imported in that hook,
+    the replacement of torch's `__init__` would record the arguments that forebay passes to torch.
     """
     init: Any = DataLoader.__init__
     while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
@@ -23,7 +23,7 @@ def torchs_init() -> Any:
 
 
 def warn_if_stock_loader() -> None:
-    """Warn if a sampler of forebay's is read by a loader that is not; called while it is read."""
+    """Warn if a plain torch DataLoader iterates a sampler of forebay; called by the sampler."""
     frame = sys._getframe(2)
     for _ in range(6):
         if frame.f_back is None:

@@ -1,8 +1,8 @@
-"""How a worker's host handles batches, without importing torch.
+"""Handle batches in the host of a worker on a cluster, without importing torch.
 
     worker ── slot of its host's slab ──> host ── message
 
-Importing torch takes a second or more, and the worker, which does it too, waits for its host.
+Importing torch takes a second or more. The worker imports it too, and starts only after its host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BatchHosting:
-    """Hosts a worker that makes batches; see `Hosting`.
+    """Hosts a worker that makes batches; see `Hosting` in `engine/pools/ray`.
 
     Args:
         spec: How batches are made, pickled.
@@ -39,7 +39,7 @@ class BatchHosting:
         self._leaving: list[Slot] = []
 
     def pool(self) -> Pool:
-        """Make a slab, and a pool whose worker packs into it."""
+        """Create a slab, and a pool whose worker packs batches into it."""
         import cloudpickle
 
         self._slab = Slab()
@@ -86,12 +86,12 @@ class BatchHosting:
 
 
 class RemoteJob:
-    """Makes batches in a new interpreter that only has this object.
+    """Makes batches in a new interpreter, whose only input is this object.
 
     Args:
         spec: How batches are made, pickled.
-        descriptor: The slab's, which this process has inherited.
-        extent: The slab's.
+        descriptor: The file descriptor of the slab, inherited by this process.
+        extent: The `extent` of the slab.
     """
 
     keeps_tasks = False
@@ -131,7 +131,10 @@ class RemoteJob:
 
 
 def make_known(kind: type) -> None:
-    """Make a class that came by value picklable by its name, which the trainer knows."""
+    """Make a class that was pickled by value importable here, so that it is pickled by name.
+
+    The trainer has the class under that name.
+    """
     module = sys.modules.get(kind.__module__)
     if module is None:
         module = sys.modules[kind.__module__] = ModuleType(kind.__module__)

@@ -1,4 +1,4 @@
-"""The iterator of a loader: torch's iterator class, fed by a pipeline."""
+"""The iterator of a loader: a subclass of torch's that takes its batches from a pipeline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
 
     Args:
-        loader: The loader. It is kept, unless it keeps this iterator: its workers must not end.
+        loader: The loader. A reference to it is held, so that its workers live as long as the
+            iterator, unless the loader itself holds the iterator.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -52,7 +53,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def __next__(self) -> Any:
         try:
-            # What only an iterable dataset's length and a profiler need.
+            # torch's own `__next__` is needed only for an iterable dataset with a length, and for
+            # a profiler.
             if self._IterableDataset_len_called is not None or profiler_is_on():
                 return super().__next__()
             batch = self._next_data()
@@ -90,7 +92,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             raise
 
     def _raise(self, request: BatchRequest, result: Any) -> None:
-        """Raise the exception that came instead of a batch."""
+        """Raise the error that was returned instead of a batch."""
         if isinstance(result, Failure):
             raise _died(result, request, self._timeout)
         assert isinstance(result, BatchError)

@@ -9,25 +9,31 @@ from typing import Any
 
 import torch
 
+from forebay.buffer import low_mark_of
 from forebay.errors import OptionError
+from forebay.loading.auto_workers import AutoWorkers
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
     carried_by,
     chain_of,
-    give_back,
     has_state,
+    set_carried,
     set_generator,
     state_of_generator,
 )
 from forebay.loading.settings import Settings
+from forebay.observe.diagnosis import Diagnosis, diagnose
+from forebay.observe.loader_setup import Setup
+from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.statistics import Statistics, totals_of
 from forebay.observe.trace import Trace
+from forebay.options import cluster_of
 from forebay.plan.mixture import Mixture
 
 
 def position_of(loader: Any, settings: Settings) -> Position:
-    """Return where a loader is; at the end of an epoch that is before the next."""
+    """Return a loader's position; at the end of an epoch it is the start of the next one."""
     pipeline: Pipeline | None = loader._pipeline
     planner = None if pipeline is None else pipeline.planner
     if pipeline is None or planner is None or planner.epoch < 0:
@@ -40,7 +46,7 @@ def position_of(loader: Any, settings: Settings) -> Position:
     position = _start(loader, settings, pipeline, epoch, planner.origin_of(epoch))
     position = replace(position, seed=pipeline.seed, sampler=carried, set_epoch=values)
     if settings.is_iterable and settings.is_local and states:
-        position = replace(position, dataset=None)  # it is this very copy whose state that is
+        position = replace(position, dataset=None)  # the worker state is that of the same object
     if is_over:
         lives_on = pipeline.keeps_workers or settings.is_local
         return replace(
@@ -53,7 +59,7 @@ def position_of(loader: Any, settings: Settings) -> Position:
         batch=planner.batch,
         sample=planner.sample,
         length=planner.start.length,
-        is_cut_anew=planner.start.by_sample,
+        counts_samples=planner.start.by_sample,
         generator=pipeline.generator_before if settings.draws else None,
         draws_base_seed=pipeline.drew_base_seed,
         worker_states=tuple(states),
@@ -83,10 +89,10 @@ def _start(
 
 
 def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
-    """Give the dataset and the samplers of this process the states in a position.
+    """Restore the states of the dataset and the samplers of this process from a position.
 
     Raises:
-        OptionError: One of them cannot take its state.
+        OptionError: The dataset or a sampler has no `load_state_dict`, or a state is damaged.
     """
     given = position.sampler or []
     chain = chain_of(sampler)
@@ -105,7 +111,7 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
     if position.dataset is not None:
         dataset.load_state_dict(copy.deepcopy(position.dataset))
-    give_back(sampler, position.sampler)
+    set_carried(sampler, position.sampler)
 
 
 _NO_STATE = (
@@ -115,7 +121,7 @@ _NO_STATE = (
 
 
 def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float, ...]) -> Position:
-    """Return a position from which the sources of a mixture have other weights."""
+    """Return a position after which the sources of a mixture have other weights."""
     assert mixture is not None
     mixture = replace(mixture, **position.mixture or {})
     if position.seed is None:  # no batch was made yet
@@ -126,7 +132,7 @@ def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float
 
 
 def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
-    """Return which samples of the last batch count; see `DataLoader.mask`."""
+    """Return the mask of the last batch; see `DataLoader.mask`."""
     if pipeline is None or pipeline.last is None:
         raise OptionError("mask describes the last batch, and no batch was returned yet")
     request, failures = pipeline.last
@@ -143,10 +149,10 @@ def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
 
 
 def statistics_of(
-    loader: Any, passes: Iterable[Pipeline], trace: Trace, failures: int
+    loader: Any, pipelines: Iterable[Pipeline], trace: Trace, failures: int
 ) -> Statistics:
-    """Return what a loader has done, in its iterations that are under way and before."""
-    feeds = [each.feed for each in passes if each.feed is not None]
+    """Return a loader's statistics over all its iterations; `pipelines` are those in use."""
+    feeds = [each.feed for each in pipelines if each.feed is not None]
     waiting = [each for feed in feeds for each in feed.waiting()]
     position, pipeline = loader._resumed, loader._pipeline
     planner = None if pipeline is None else pipeline.planner
@@ -167,6 +173,43 @@ def statistics_of(
         ready_to=ready[-1] if ready else None,
         in_flight=sum(feed.in_flight for feed in feeds),
         failures=failures,
-        sources={} if planner is None else pipeline.given(getattr(loader.dataset, "datasets", ())),
+        sources={}
+        if planner is None
+        else pipeline.samples_by_source(getattr(loader.dataset, "datasets", ())),
         **totals_of(trace),
     )
+
+
+def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
+    """Return how a loader is set up, as far as its speed depends on it."""
+    depth, buffer = settings.depth(), loader.buffer
+    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
+    return Setup(
+        num_workers=trace.num_workers if is_auto else loader.num_workers,
+        most_workers=int(loader.num_workers) if is_auto else None,
+        backend=loader.backend if cluster is None else "ray",
+        cores=usable_cores() if cluster is None else None,
+        prefetch_factor=loader.prefetch_factor or 1,
+        takes_turns=settings.by_torchs_rules,
+        in_order=loader.in_order or not settings.by_torchs_rules,
+        keeps_workers=settings.keeps_workers,
+        crosses_epochs=settings.runs_ahead,
+        buffer_bytes=None if buffer is None else buffer.nbytes,
+        buffer_batches=None if buffer is None else buffer.max_batches,
+        refill_below=None if buffer is None else low_mark_of(buffer),
+        batch_size=settings.batch_size,
+        is_iterable=settings.is_iterable,
+        is_sliced=settings.is_sliced,
+        prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
+    )
+
+
+def diagnosis_of(loader: Any, settings: Settings, trace: Trace) -> Diagnosis:
+    """Return why training with a loader waits."""
+    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
+    if trace.decisions:  # with another number of workers before
+        since = trace.decisions[-1][0]
+        steps = [each for each in steps if each.asked_at >= since]
+        batches = [each for each in batches if each.ended_at - each.seconds >= since]
+    slowest = next(iter(trace.slowest), None)
+    return diagnose(steps, batches, setup_of(loader, settings, trace), slowest, pressure())

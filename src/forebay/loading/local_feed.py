@@ -1,4 +1,4 @@
-"""Batches without workers: each is made in the caller's thread, when it is taken."""
+"""Make batches without workers: each in the caller's thread, when it is taken."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forebay.randomness import generators_kept
 
 
 class LocalFeed:
-    """A `Feed` without workers. What the user's code raises is a `BatchError`.
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
 
     Args:
-        spec: How batches are made.
-        trace: Records what happens.
+        spec: How to make batches.
+        trace: Records events and times.
     """
 
     is_open, in_flight, empty, pool = True, 0, 0, None
@@ -70,7 +70,7 @@ class LocalFeed:
         return task.task, result
 
     def worker_states(self) -> list[WorkerState]:
-        """Return where an iterable dataset stands; nothing if it was not read."""
+        """Return the state of an iterable dataset in a list; empty if it was not read."""
         state = self._job.state()
         return [] if state is None else [state]
 

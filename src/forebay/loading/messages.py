@@ -1,12 +1,12 @@
 """The messages between the planner, the workers and the iterator, as plain records.
 
-    BatchSpec       to each worker, once: how every batch is made
-    BatchRequest    to a worker: one batch to be made
-    BatchResult     back: the batch, or
-    BatchError      what the user's code raised, or
-    WorkerExhausted that the worker's part of an iterable dataset has ended
+    BatchSpec        to each worker, once: how to make batches
+    BatchRequest     to a worker: make this batch
+    BatchResult      from a worker: the batch, or
+    BatchError       the exception that the user's code raised, or
+    WorkerExhausted  the worker's part of an iterable dataset has ended
 
-They pass through processes that need no torch, so this module does not import it.
+They pass through processes that do not import torch, so this module does not import it either.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from forebay.engine.memory.slab_layout import Slot
 from forebay.failures import Failure
 from forebay.observe.trace import Timing
 
-# The kind of a failure that ends the stream in which it happens, so that nothing can be retried.
+# The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.
 STREAM = "stream"
 
 
 class WorkerState(NamedTuple):
-    """Where one worker's copy of a dataset stands, if that has a state.
+    """The state of one worker's copy of a dataset.
 
     Attributes:
-        dataset: State of the dataset; None if it has none, or is untouched.
-        iterator: State of the dataset's iterator, where that has one of its own.
-        phase: "before" the epoch: the state that the epoch begins with; "within" it: after the last
-            batch that was handed out; or "ended": the worker's part of the epoch is over.
+        dataset: State of the dataset; None if it has no state, or was not read yet.
+        iterator: State of the dataset's iterator, if it has a separate one.
+        phase: When the state was taken: "before" the epoch; "within" it, after the last batch that
+            was returned; or "ended", after the worker's last batch of the epoch.
     """
 
     dataset: Any = None
@@ -42,23 +42,23 @@ class WorkerState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """How every batch of a loader is made; torch's arguments have torch's meaning.
+    """How to make the batches of a loader; torch's arguments have torch's meaning.
 
     Attributes:
         dataset: The dataset, map-style or iterable.
-        is_iterable: Which of the two.
-        auto_collation: Whether a batch is made of several samples.
-        collate_fn: Makes a batch of a list of samples, or converts one sample.
+        is_iterable: Whether the dataset is iterable.
+        auto_collation: Whether a batch is made from several samples.
+        collate_fn: Makes a batch from a list of samples, or converts one sample.
         drop_last: For iterable datasets: leave out an incomplete last batch.
-        num_workers: What `get_worker_info()` says: how many workers there were at first.
+        num_workers: The number in `get_worker_info()`: how many workers were started at first.
         base_seed: Worker `w` starts with the seed `base_seed + w`.
         worker_init_fn: Called in each worker with its ID.
-        seed: Seeds each sample by its position in the plan; None leaves each worker to its own
-            random numbers, as torch does.
+        seed: Seeds each sample, together with the epoch and the sample's position in it; None:
+            each worker has one sequence of random numbers, as in torch.
         skip_errors: Leave out samples that raise.
-        first_epoch: The first epoch of which these workers make batches.
-        worker_states: Where each worker is to begin with its copy of a dataset that has a state.
-        tracks_state: Whether each result is to tell the state of the worker's copy.
+        first_epoch: The first epoch for which these workers make batches.
+        worker_states: By worker: the state to restore in its copy of the dataset.
+        tracks_state: Whether each result includes the state of the worker's copy.
     """
 
     dataset: Any
@@ -77,20 +77,21 @@ class BatchSpec:
 
 
 class BatchRequest(NamedTuple):
-    """One batch to be made.
+    """A request to make one batch.
 
     Attributes:
-        index: What the sampler gave: a list of indices, or one index. For an iterable dataset a
-            list of None, as long as the batch.
+        index: From the sampler: a list of indices, or one index. For an iterable dataset a list of
+            None, as long as the batch.
         epoch: Its epoch, from 0.
         batch: Its number in the epoch, from 0.
         position: Position of its first sample in the epoch, over all ranks.
-        repeated: How many of its last samples are repeated, to fill up the batch of this rank.
+        repeated: How many of its last samples are repeated to fill this rank's batch.
         worker_id: The only worker that may make it; None for any.
-        preceding: How many batches that worker was to make before this one in the epoch.
-        dataset_epoch: What to call the dataset's `set_epoch` with first; None for no call.
-        worker_seed: What the workers of an iterable dataset are seeded with in this epoch.
-        shared_seed: Likewise, for a datapipe: the same on all ranks.
+        preceding: Number of this worker's requests before this one in the epoch.
+        dataset_epoch: The argument for the dataset's `set_epoch` before the batch is made; None
+            for no call.
+        worker_seed: The seed of this epoch for workers of an iterable dataset.
+        shared_seed: The seed of this epoch for a datapipe, the same on all ranks.
         slot: Where the batch may be written, if the worker shares memory with its reader.
     """
 
@@ -107,19 +108,19 @@ class BatchRequest(NamedTuple):
     slot: Slot | None = None
 
     def __str__(self) -> str:
-        """Return what the log calls it."""
+        """Return the batch's name in the log."""
         return f"epoch {self.epoch}, batch {self.batch}"
 
 
 class BatchResult(NamedTuple):
-    """A batch: packed by a worker process, or as it is where no process lies between.
+    """A batch, packed if a worker process made it.
 
     Attributes:
-        batch: The batch; None if every sample of it was left out.
+        batch: The batch; None if every sample of it was skipped.
         timing: The time spent on it.
-        failures: The samples that were left out.
-        is_empty: Whether every sample was left out.
-        state: Where the worker's copy of the dataset stands now, if that is tracked.
+        failures: The samples that were skipped.
+        is_empty: Whether every sample was skipped.
+        state: State of the worker's copy of the dataset after it, if that is tracked.
     """
 
     batch: PackedBatch | Any
@@ -130,11 +131,11 @@ class BatchResult(NamedTuple):
 
 
 class BatchError(NamedTuple):
-    """Instead of a batch: what the user's code raised.
+    """The exception that the user's code raised, instead of a batch.
 
     Attributes:
-        error: The exception; wrapped unless it was raised in this process.
-        notes: What forebay adds to it.
+        error: The exception; wrapped if another process raised it.
+        notes: Notes for `BaseException.add_note`: sample, batch, and how to reproduce it.
     """
 
     error: Any
@@ -148,18 +149,19 @@ class BatchError(NamedTuple):
             self.error.reraise()
         except BaseException as error:
             for note in self.notes:
-                if note not in getattr(error, "__notes__", ()):  # some raise one object repeatedly
+                # The user's code may raise the same object repeatedly.
+                if note not in getattr(error, "__notes__", ()):
                     error.add_note(note)
             raise
         raise AssertionError("both raise")
 
 
 class WorkerExhausted(NamedTuple):
-    """Instead of a batch: this worker's part of an iterable dataset has ended.
+    """The end of a worker's part of an iterable dataset, instead of a batch.
 
     Attributes:
         worker_id: The worker.
-        state: Where its copy of the dataset stands now, if that is tracked.
+        state: State of its copy of the dataset, if that is tracked.
     """
 
     worker_id: int
@@ -167,7 +169,7 @@ class WorkerExhausted(NamedTuple):
 
 
 class SealedResult(NamedTuple):
-    """A result that only the reader can unpickle: the user's classes may not be known on the way.
+    """A result that only the trainer unpickles: other processes may lack the user's classes.
 
     Attributes:
         body: The result, pickled.

@@ -2,8 +2,8 @@
 
     settings, position ──> Pipeline.begin ──> planner ──> iterator
 
-By torch's rules each iteration has a pipeline of its own, unless workers persist. A loader that
-names any of forebay's own arguments keeps one, since its epochs follow from each other.
+With only torch's arguments each iteration has a new pipeline, unless workers persist. A loader with
+any of forebay's arguments keeps one pipeline, since each epoch continues from the one before.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Pipeline:
     """Makes the batches of one loader, epoch after epoch.
 
     Args:
-        settings: What the loader is made with.
-        recorders: What the user calls `set_epoch` with.
-        trace: Records what happens.
+        settings: The settings of the loader.
+        recorders: Record the user's calls of `set_epoch`.
+        trace: Records events and times.
 
     Attributes:
-        seed: What batches depend on; None by torch's rules, and before it is drawn.
+        seed: The seed of all batches; None by torch's rules, and before it is drawn.
         mixture: The current mixture of sources; None if there is one dataset.
-        feed: Where batches come from; None before the first epoch, and when closed.
-        planner: Decides what is requested; None before the first epoch.
-        recorders: What the user calls `set_epoch` with.
-        keeps_workers: Whether workers live on at the end of an epoch.
-        reader: The `id` of the iterator that may read; earlier ones have ended.
-        last: The request of the last batch handed out, and its samples that failed.
+        feed: Makes the batches; None before the first epoch, and when closed.
+        planner: Decides which batches are requested; None before the first epoch.
+        recorders: Record the user's calls of `set_epoch`.
+        keeps_workers: Whether workers are kept at the end of an epoch.
+        reader: The `id` of the only valid iterator; earlier ones have ended.
+        last: The request of the last batch returned, and its samples that failed.
         generator_before: By torch's rules: state of the generator before this epoch.
         drew_base_seed: By torch's rules: whether this epoch began with drawing a base seed.
     """
@@ -88,24 +88,24 @@ class Pipeline:
         *,
         is_new: bool,
     ) -> Planner:
-        """Begin an epoch, or the rest of one; return what hands out its batches.
+        """Begin an epoch, or the rest of one; return the planner, which returns its batches.
 
         Args:
-            settings: What the loader is made with by now.
+            settings: The current settings of the loader.
             position: Where to begin.
-            iterator: The iterator that this is for, and that `draw` sets up.
-            draw: Makes torch's checks, and draws what torch draws.
-            is_new: Whether that includes a base seed.
+            iterator: The new iterator, which `draw` initializes.
+            draw: Calls torch's initialization of the iterator, which draws random numbers.
+            is_new: Whether the iterator is new, so that torch draws a base seed for it.
         """
         self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
         if not self.keeps_workers:
             self.close()
         resumes = position.batch > 0 and settings.by_torchs_rules
         skip = position.batch if settings.is_iterable and not position.knows_workers else 0
-        if skip:  # the only way to where the dataset stood is to read it again
+        if skip:  # a dataset without a state is read again up to the position
             position = replace(position, batch=0, sample=0, worker_states=(), next_worker=0)
         loader, generator = settings.loader, settings.drawn_from
-        # The global generator is the user's, who goes on with it from where it is.
+        # On a resume the global generator keeps its state: restoring it is up to the user.
         with generators_kept() if resumes and loader.generator is None else generators_locked():
             if position.generator is not None:
                 set_generator(generator, position.generator)
@@ -113,14 +113,14 @@ class Pipeline:
             if settings.by_torchs_rules:
                 self.generator_before = state_of_generator(generator)
             # torch draws a base seed once for workers that persist.
-            goes_on = loader.persistent_workers and self.feed is not None and self.feed.is_open
-            self.drew_base_seed = position.draws_base_seed and not goes_on
+            persists = loader.persistent_workers and self.feed is not None and self.feed.is_open
+            self.drew_base_seed = position.draws_base_seed and not persists
             draw()
             if is_new and not self.drew_base_seed:
                 generator.set_state(before)
             is_shuffled = isinstance(loader.sampler, RandomSampler)
             if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
-                draw_seed(None)  # as torch does for the order: the user's next draw is equal
+                draw_seed(None)  # as torch does for the order: later draws are equal to torch's
             planner, feed = self._opened(settings, position, iterator)
             if not position.knows_workers:
                 planner.begin(feed, position.start, position.next_worker)
@@ -135,7 +135,7 @@ class Pipeline:
     def _opened(
         self, settings: Settings, position: Position, iterator: Any
     ) -> tuple[Planner, Feed | LocalFeed]:
-        """Return a planner and a feed for what the loader is now; those there are, if they fit."""
+        """Return planner and feed for the current settings; the existing ones where they fit."""
         loader, base_seed = settings.loader, int(iterator._base_seed)
         if not settings.by_torchs_rules and self.seed is None:
             self.seed = base_seed
@@ -149,7 +149,7 @@ class Pipeline:
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.begun = iterator._sampler_iter
         planner.shared_seed = iterator._shared_seed
-        if self._replaces_workers:  # they begin with the dataset as it is now
+        if self._replaces_workers:  # new workers get copies of the dataset in its current state
             self.close()
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
@@ -170,7 +170,7 @@ class Pipeline:
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
             self.close()
             seed = None
-            # Threads draw from the process's generators, unless a seed is asked for.
+            # Threads draw from the generators of the process, unless the user set a seed.
             if not settings.by_torchs_rules and (
                 loader.seed is not None or loader.backend != "thread"
             ):
@@ -185,7 +185,7 @@ class Pipeline:
         return planner, feed
 
     def planner_for(self, settings: Settings) -> Planner:
-        """Return the planner, made now if need be."""
+        """Return the planner; create it if there is none."""
         if self.planner is None:
             loader = settings.loader
             turns = max(loader.num_workers, 1) if settings.by_torchs_rules else 0
@@ -231,7 +231,7 @@ class Pipeline:
         return [WorkerState()] * (1 if settings.is_local else settings.loader.num_workers)
 
     def _has_old_dataset(self, settings: Settings) -> bool:
-        """Tell whether the user changed the dataset, of which the workers have older copies."""
+        """Return whether the user changed the dataset after the workers got their copies."""
         loader = settings.loader
         if settings.is_iterable or settings.is_local or loader.persistent_workers:
             return False
@@ -250,7 +250,7 @@ class Pipeline:
         feed, self.feed = self.feed, None
         if feed is None:
             return
-        planner = self.planner  # no global name from here on: this may be the interpreter's end
+        planner = self.planner  # no global names from here on: the interpreter may be exiting
         if planner is not None:
             planner.worker_states = feed.worker_states() or planner.worker_states
             planner.detach()
@@ -270,8 +270,8 @@ class Pipeline:
         planner.source.plan = replace(planner.source.plan, mixture=self.mixture)
         planner.replan()
 
-    def given(self, names: Iterable[str]) -> dict[str, tuple[int, float]]:
-        """Return what was handed out of each source of a mixture; see `Statistics.sources`."""
+    def samples_by_source(self, names: Iterable[str]) -> dict[str, tuple[int, float]]:
+        """Return the samples returned from each source of a mixture; see `Statistics.sources`."""
         planner, mixture = self.planner, self.mixture
         if planner is None or mixture is None or self.seed is None:
             return {}
@@ -282,7 +282,7 @@ class Pipeline:
 
     @staticmethod
     def _at(planner: Planner) -> int:
-        """Return the position in all epochs of a mixture, the earlier ones included."""
+        """Return the position in a mixture, counted from the start of its first epoch."""
         assert isinstance(planner.source, PlanSource)
         return planner.start.origin + planner.sample
 
@@ -290,7 +290,7 @@ class Pipeline:
 def feed_of(
     settings: Settings, spec: BatchSpec, trace: Trace, tuning: WorkerTuning | None = None
 ) -> Feed | LocalFeed:
-    """Return a new feed, whose workers are being started."""
+    """Return a new feed and begin to start its workers."""
     if settings.is_local:
         return LocalFeed(spec, trace)
     workers, turns = settings.workers(), settings.by_torchs_rules

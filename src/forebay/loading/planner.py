@@ -1,12 +1,12 @@
 """Decide which batch to request when: prefetching across epochs, `set_epoch`, turns of workers.
 
-Long because one owner makes, answers and drops requests, with one record of them.
+Long because one class makes, answers and drops requests, and keeps the only record of them.
 
     source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 
-All of it happens in the trainer's thread, while it takes batches. With a buffer the planner runs
-ahead into epochs that have not begun; what they are based on, `set_epoch` above all, has to be
-predicted, and what was requested on a wrong prediction is dropped.
+The planner runs in the trainer's thread, when a batch is taken. With a buffer it requests batches
+of epochs that have not begun. Such an epoch depends on later calls of `set_epoch`, which the
+planner predicts; requests made on a wrong prediction are dropped.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PlannedEpoch:
-    """An epoch of which batches were requested, or will be.
+    """An epoch whose batches are being requested.
 
     Attributes:
         start: Which epoch, and where in it reading began.
-        values: What `set_epoch` is expected to be called with before it.
+        values: The expected arguments of `set_epoch` before it.
         first_task: The number of its first request.
         reader: Reads its selections.
-        carried: What the source carried before it was opened.
+        carried: The states that the source carried before the epoch was opened.
         next_worker: The worker whose turn it is.
-        ended: Workers that make no more of it.
-        worker_seed: What workers of an iterable dataset begin it with.
-        batch: Number of the next batch to be requested.
-        preceding: By worker, how many of its batches were requested.
+        ended: Workers that make no more batches of it.
+        worker_seed: The seed of workers of an iterable dataset in it.
+        batch: Number of the next batch to request.
+        preceding: By worker, how many batches were requested from it.
     """
 
     start: Start
@@ -69,26 +69,26 @@ class Planner:
     """Requests the batches of a source, epoch after epoch, and passes on the results.
 
     Args:
-        source: Where requests come from.
-        recorders: What the user calls `set_epoch` with.
-        depth: How many requests to have out.
-        turns: Number of workers that take turns, each with a part of its own; 0 where any worker
-            may make any batch.
+        source: Gives the selections to request.
+        recorders: Record the user's calls of `set_epoch`.
+        depth: Decides how many requests to keep outstanding.
+        turns: Number of workers that take turns, each making its own batches; 0 if any worker may
+            make any batch.
         in_order: Whether results come in the order of the requests.
-        shares_dataset: Whether batches are made of the trainer's own copy of the dataset, so that
-            no request may set its epoch.
-        may_run_ahead: Whether epochs may be requested that have not begun.
-        worker_seed: What workers of an iterable dataset are seeded by, epoch after epoch.
+        shares_dataset: Whether batches are made from the trainer's copy of the dataset, so that a
+            request must not call its `set_epoch`.
+        may_run_ahead: Whether batches of epochs that have not begun may be requested.
+        worker_seed: The seed from which those of an iterable dataset's workers are derived.
 
     Attributes:
-        epoch: The epoch of the last batch handed out; -1 before the first.
-        batch: Batches of it that were handed out.
-        samples: Samples of them that this rank had since `start`.
-        start: Where it was begun.
-        worker_states: Where each worker's copy of the dataset stands, if that is tracked.
+        epoch: The epoch of the last batch returned; -1 before the first.
+        batch: Batches of that epoch that were returned.
+        samples: Samples that were returned to this rank since `start`.
+        start: Where the epoch was begun.
+        worker_states: State of each worker's copy of the dataset, if that is tracked.
         next_worker: The worker whose turn it is.
-        shared_seed: Of this epoch, for a datapipe.
-        is_over: Whether this epoch was handed out to its end.
+        shared_seed: The seed of this epoch for a datapipe.
+        is_over: Whether the last batch of this epoch was returned.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Planner:
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
         self._next_task = 0
-        self._carried: dict[int, Carried] = {}  # by task: what the sampler carries after it
+        self._carried: dict[int, Carried] = {}  # by task: the sampler states after it
         self._carried_now: Carried | None = None
         self._values: dict[int, Values] = {}  # before each epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read
@@ -128,10 +128,10 @@ class Planner:
     # ---- epochs --------------------------------------------------------------------------------
 
     def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
-        """Begin an epoch, keeping what was made of it already.
+        """Begin an epoch; keep its batches that were requested in advance, if they are valid.
 
         Args:
-            feed: Where requests go; what another feed made is lost.
+            feed: Receives the requests; batches from an earlier feed are lost.
             start: The epoch, and where to begin in it.
             next_worker: The worker whose turn it is.
         """
@@ -148,7 +148,7 @@ class Planner:
             if is_kept and not is_new and not self._is_stale:
                 first_task = planned.first_task
             else:
-                self.source.give_back(planned.carried)
+                self.source.set_carried(planned.carried)
                 epochs.clear()
         self._drop(first_task)
         self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
@@ -156,11 +156,11 @@ class Planner:
         self._is_stale = False
         if not epochs:
             self._open(start, values, next_worker)
-            self._seen = self._fingerprint()  # reading it may change a sampler as well
+            self._seen = self._fingerprint()  # reading a sampler may change it, too
         self._put_missing()
 
     def read_ahead(self) -> None:
-        """Have the sampler draw its order now, where nothing of this epoch is requested yet."""
+        """Make the sampler draw its order now, unless batches of this epoch were requested."""
         if not self._requests:
             self._epochs[0].reader.begin()
 
@@ -168,7 +168,7 @@ class Planner:
         """Return the next result of this epoch and its request; None at the epoch's end.
 
         Raises:
-            Exception: What the sampler raised instead of its next batch.
+            Exception: The exception that the sampler raised.
         """
         requests, feed = self._requests, self._feed
         assert feed is not None, "begin comes first"
@@ -185,7 +185,7 @@ class Planner:
             task, result = feed.take()
             request = requests.pop(task)
             worker = request.worker_id
-            if worker is not None and not self._is_from(worker, result):
+            if worker is not None and not self._note_result(worker, result):
                 continue
             self.batch += 1
             self.samples += self.source.count(request.index)
@@ -193,14 +193,14 @@ class Planner:
                 self._carried_now = self._carried.pop(task, self._carried_now)
             depth, empty = self._depth, feed.empty
             if depth.most > depth.usual:
-                depth.saw(result)
+                depth.record(result)
             missing = depth.missing(len(requests) - empty, len(feed.ready) - empty)
             if missing:
                 self._request(missing)
             return request, result
 
-    def _is_from(self, worker: int, result: Result) -> bool:
-        """Note a result of a worker that takes turns; return whether it is to be handed out."""
+    def _note_result(self, worker: int, result: Result) -> bool:
+        """Record the result of a worker that takes turns; return whether to pass it on."""
         ended, states = self._epochs[0].ended, self.worker_states
         is_batch = worker not in ended
         if isinstance(result, WorkerExhausted):
@@ -217,11 +217,11 @@ class Planner:
         return is_batch
 
     def refresh(self) -> None:
-        """Drop what was requested of epochs that have not begun: what it is based on changed."""
+        """Drop requests for epochs that have not begun: the sampler or dataset has changed."""
         self._is_stale = True
 
     def replan(self) -> None:
-        """Request again everything that was not returned."""
+        """Drop all requests and make them again, from the current position."""
         self._is_stale = True
         if self.is_over or self._feed is None:
             return
@@ -238,19 +238,19 @@ class Planner:
         self._feed = None
 
     def _drop(self, first: int) -> None:
-        """Drop all requests before a task."""
+        """Drop all requests with a task number below `first`."""
         assert self._feed is not None
         self._feed.forget(first)
         self._requests = {task: each for task, each in self._requests.items() if task >= first}
         self._carried = {task: each for task, each in self._carried.items() if task >= first}
 
-    # ---- where it stands -----------------------------------------------------------------------
+    # ---- position ------------------------------------------------------------------------------
 
     def has_next(self) -> bool:
-        """Tell whether anything of this epoch is left.
+        """Return whether batches of this epoch are left.
 
-        With a plan, the epoch ends on all ranks at once. Of an iterable dataset only the workers
-        know that, so there it is the end once it was met.
+        With a plan, the epoch ends on all ranks at once. The end of an iterable dataset is known
+        only after the workers have reached it.
         """
         end = self.source.end_of(self.start)
         if self.is_over or self.source.kind == "iterable" or end is not None:
@@ -259,13 +259,16 @@ class Planner:
             self._put_missing(at_least=1)
         if self._requests and next(iter(self._requests.values())).epoch == self.epoch:
             return True
-        if not self._epochs:  # it could not be begun
+        if not self._epochs:  # opening the epoch raised
             return True
         reader = self._epochs[0].reader
         return reader.has_failed or (self._feed is None and reader.has_more())
 
     def origin_of(self, epoch: int) -> int:
-        """Return how many samples all epochs before one have, if all later ones are alike."""
+        """Return the number of samples in all epochs before `epoch`.
+
+        The current epoch counts with its own length, all others with the source's present length.
+        """
         start, origin = self.start, self.start.origin
         if self.epoch < 0 or epoch == start.epoch:
             return origin
@@ -275,11 +278,11 @@ class Planner:
 
     @property
     def sample(self) -> int:
-        """Samples of this epoch that were handed out, over all ranks."""
-        return self.source.handed_out(self.start, self.batch - self.start.batch, self.samples)
+        """Samples of this epoch that were returned, over all ranks."""
+        return self.source.samples_returned(self.start, self.batch - self.start.batch, self.samples)
 
     def carried(self) -> tuple[Carried | None, Values]:
-        """Return what the source carries from here on, and what `set_epoch` was called with."""
+        """Return the states that the source carries, and the last arguments of `set_epoch`."""
         if self.has_next():
             before = self._epochs[0].carried if self._epochs else self.source.carried()
             return self._carried_now or before, self._values[self.epoch]
@@ -288,7 +291,7 @@ class Planner:
         return carried, self._recorders.values()
 
     def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
-        """Return epoch and number of the batches of requests that follow the last one taken."""
+        """Return epoch and number of each batch that `tasks` request, in order."""
         found, (epoch, batch) = [], (self.epoch, self.batch - 1)
         known = [self._requests.get(task) for task in tasks]  # another thread may take them
         for request in filter(None, known):
@@ -298,11 +301,11 @@ class Planner:
         return found
 
     def planned(self, epoch: int) -> PlannedEpoch | None:
-        """Return an epoch that is being handed out or requested; None if it is neither."""
+        """Return the record of an epoch that is being returned or requested; None if neither."""
         return next((each for each in self._epochs if each.start.epoch == epoch), None)
 
     def values_of(self, epoch: int) -> Values:
-        """Return what `set_epoch` was called with before an epoch, or is expected to be."""
+        """Return the recorded or expected arguments of `set_epoch` before an epoch."""
         if epoch in self._values or not self._values:
             return self._values.get(epoch, self._recorders.values())
         last = max(self._values)
@@ -321,7 +324,7 @@ class Planner:
             self._request(max(missing, at_least))
 
     def _request(self, count: int) -> None:
-        """Request so many batches, of the next epochs too where that may be."""
+        """Request `count` batches, of later epochs too if that is allowed."""
         assert self._feed is not None
         tasks: list[NewTask] = []
         reads_sampler = self._runs_ahead and self.source.kind == "sampler"
@@ -339,7 +342,7 @@ class Planner:
             self._feed.put(tasks)
 
     def _note_changes(self) -> None:
-        """Note whether the user changed the sampler since it was last read."""
+        """Record whether the user changed the sampler since it was last read."""
         seen, self._seen = self._seen, self._fingerprint()
         self._is_stale |= seen is not None and seen != self._seen
 
@@ -347,13 +350,14 @@ class Planner:
         return self._recorders.fingerprint() if self._runs_ahead else None
 
     def _read(self, count: int) -> list[NewTask]:
-        """Return new requests of the last epoch; fewer than `count` where it has no more."""
+        """Return new requests of the last epoch; fewer than `count` at its end."""
         epoch = self._epochs[-1]
         if not self._turns:
             return [self._task(epoch, each) for each in epoch.reader.read(count)]
         tasks: list[NewTask] = []
         while len(tasks) < count:
-            worker = self._next_turn(epoch)  # first: nothing is read that no worker has a turn for
+            # Before reading: a selection is read only if a worker can make it.
+            worker = self._next_turn(epoch)
             selections = [] if worker is None else epoch.reader.read(1)
             if not selections:
                 break
@@ -388,7 +392,7 @@ class Planner:
         return NewTask(task, request, worker)
 
     def _next_turn(self, epoch: PlannedEpoch) -> int | None:
-        """Return the worker whose turn it is; None if none has more, or room for more."""
+        """Return the worker whose turn it is; None if none has data left and room for a request."""
         for _ in range(self._turns):
             worker = epoch.next_worker
             epoch.next_worker = (worker + 1) % self._turns
@@ -407,7 +411,7 @@ class Planner:
         return held < max(self._depth.now, self._depth.usual) // max(active, 1)
 
     def _open_next(self) -> bool:
-        """Begin to read the epoch after the last; return False if that must not be done yet."""
+        """Open the epoch after the last one; return False if it must not be opened yet."""
         last = self._epochs[-1]
         if not self._runs_ahead or self._is_stale or last.reader.error is not None:
             return False
@@ -437,14 +441,14 @@ class Planner:
         )
 
     def _leave(self, epoch: PlannedEpoch) -> None:
-        """Leave an epoch behind.
+        """Finish an epoch before the next one begins.
 
-        If it was broken off and the sampler carries something, it is read to its end: what is
-        carried on must not depend on how far the plan had come.
+        If the user ended it early and its sampler carries a state, the sampler is read to its end:
+        that state must not depend on how many batches were requested.
         """
         sampler: Any = getattr(self.source, "sampler", None)
         if self._epochs or epoch.reader.is_complete or epoch.carried is None:
             return
         if self.source.kind == "sampler":
-            with suppress(TypeError):  # one without a length may have no end
+            with suppress(TypeError):  # a sampler without a length may be endless
                 epoch.reader.read(max(len(sampler) - epoch.batch, 0) + 1)

@@ -3,8 +3,9 @@
     loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
                                                        └── from_state ──  loader.load_state_dict()
 
-A position counts what was handed out, over all ranks, so it is the same on every rank. It says what
-it was made with; a loader with other arguments refuses it, to avoid losing or repeating samples.
+A position counts the batches and samples returned, over all ranks, so it is the same on every rank.
+It records the arguments of its loader; a loader with other arguments refuses it, because samples
+would be lost or repeated.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
 
 VERSION = 2
-# Above any count of a real run, and below what integers of 64 bits hold.
+# More than any count in practice, and less than the largest 64-bit integer.
 MOST = 1 << 60
 PHASES = ("before", "within", "ended")
 DAMAGED = (
     "the state is damaged: {}\n  Nothing was changed. Load what state_dict() returned, unchanged."
 )
 
-# Kinds of loaders, and what makes a loader one.
+# Kinds of loaders, described for messages.
 KINDS = {
-    "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler of its own",
+    "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler",
     "sampler": "with seed=, buffer=, on_error=, backend= or world_size=, and a sampler",
     "torch": "with only torch's arguments",
     "iterable": "of an iterable dataset",
@@ -38,16 +39,16 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeWith:
-    """What a loader was made with, as far as its positions depend on it.
+    """The properties of a loader on which its positions depend.
 
     Attributes:
         kind: See `KINDS`.
         global_batch_size: Samples of one step over all ranks; None with a batch sampler.
         drop_last: Whether the incomplete batch of an epoch is left out.
-        length: Samples of the dataset; None if they are not known.
-        num_workers: Number of workers.
-        shuffle: Whether the order is random; None where a sampler of the user's decides that.
-        sources: Of a mixture: the length of each source, by name.
+        length: Samples in the dataset; None if the number is not known.
+        num_workers: Number of workers, if the position depends on it; otherwise 0.
+        shuffle: Whether the order is random; None if a sampler of the user decides that.
+        sources: For a mixture: the length of each source, by name.
     """
 
     kind: str
@@ -64,25 +65,27 @@ class Position:
     """The position of a loader.
 
     Attributes:
-        made_with: What the loader was made with.
+        made_with: The properties of the loader.
         epoch: The epoch, from 0.
-        batch: Global batches of it that were handed out.
-        sample: Samples of it that were handed out, over all ranks.
-        length: Samples of the epoch, where the dataset had another length when it began.
-        origin: Samples of all earlier epochs, over all ranks, where a plan says how many.
-        is_cut_anew: Whether batches were of another size before `sample`.
-        seed: The seed that batches depend on; None by torch's rules.
-        set_epoch: What `set_epoch` was called with before the epoch.
-        sampler: What the sampler carried before the epoch, or after the last batch handed out if it
-            resumes by itself.
-        dataset: State of this process's copy of the dataset, if it has one.
-        generator: By torch's rules: state of the generator before the epoch; None where that is the
-            user's to restore.
-        draws_base_seed: By torch's rules: whether the epoch began with drawing a base seed, which
-            workers that persist do once.
-        worker_states: Where each worker's copy of the dataset stands, if it has a state.
+        batch: Global batches of the epoch that were returned.
+        sample: Samples of the epoch that were returned, over all ranks.
+        length: Samples of the epoch, if the dataset had another length when the epoch began.
+        origin: Samples of all earlier epochs, over all ranks, if there is a plan.
+        counts_samples: Whether the epoch continues after `sample` samples instead of `batch`
+            batches, because the loader's batches or length changed within it.
+        seed: The seed of all batches; None by torch's rules.
+        set_epoch: The last arguments of `set_epoch` before the epoch.
+        sampler: States of the samplers before the epoch, or after the last batch returned if a
+            sampler can resume within an epoch.
+        dataset: State of this process's copy of the dataset, if it has a state.
+        generator: By torch's rules: state of the generator before the epoch; None if the user has
+            to restore it.
+        draws_base_seed: By torch's rules: whether a base seed was drawn at the start of the epoch;
+            persistent workers draw it only once.
+        worker_states: State of each worker's copy of the dataset, if it has a state.
         next_worker: The worker whose turn it is, if they take turns.
-        mixture: What changes of a `Mixture`: its weights, since when, and the counts before.
+        mixture: The part of a `Mixture` that changes: its weights, the position from which they
+            apply, and the counts before it.
     """
 
     made_with: MadeWith
@@ -91,7 +94,7 @@ class Position:
     sample: int = 0
     length: int | None = None
     origin: int = 0
-    is_cut_anew: bool = False
+    counts_samples: bool = False
     seed: int | None = None
     set_epoch: tuple[int | None, ...] = ()
     sampler: Carried | None = None
@@ -104,17 +107,17 @@ class Position:
 
     @property
     def knows_workers(self) -> bool:
-        """Whether it tells where any worker's copy of the dataset stands."""
+        """Whether it includes a state of any worker's copy of the dataset."""
         return any(each.dataset is not None or each.iterator for each in self.worker_states)
 
     @property
     def start(self) -> Start:
-        """Where reading begins."""
-        by_sample = self.batch > 0 and self.is_cut_anew
+        """Where to begin in the epoch."""
+        by_sample = self.batch > 0 and self.counts_samples
         return Start(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the position as data for JSON, as far as states of the user's objects are."""
+        """Return a dict, JSON-serializable if the states of the user's objects are."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["made_with"] = asdict(self.made_with)
         state["set_epoch"] = list(self.set_epoch)
@@ -123,10 +126,10 @@ class Position:
 
     @classmethod
     def from_state(cls, state: Any) -> Position:
-        """Return the position that `to_state` described.
+        """Return the position from a dict that `to_state` returned.
 
         Raises:
-            OptionError: It is of a newer forebay, or is damaged.
+            OptionError: The dict has another format version, or is damaged.
         """
         version = state.get("version") if isinstance(state, Mapping) else None
         if version != VERSION:
@@ -149,7 +152,7 @@ class Position:
         return position
 
     def _check(self) -> None:
-        """Raise ValueError if a value is of a wrong type or impossible."""
+        """Raise ValueError if a value has a wrong type or is impossible."""
         made: Any = self.made_with
         values: Any = self
         sources, mixture = made.sources or {}, self.mixture or {"weights": (), "counts": ()}
@@ -165,7 +168,7 @@ class Position:
         for name, value in counts.items():
             if type(value) is not int or not 0 <= value < MOST:
                 raise ValueError(f"{name} {value!r}")
-        flags = made.drop_last, made.shuffle or False, self.is_cut_anew, self.draws_base_seed
+        flags = made.drop_last, made.shuffle or False, self.counts_samples, self.draws_base_seed
         samplers: Any = [] if self.sampler is None else self.sampler
         is_known = (
             made.kind in list(KINDS)
@@ -194,14 +197,14 @@ class Position:
         strict: bool,
         may_resize: bool,
     ) -> Position:
-        """Return the position for a loader, checked against what that was made with.
+        """Return the position for a loader, after checking that the loader fits it.
 
         Args:
-            made_with: What the loader was made with.
-            world_size: Among how many ranks it shares each global batch.
-            seed: Its seed.
-            strict: Refuse any difference; otherwise count in samples, and finish the epoch as it
-                was begun, so that no sample is lost or repeated.
+            made_with: The properties of the loader.
+            world_size: Number of ranks that share each global batch of the loader.
+            seed: The loader's `seed` argument.
+            strict: Refuse any difference; otherwise count in samples, and finish the epoch in its
+                original order, so that no sample is lost or repeated.
             may_resize: Whether an epoch may have another number of samples than the dataset.
 
         Raises:
@@ -241,7 +244,7 @@ class Position:
             for name in ("shuffle", "global_batch_size", "length", "drop_last")
             if None not in (old := getattr(was, name), new := getattr(now, name)) and old != new
         ]
-        if not self.batch:  # nothing of the epoch was handed out
+        if not self.batch:  # no batch of the epoch was returned
             differing = []
         if "shuffle" in differing:
             raise OptionError(
@@ -269,8 +272,8 @@ class Position:
                     "  Make the loader with the dataset as it was, or load a state of an "
                     "epoch's end."
                 )
-        is_cut_anew = self.is_cut_anew or bool(differing)
-        return replace(self, made_with=now, length=length, is_cut_anew=is_cut_anew)
+        counts_samples = self.counts_samples or bool(differing)
+        return replace(self, made_with=now, length=length, counts_samples=counts_samples)
 
     def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
         old, new = getattr(self.made_with, name), getattr(now, name)

@@ -1,10 +1,10 @@
-"""Batches made on other machines: packed there, sent as one buffer, copied into the slab here.
+"""Receive batches from other machines: each is sent as one buffer and copied into the local slab.
 
-    worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of our slab
+    worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of the slab
 
-The host's slab holds a batch until it is on its way, and the object store until it has come, so
-neither grows with the buffer: that is the trainer's memory alone. The batch in it is the trainer's
-own, to be written to and kept, as if it had been made here.
+The host's slab holds a batch until it is sent, and the object store until it is received, so the
+size of the buffer affects only the trainer's memory. The trainer may write to a batch and keep it,
+as if a local worker had made it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def pool_on_cluster(
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches.
 
-    What comes from there is copied into the slab, and `slots` gets its slot, by task.
+    Each batch from there is copied into a slot of the slab, which is added to `slots` by task.
     """
     payload = shipped(spec)
     hosting = BatchHosting(payload)
-    arrive = partial(_landed, slab, slots)
+    arrive = partial(_copied_to_slab, slab, slots)
     return RayPool(
         hosting,
         cluster,
@@ -50,10 +50,10 @@ def pool_on_cluster(
     )
 
 
-def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
-    """Bring what was made on another machine into this process's own memory, at once.
+def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
+    """Copy a batch from the object store into the slab as soon as it arrives.
 
-    It may have to wait for its turn, and the object store must not wait with it.
+    It may have to wait for earlier batches, and must not occupy the object store meanwhile.
     """
     if not isinstance(event, TaskFinished):
         return event
@@ -65,7 +65,7 @@ def _landed(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
     packed, slot = land(result.batch, slab)
     if slot is not None:
         earlier = slots.pop(event.task, None)
-        if earlier is not None:  # of an attempt that was given up, and came after all
+        if earlier is not None:  # an earlier attempt, assumed lost, arrived first
             slab.give_back(earlier)
         slots[event.task] = slot
     timing = result.timing._replace(ended_at=time.perf_counter())  # by this machine's clock

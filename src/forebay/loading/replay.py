@@ -12,7 +12,7 @@ from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
-from forebay.loading.samplers import give_back, holds_position
+from forebay.loading.samplers import holds_position, set_carried
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
@@ -25,9 +25,9 @@ def replayed(
     """Return one batch, made again in this thread; see `DataLoader.replay`.
 
     Args:
-        pipeline: The loader's.
-        settings: What the loader is made with.
-        resumed: Where the next iteration is to begin, if a state was loaded.
+        pipeline: The loader's pipeline.
+        settings: The settings of the loader.
+        resumed: The position that was loaded, if no iteration has begun since.
         epoch: See `DataLoader.replay`.
         batch: See `DataLoader.replay`.
     """
@@ -70,7 +70,7 @@ def replayed(
 def _plan_again(
     source: PlanSource, planner: Planner, resumed: Position | None, start: Start
 ) -> tuple[PlanSource, Start]:
-    """Return the source of a planned batch, and where to open it."""
+    """Return a source that gives a planned batch again, and where to open it."""
     plan, begun = source.plan, planner.start
     origin = planner.origin_of(start.epoch)
     if resumed is not None:
@@ -97,7 +97,7 @@ def _plan_again(
 def _source_again(
     pipeline: Pipeline, settings: Settings, start: Start
 ) -> tuple[Source, Start, int]:
-    """Return a copy of a source that carries something, where to open it, and what to skip."""
+    """Return a copy of a source with states, where to open it, and how many batches to skip."""
     planned = pipeline.planner_for(settings).planned(start.epoch)
     sampler = settings.index_sampler
     follows = holds_position(sampler)
@@ -108,10 +108,10 @@ def _source_again(
             "  Load a state that was taken in this epoch and start iterating, or use "
             "shuffle=True, whose order is a function of seed and epoch."
         )
-    # The original is being read, and must not be disturbed.
+    # A copy, because the iteration reads the original.
     dataset = settings.loader.dataset
     sampler = copy.deepcopy(sampler, {id(dataset): dataset})
-    give_back(sampler, planned.carried)
+    set_carried(sampler, planned.carried)
     recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
     again = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
     if follows:  # it continues from its own position

@@ -1,7 +1,7 @@
 """The samplers of a loader whose order is planned, and the states of samplers in general.
 
-A loader with a plan does not read its sampler: the plan says what comes when. The sampler
-exists for code that reads `loader.sampler`, and for libraries that make a loader around it.
+A loader with a plan does not read its sampler: the plan decides the order. The sampler exists for
+code that reads `loader.sampler`, and for libraries that create another loader from it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from forebay.loading.frameworks import warn_if_stock_loader
 from forebay.mixing import MixedDataset
 from forebay.plan.batch_plan import BLOCK, Plan
 
-# What each sampler of a chain carries from epoch to epoch, as JSON, as far as it says.
+# The state of each sampler in a chain (see `chain_of`), JSON-serializable; None for no state.
 Carried = list[dict[str, Any] | None]
 
 
 class _Planned:
-    """Gives the order of the epoch that `set_epoch` named, or else of one epoch after the other.
+    """Yields the order of the epoch given to `set_epoch`; without a call, of epoch after epoch.
 
     Attributes:
         plan: The plan for one rank.
-        epoch: What `set_epoch` named last.
+        epoch: The last argument of `set_epoch`; None before the first call.
     """
 
     def __init__(self, dataset: Any, plan: Plan, seed: int | None, **options: Any) -> None:
         super().__init__(dataset, **options)  # type: ignore[call-arg]
         self.plan = plan
         self.epoch: int | None = None
-        self._seed, self._epochs = seed, 0  # the user's seed; without one, it is drawn
+        self._seed, self._epochs = seed, 0  # the user's seed; None: drawn in each iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the order of this epoch from the next iteration on."""
+        """Use the order of this epoch from the next iteration on."""
         self.epoch = operator.index(epoch)
 
     def __len__(self) -> int:
@@ -63,10 +63,10 @@ class PlannedOrder(_Planned, SequentialSampler):
     """The order of the dataset, or of a mixture that is not shuffled."""
 
 
-def planned(
+def sampler_for_plan(
     dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None
 ) -> PlannedShuffle | PlannedOrder:
-    """Return the sampler that stands for the plan of a dataset."""
+    """Return a sampler with the order of a dataset's plan."""
     is_mix = isinstance(dataset, MixedDataset)
     plan = Plan(
         length=dataset.samples if is_mix else len(dataset),
@@ -103,7 +103,7 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 
 def planned_sampler(sampler: Any, batch_sampler: Any) -> PlannedShuffle | PlannedOrder | None:
-    """Return the sampler of a plan that a loader is made with; None if there is none in it."""
+    """Return the planned sampler among a loader's samplers; None if there is none."""
     if batch_sampler is not None:
         sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
     return sampler if isinstance(sampler, PlannedShuffle | PlannedOrder) else None
@@ -124,28 +124,28 @@ def set_generator(generator: torch.Generator, state: str) -> None:
 
 
 def has_state(thing: Any) -> bool:
-    """Tell whether a sampler, a dataset or an iterator has a state of its own."""
+    """Return whether an object has both `state_dict` and `load_state_dict`."""
     has_both = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
     return has_both and not isinstance(thing, type)
 
 
 def chain_of(sampler: Any) -> list[Any]:
-    """Return a sampler and the one within it."""
+    """Return a sampler and, if it has one, its inner sampler, as in a BatchSampler."""
     inner = getattr(sampler, "sampler", None)
     return [sampler] if inner is None else [sampler, inner]
 
 
 def carried_by(sampler: Any) -> Carried | None:
-    """Return the state that a sampler and the one within it carry across epochs; None for none.
+    """Return the states that a sampler and its inner sampler carry across epochs; None for none.
 
-    It is what the `state_dict` of each says, or else the state of a generator that it holds.
+    The state is that of `state_dict`, or else that of the sampler's generator.
     """
     carried = [_carried(each) for each in chain_of(sampler)]
     return carried if any(each is not None for each in carried) else None
 
 
-def give_back(sampler: Any, carried: Carried | None) -> None:
-    """Set a sampler, and the one within it, to what `carried_by` returned."""
+def set_carried(sampler: Any, carried: Carried | None) -> None:
+    """Restore the states that `carried_by` returned, in a sampler and its inner sampler."""
     for each, state in zip(chain_of(sampler), carried or (), strict=False):
         if state is not None and "generator" in state:
             set_generator(each.generator, state["generator"])
@@ -154,7 +154,7 @@ def give_back(sampler: Any, carried: Carried | None) -> None:
 
 
 def holds_position(sampler: Any) -> bool:
-    """Tell whether a sampler, or the one within it, resumes in the middle of an epoch by itself."""
+    """Return whether a sampler or its inner sampler can itself resume within an epoch."""
     return any(map(has_state, chain_of(sampler)))
 
 
@@ -168,7 +168,7 @@ def _carried(sampler: Any) -> dict[str, Any] | None:
 
 
 def rank_of(sampler: Any) -> tuple[int, int]:
-    """Return the rank of a DistributedSampler, and among how many; (0, 1) for any other."""
+    """Return rank and number of ranks of a DistributedSampler; (0, 1) for any other sampler."""
     inner = chain_of(sampler)[-1]
     if not isinstance(inner, DistributedSampler):
         return 0, 1
@@ -176,7 +176,7 @@ def rank_of(sampler: Any) -> tuple[int, int]:
 
 
 def resized(sampler: Any, length: int) -> Any:
-    """Return one of torch's own samplers for a dataset of another length; None for any other."""
+    """Return one of torch's samplers for a dataset of another length; None for other samplers."""
     if type(sampler) is BatchSampler:
         inner = resized(sampler.sampler, length)
         return inner and BatchSampler(inner, sampler.batch_size, sampler.drop_last)
@@ -189,9 +189,9 @@ def resized(sampler: Any, length: int) -> Any:
 
 
 def rows_of(sampler: Any) -> Iterator[torch.Tensor] | None:
-    """Return the indices of each batch as tensors; None where torch's samplers do not allow it.
+    """Return the indices of each batch as tensors; None if the samplers are not torch's.
 
-    The numbers, and the random draws, are those of the samplers.
+    The indices, and the random draws, are equal to those of the samplers.
     """
     inner: Any = getattr(sampler, "sampler", None)
     if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
@@ -215,4 +215,4 @@ def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[tor
     for start in range(0, end, size):
         yield order[start : min(start + size, end)]
     if type(sampler) is RandomSampler:
-        torch.randperm(length, generator=generator)  # torch draws once more when it has come here
+        torch.randperm(length, generator=generator)  # torch draws once more at the end

@@ -2,9 +2,9 @@
 
     sampler.set_epoch(3)  ──>  SetEpochRecorder.value = 3  ──>  values of the next planned epoch
 
-A buffer makes batches of epochs that have not begun, so the argument of the next call has to be
-predicted: one more than the last one, or a step as large as the last step. Where the prediction was
-wrong, what was made is dropped and made again.
+With a buffer, batches are made for epochs that have not begun, so the argument of the next call is
+predicted: the last one plus the last step, or plus one. If the prediction was wrong, the batches
+are dropped and made again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 from forebay.loading.changes import attributes, fingerprint
 
-# Last arguments of `set_epoch` on: the outer sampler, the sampler within it, the dataset. None
-# where it was never called, or does not exist.
+# Last arguments of `set_epoch` on: the outer sampler, the inner sampler, the dataset. None if it
+# was never called, or does not exist.
 Values = tuple[int | None, ...]
 
 
 class SetEpochRecorder:
-    """Replaces the `set_epoch` of one object, and remembers what it was called with.
+    """Replaces the `set_epoch` of one object and records the argument of each call.
 
-    It is stored on the object itself and travels with it, by pickle too.
+    It is an attribute of that object, and is copied and pickled with it.
 
     Attributes:
         value: The last argument; None before the first call.
@@ -40,7 +40,7 @@ class SetEpochRecorder:
 
     @classmethod
     def on(cls, target: Any) -> SetEpochRecorder | None:
-        """Return the recorder of an object, installed if need be; None if it cannot have one."""
+        """Return the recorder of an object, after installing it; None if that is not possible."""
         if not hasattr(target, "set_epoch"):
             return None
         installed = getattr(target, "__dict__", {}).get("set_epoch")
@@ -55,8 +55,8 @@ class SetEpochRecorder:
 
     def __call__(self, epoch: int) -> Any:
         """Record the argument and call the object's own `set_epoch`."""
-        with suppress(TypeError):  # whatever else the user's own `set_epoch` takes
-            epoch = operator.index(epoch)  # of a tensor, or of numpy's integers
+        with suppress(TypeError):  # the user's `set_epoch` may take something else
+            epoch = operator.index(epoch)  # also for tensors and NumPy integers
         self.value = epoch
         return self.apply(epoch)
 
@@ -74,15 +74,15 @@ class SetEpochRecorder:
             return self._own(epoch)
         if hasattr(kind, "set_epoch"):
             return kind.set_epoch(target, epoch)
-        return target.__getattr__("set_epoch")(epoch)  # it forwards what it does not have itself
+        return target.__getattr__("set_epoch")(epoch)  # a wrapper that forwards attributes
 
 
 class SetEpochRecorders:
-    """The recorders on everything that a loader's batches depend on.
+    """The recorders on the samplers and the dataset of a loader.
 
     Args:
-        sampler: The outer sampler; None to record nothing on samplers.
-        dataset: The dataset, or a subset of one that has `set_epoch`; None likewise.
+        sampler: The outer sampler; None to leave samplers without recorders.
+        dataset: The dataset, or a subset of one that has `set_epoch`; None for no recorder.
     """
 
     def __init__(self, sampler: Any, dataset: Any) -> None:
@@ -92,36 +92,36 @@ class SetEpochRecorders:
         self._all = [SetEpochRecorder.on(each) for each in self._targets]
 
     def fingerprint(self) -> Any:
-        """Return what differs once the user has changed a sampler, other than by `set_epoch`."""
+        """Return a value that differs once a sampler was changed, except by `set_epoch`."""
         return [
             fingerprint(thing, frozenset() if recorder is None else recorder.writes)
             for thing, recorder in zip(self._targets[:2], self._all, strict=False)
         ]
 
     def dataset_fingerprint(self, dataset: Any) -> Any:
-        """Return the same of a dataset."""
+        """Return a value that differs once a dataset was changed, except by `set_epoch`."""
         recorder = self._all[2]
         owner, writes = self._targets[2], frozenset() if recorder is None else recorder.writes
         own = fingerprint(dataset, writes if owner is dataset else frozenset())
         return own if owner in (None, dataset) else (own, fingerprint(owner, writes))
 
     def values(self) -> Values:
-        """Return what `set_epoch` was called with last, on each."""
+        """Return the last argument of `set_epoch` on each object."""
         return tuple(None if each is None else each.value for each in self._all)
 
     def restore(self, values: Sequence[int | None]) -> None:
-        """Call `set_epoch` as it was called before a state was saved."""
+        """Call `set_epoch` with the arguments recorded in a saved state."""
         for recorder, value in zip(self._all, values, strict=False):
             if recorder is not None and value is not None:
                 recorder(value)
 
     def call_on_dataset(self, values: Values) -> None:
-        """Call the dataset's `set_epoch` with these values, not as the user's call."""
+        """Call the dataset's `set_epoch` with its value, without recording the call."""
         self._call((None, None, *values[-1:]))
 
     @contextmanager
     def on_samplers(self, values: Values) -> Iterator[None]:
-        """Set the samplers to the epoch of these values for the block."""
+        """Call `set_epoch` of the samplers with these values for the duration of the block."""
         self._call((*values[:2], None))
         try:
             yield
@@ -133,18 +133,18 @@ class SetEpochRecorders:
         for recorder, value in zip(self._all, values, strict=False):
             if recorder is not None and value is not None:
                 recorder.apply(value)
-        # One may have passed the call on to another, whose recorder took it for the user's.
+        # A `set_epoch` may call that of another object, which then recorded this call.
         for recorder, value in zip(self._all, users, strict=True):
             if recorder is not None:
                 recorder.value = value
 
 
 def next_values(last: Values, before: Values | None) -> Values:
-    """Return what `set_epoch` is expected to be called with after `last`.
+    """Return the expected arguments of the next `set_epoch`.
 
     Args:
-        last: The values of one epoch.
-        before: Those of the epoch before it, if they are known.
+        last: The arguments for one epoch.
+        before: The arguments for the epoch before that one; None if they are not known.
     """
     if before is None:
         before = (None,) * len(last)

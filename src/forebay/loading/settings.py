@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.batches import nbytes
-from forebay.buffer import MAX_BATCHES
+from forebay.buffer import MAX_BATCHES, capacity_shown, low_mark_of
 from forebay.collating.slicing import slicing
 from forebay.engine.limits import Limits
 from forebay.loading.auto_workers import AutoWorkers, WorkerTuning
@@ -38,12 +38,12 @@ from forebay.options import cluster_of
 from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
 
-# A batch whose worker died, or hung, is made once more.
+# How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# Batches up to this size are sliced in the trainer, where the dataset is tensors in memory: making
-# one takes less than sending it.
+# If the dataset is tensors in memory, batches up to this size are sliced in the trainer's thread:
+# that takes less time than to receive one from a worker.
 SLICED_BYTES = 1 << 20
-# Work to send to a worker in one message, where batches are quick: it need not wait for the next.
+# Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
 GROUP_S = 0.02
 MAX_IN_GROUP = 64
 
@@ -51,21 +51,21 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRa
 
 
 class Settings:
-    """A loader's settings. Derived for each use, because attributes of a loader may be set.
+    """A loader's settings. They are derived for each use, since a loader's attributes can change.
 
     Args:
         loader: The loader.
 
     Attributes:
-        by_torchs_rules: Whether none of forebay's own arguments was named, or they do not change
-            which worker makes which batch.
-        is_iterable: Whether samples come one after another, and cannot be asked for.
-        auto_collation: Whether a batch is made of several samples.
-        batch_size: Samples of a batch on this rank; None where a sampler says how many.
+        by_torchs_rules: Whether batches are made as in torch, each by the worker whose turn it is:
+            with torch's arguments alone, or with an iterable dataset.
+        is_iterable: Whether the dataset is iterable.
+        auto_collation: Whether a batch is made from several samples.
+        batch_size: Samples of a batch on this rank; None if a batch sampler decides.
         drop_last: Whether the incomplete batch of an epoch is left out.
-        index_sampler: What gives the index, or the list of indices, of each batch.
-        planned: The sampler that stands for a plan; None where a sampler, or an iterable dataset,
-            says which batches there are.
+        index_sampler: Yields the index, or the list of indices, of each batch.
+        planned: The sampler with the order of a plan; None if a sampler of the user, or an
+            iterable dataset, decides the order.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -78,13 +78,14 @@ class Settings:
         self.planned = None
         if not self.by_torchs_rules:
             self.planned = planned_sampler(loader.sampler, loader.batch_sampler)
-        if self.planned is not None and self.auto_collation:  # also if re-created around it
+        # Libraries create a loader with a BatchSampler around the planned sampler.
+        if self.planned is not None and self.auto_collation:
             self.batch_size = loader.batch_sampler.batch_size
             self.drop_last = loader.batch_sampler.drop_last
 
     @functools.cached_property
     def shared(self) -> Plan | None:
-        """How batches are shared among ranks; None if they are not. It has no length."""
+        """How ranks share each batch, as a plan without a length; None if they do not."""
         ranks, loader = self.loader.ranks, self.loader
         if ranks is None:
             return None
@@ -100,7 +101,7 @@ class Settings:
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """Which batches there are; None without a `planned` sampler."""
+        """The plan of the batches; None without a `planned` sampler."""
         if self.planned is None:
             return None
         dataset, plan = self.loader.dataset, self.planned.plan
@@ -115,7 +116,7 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """The batches of an epoch on this rank."""
+        """The number of batches of an epoch on this rank."""
         if self.plan is not None:
             return self.plan.steps()
         if self.shared is not None:
@@ -124,24 +125,24 @@ class Settings:
 
     @property
     def drawn_from(self) -> torch.Generator:
-        """The generator that each iteration draws from; torch itself refuses an impossible one."""
+        """The generator that each iteration draws from; torch refuses an invalid argument."""
         given = self.loader.generator
         return given if isinstance(given, torch.Generator) else torch.default_generator
 
     @property
     def draws(self) -> bool:
-        """Whether what comes depends on torch's generator when an epoch begins."""
+        """Whether batches depend on the state of torch's generator when an epoch begins."""
         is_self_contained = self.is_local and type(self.loader.sampler) is SequentialSampler
         return self.by_torchs_rules and (self.is_iterable or not is_self_contained)
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether workers live on from epoch to epoch."""
+        """Whether workers are kept from epoch to epoch."""
         return self.loader.buffer is not None or self.loader.persistent_workers
 
     @functools.cached_property
     def is_sliced(self) -> bool:
-        """Whether the dataset is tensors in memory that are best sliced where they are."""
+        """Whether batches are slices of tensors in memory, made in the trainer's thread."""
         loader = self.loader
         cut = slicing(loader.dataset, loader.collate_fn) if self.auto_collation else None
         if cut is None or not len(loader.dataset) or loader.worker_init_fn is not None:
@@ -158,10 +159,10 @@ class Settings:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether batches of epochs are made that have not begun.
+        """Whether batches are made for epochs that have not begun.
 
-        A datapipe is seeded by the trainer when its epoch begins, and without order epochs would
-        mix: there the next epoch waits for that.
+        Not for a datapipe, which is seeded when its epoch begins, and not with `in_order=False`,
+        where batches of two epochs would mix.
         """
         loader = self.loader
         is_free = loader.in_order and not isinstance(loader.dataset, IterDataPipe)
@@ -169,13 +170,13 @@ class Settings:
 
     @property
     def tracks_state(self) -> bool:
-        """Whether the position tells where each worker's copy of the dataset stands."""
+        """Whether the position includes the state of each worker's copy of the dataset."""
         is_copied = self.by_torchs_rules and not self.is_local
         return self.is_iterable or (is_copied and has_state(self.loader.dataset))
 
     @property
     def made_with(self) -> MadeWith:
-        """What positions depend on."""
+        """The properties that positions depend on."""
         kind = "torch" if self.by_torchs_rules else "sampler"
         if self.is_iterable or self.plan is not None:
             kind = "iterable" if self.is_iterable else "plan"
@@ -193,7 +194,7 @@ class Settings:
 
     @property
     def length(self) -> int | None:
-        """The samples of the dataset, as it says; None if it does not."""
+        """The length of the dataset; None if it has none."""
         try:
             return len(self.loader.dataset)
         except TypeError:
@@ -201,7 +202,7 @@ class Settings:
 
     @property
     def shuffle(self) -> bool | None:
-        """Whether the order is random; None where a sampler of the user's decides that."""
+        """Whether the order is random; None if a sampler of the user decides that."""
         if self.plan is not None:
             return self.plan.shuffle
         kind = type(self.loader.sampler)
@@ -214,7 +215,7 @@ class Settings:
 
     @property
     def replicas(self) -> int:
-        """How many ranks a DistributedSampler shares samples among."""
+        """The number of ranks of a DistributedSampler; 1 for other samplers."""
         return int(getattr(self.loader.sampler, "num_replicas", 1))
 
     def spec(
@@ -224,7 +225,7 @@ class Settings:
         first_epoch: int = 0,
         worker_states: tuple[WorkerState, ...] = (),
     ) -> BatchSpec:
-        """Return how batches are made; see `BatchSpec`."""
+        """Return how to make batches; see `BatchSpec`."""
         loader = self.loader
         init = loader.worker_init_fn
         if isinstance(loader.dataset, IterDataPipe | MapDataPipe) and loader.num_workers:
@@ -246,7 +247,7 @@ class Settings:
         )
 
     def workers(self) -> Workers:
-        """Return where batches are made."""
+        """Return where workers run, and how many."""
         loader = self.loader
         context = loader.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
@@ -263,10 +264,10 @@ class Settings:
         return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
     def depth(self) -> Depth:
-        """Return how many requests to have out."""
+        """Return the limit of outstanding requests."""
         loader = self.loader
         usual = (loader.prefetch_factor or 1) * loader.num_workers
-        # More than torch requests, where it makes no visible difference.
+        # More requests than torch makes, if that has no visible effect.
         grows = (
             self.by_torchs_rules
             and not loader.prefetch_is_set
@@ -275,7 +276,7 @@ class Settings:
         )
         if self.is_local:
             usual = 1 if self.is_iterable else usual
-            # A request is but indices here; reading many at a time is quicker.
+            # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
         if loader.buffer is not None:
             if self.by_torchs_rules:
@@ -284,7 +285,7 @@ class Settings:
         return Depth(usual, max(usual, TINY_DEPTH * loader.num_workers) if grows else usual)
 
     def limits(self, depth: Depth) -> Limits:
-        """Return what the engine may do."""
+        """Return the limits for the engine."""
         loader, buffer = self.loader, self.loader.buffer
         limits = Limits(
             num_workers=loader.num_workers,
@@ -300,7 +301,7 @@ class Settings:
         if self.by_torchs_rules:
             limits = replace(
                 limits,
-                # The planner bounds what is out, so that no worker waits for another's slot.
+                # The planner limits the requests, so that no worker waits for another's slot.
                 slots=depth.most * 2 + RELEASED_TOGETHER,
                 in_order=loader.in_order,
                 group_s=0.0,
@@ -311,16 +312,16 @@ class Settings:
             return limits
         if buffer.max_batches is None or not self.by_torchs_rules:
             slots = buffer.max_batches or MAX_BATCHES
-            limits = replace(limits, slots=slots, refill_below=buffer.low_mark())
+            limits = replace(limits, slots=slots, refill_below=low_mark_of(buffer))
         return replace(limits, max_bytes=buffer.nbytes)
 
     def described(self) -> str:
-        """Return the loader in one line: its dataset, sizes, and the arguments given."""
+        """Return the loader in one line: its dataset, sizes and main arguments."""
         loader, length = self.loader, self.length
         shown = type(loader.dataset).__name__ + ("" if length is None else f"({length:,})")
         parts = [shown, f"batch_size={self.batch_size}", f"num_workers={loader.num_workers}"]
         if loader.buffer is not None:
-            parts.append(f"buffer={loader.buffer.described()}")
+            parts.append(f"buffer={capacity_shown(loader.buffer)}")
         if loader.ranks is not None:
             parts.append("rank={1} of {0}".format(*loader.ranks))
         usual = {"seed": None, "backend": "process", "on_error": "raise", "drop_last": False}

@@ -1,11 +1,11 @@
-"""Where requests come from: a plan, a sampler, or an iterable dataset.
+"""The sources of batch indices: a plan, a sampler, or an iterable dataset.
 
-Long because it holds all three sources, each with the same few methods.
+Long because all three sources are here, each with the same few methods.
 
     source.open(epoch) ──> reader ── read(count) ──> [Selection, …]
 
-A source gives the selections of one epoch after another; `planner.py` makes requests of them. It is
-read in the trainer's thread alone: samplers are the user's code and draw from its generators.
+A source yields the selections of one epoch after another; `planner.py` turns them into requests. It
+is read only in the trainer's thread: samplers are the user's code and draw from the generators.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from forebay.loading.samplers import (
     Carried,
     carried_by,
     chain_of,
-    give_back,
     holds_position,
     rank_of,
     resized,
     rows_of,
+    set_carried,
 )
 from forebay.loading.set_epoch import SetEpochRecorders, Values
 from forebay.plan.batch_plan import Plan, share_of
@@ -37,16 +37,18 @@ from forebay.randomness import PrivateGenerators
 
 # Samplers whose code draws from no generator of the process.
 _SELF_CONTAINED = (SequentialSampler, DistributedSampler)
-# Positions of the ranks of a DistributedSampler are so far apart that no two are equal.
+# Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
 RANK_BITS = 40
 
 
 class Selection(NamedTuple):
-    """What one batch is to be made of.
+    """The indices of one batch.
 
     Attributes:
-        index: See `BatchRequest`; so are `position` and `repeated`.
-        carried: What a sampler that resumes by itself carries after it.
+        index: See `BatchRequest`.
+        position: See `BatchRequest`.
+        repeated: See `BatchRequest`.
+        carried: The sampler's states after it, if the sampler can resume within an epoch.
     """
 
     index: Any
@@ -60,11 +62,11 @@ class Start(NamedTuple):
 
     Attributes:
         epoch: The epoch.
-        batch: Batches that were handed out before, to be left out.
-        sample: Samples that were, over all ranks.
-        length: Samples of the epoch, where that is not what the source has now.
-        by_sample: Leave out samples, not batches: these were of another size.
-        origin: Samples of all earlier epochs, over all ranks; a mixture goes on after them.
+        batch: Number of batches already returned, to be skipped.
+        sample: Number of samples already returned, over all ranks.
+        length: Samples of the epoch, if it differs from the present length of the source.
+        by_sample: Skip `sample` samples, not `batch` batches: these had another size.
+        origin: Samples of all earlier epochs, over all ranks; a mixture continues after them.
     """
 
     epoch: int
@@ -80,12 +82,12 @@ class Reader:
 
     Args:
         selections: The selections.
-        generators: Put around each piece of reading.
+        generators: Returns a context manager in which selections are read.
 
     Attributes:
-        is_complete: Whether all of them were read.
-        error: What the sampler raised instead of the next one, if that was not handed out yet.
-        has_failed: Whether it has raised.
+        is_complete: Whether all selections were read.
+        error: The exception that the sampler raised, until the planner raises it.
+        has_failed: Whether the sampler has raised.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Reader:
         with self._generators():
             try:
                 found.extend(itertools.islice(self._selections, count))
-            except Exception as error:  # noqa: BLE001 - it is raised when its turn comes
+            except Exception as error:  # noqa: BLE001 - raised after the batches before it
                 self.error, self.has_failed = error, True
             except BaseException:
                 self.has_failed = True
@@ -115,12 +117,12 @@ class Reader:
         return found
 
     def begin(self) -> None:
-        """Read the first selection now, and with it whatever the sampler draws for its order."""
+        """Read the first selection now, so that the sampler draws its order."""
         self.has_more()
         self.is_complete = False
 
     def has_more(self) -> bool:
-        """Tell whether there is another selection, or an exception; it is still to be read."""
+        """Return whether `read` would return another selection, or the sampler raised."""
         found = self.read(1)
         self._selections = itertools.chain(found, self._selections)
         return bool(found) or self.has_failed
@@ -131,7 +133,7 @@ class Source(ABC):
 
     Attributes:
         kind: See `position.KINDS`.
-        count: Returns how many samples the index of a selection stands for.
+        count: Returns the number of samples for the index of a selection.
     """
 
     kind: str
@@ -143,38 +145,38 @@ class Source(ABC):
 
         Args:
             start: Where to begin.
-            values: What `set_epoch` was, or will be, called with before it.
+            values: The arguments of `set_epoch` before it, recorded or expected.
         """
 
-    def handed_out(self, start: Start, batches: int, samples: int) -> int:
-        """Return how many samples of an epoch were handed out, over all ranks.
+    def samples_returned(self, start: Start, batches: int, samples: int) -> int:
+        """Return how many samples of an epoch were returned, over all ranks.
 
         Args:
-            start: Where it was begun.
-            batches: How many batches this rank had since.
-            samples: How many samples were in them.
+            start: Where the epoch was begun.
+            batches: Batches returned to this rank since then.
+            samples: Samples in these batches.
         """
         return start.sample + samples
 
     def end_of(self, start: Start) -> int | None:
-        """Return how many samples an epoch has, over all ranks; None if that is not known."""
+        """Return the number of samples of an epoch, over all ranks; None if it is not known."""
         return None
 
     def carried(self) -> Carried | None:
-        """Return what is carried from epoch to epoch; None if that is nothing."""
+        """Return the sampler states that are carried from epoch to epoch; None for none."""
         return None
 
-    def give_back(self, carried: Carried | None) -> None:  # noqa: B027 - most carry nothing
-        """Take back what `carried` returned."""
+    def set_carried(self, carried: Carried | None) -> None:  # noqa: B027 - only samplers have states
+        """Restore the states that `carried` returned."""
 
 
 class PlanSource(Source):
-    """Selections by a plan: no sampler is read, and nothing grows with the dataset.
+    """Selections by a plan: no sampler is read, and memory does not grow with the dataset.
 
     Args:
         plan: The plan.
-        auto_collation: Whether a selection is a list of indices, not one of them.
-        as_tensors: Whether to select by tensors, where batches are sliced.
+        auto_collation: Whether a selection is a list of indices, not a single index.
+        as_tensors: Whether indices are tensors, for batches that are sliced.
     """
 
     kind = "plan"
@@ -185,11 +187,11 @@ class PlanSource(Source):
         self.count = len if auto_collation else _one
 
     def open(self, start: Start, values: Values) -> Reader:
-        """See `Source`: the order is that of the epoch which `set_epoch` of the sampler named."""
+        """See `Source`. If the sampler's `set_epoch` was called, its argument decides the order."""
         order = next((value for value in values[:2] if value is not None), None)
         return Reader(self._selections(self._plan_of(start), start, order))
 
-    def handed_out(self, start: Start, batches: int, samples: int) -> int:
+    def samples_returned(self, start: Start, batches: int, samples: int) -> int:
         """See `Source`."""
         return min(start.sample + batches * self.plan.global_batch_size, self.end_of(start))
 
@@ -212,19 +214,19 @@ class PlanSource(Source):
 
 
 class SamplerSource(Source):
-    """Selections by a sampler, read as far as is needed.
+    """Selections by a sampler, read as they are needed.
 
     Args:
-        sampler: Gives the index, or the list of indices, of each batch; iterated every epoch.
-        seed: Of generators that the sampler has to itself; None lets it draw from the process's,
-            as torch does.
-        recorders: Sets samplers to an epoch while it is opened.
-        plan: How batches are shared among ranks; None if the sampler's are this rank's own.
-        auto_collation: Whether it gives lists of indices.
-        as_tensors: Whether to select by tensors, where that is quick.
+        sampler: Yields the index, or the list of indices, of each batch; iterated every epoch.
+        seed: The seed of separate generators for the sampler; None: it draws from the generators
+            of the process, as in torch.
+        recorders: Call `set_epoch` of the samplers while an epoch is opened.
+        plan: How ranks share each batch; None if the sampler yields only this rank's batches.
+        auto_collation: Whether the sampler yields lists of indices.
+        as_tensors: Whether indices are tensors, if the samplers are torch's.
 
     Attributes:
-        begun: An iterator over the sampler that torch has made; it is read once.
+        begun: The iterator over the sampler that torch created, for the next `open`; else None.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class SamplerSource(Source):
             self._selections(start), nullcontext if is_pure else PrivateGenerators(seed)
         )
         with self._recorders.on_samplers(values):
-            reader.begin()  # samplers look at their epoch when they are first asked
+            reader.begin()  # many samplers read their epoch when iteration starts
         return reader
 
     def _selections(self, start: Start, begun: Any = None) -> Iterator[Selection]:
@@ -274,8 +276,8 @@ class SamplerSource(Source):
             begun = None
         if not skip:
             position += start.sample // ranks
-        # One that gives nothing for a whole epoch still stood at the end of the epoch before, as
-        # its state did, and is read again.
+        # A sampler that yields nothing was restored to the end of the epoch before: this iteration
+        # only ended that epoch, so it is iterated again.
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
             rows = rows_of(sampler) if self._as_tensors else None
@@ -303,7 +305,7 @@ class SamplerSource(Source):
                 yield Selection(own, position + share.first, share.repeated)
             position += len(together)
 
-    def handed_out(self, start: Start, batches: int, samples: int) -> int:
+    def samples_returned(self, start: Start, batches: int, samples: int) -> int:
         """See `Source`."""
         sampler: Any = self.sampler
         if self._plan is None:
@@ -315,13 +317,13 @@ class SamplerSource(Source):
         """See `Source`."""
         return carried_by(self.sampler)
 
-    def give_back(self, carried: Carried | None) -> None:
+    def set_carried(self, carried: Carried | None) -> None:
         """See `Source`."""
-        give_back(self.sampler, carried)
+        set_carried(self.sampler, carried)
 
 
 class IterableSource(Source):
-    """Selections of an iterable dataset: so many samples, whichever come next.
+    """Selections of an iterable dataset: only the number of samples, without indices.
 
     Args:
         batch_size: Samples of a batch; None for single samples.
@@ -334,12 +336,12 @@ class IterableSource(Source):
         self.count = _one if batch_size is None else len
 
     def open(self, start: Start, values: Values) -> Reader:
-        """See `Source`: there is no end but the workers'."""
+        """See `Source`. The selections never end; the workers report the end of the data."""
         return Reader(itertools.repeat(Selection(self._index)))
 
 
 class _Rest:
-    """What a sampler gives after its first indices."""
+    """The rest of a sampler, after its first `skip` indices."""
 
     def __init__(self, sampler: Iterable[Any], skip: int) -> None:
         self._sampler, self._skip = sampler, skip
@@ -356,5 +358,5 @@ def _length(index: Any) -> int:
     try:
         # `len` of a tensor takes a microsecond, and a batch may take no more than twenty.
         return index.size(0) if isinstance(index, torch.Tensor) else len(index)
-    except (TypeError, IndexError):  # only the dataset's __getitems__ knows what it is
+    except (TypeError, IndexError):  # any object, for the dataset's `__getitems__`
         return 1

@@ -1,4 +1,4 @@
-"""Where batches are made: the pool for each backend, and worker handles as in torch."""
+"""Create the pool of workers for each backend, and handles of workers as in torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Where batches are made.
+    """Where workers run, and how many.
 
     Attributes:
         backend: "process", "thread" or "ray".
-        count: How many there are at once, at most.
+        count: The largest number of workers at a time.
         start: How processes start, see `ProcessPool`.
-        directory: Where the batches of processes lie; None for memory.
-        cluster: Which cluster, for "ray".
+        directory: The folder for the batches of worker processes; None for memory.
+        cluster: The cluster, for "ray".
     """
 
     backend: Literal["process", "thread", "ray"]
@@ -43,7 +43,7 @@ class Workers:
 
     @property
     def start_s(self) -> float:
-        """Seconds that a worker may take to start; a cluster's may have to wait for room."""
+        """Seconds that a worker may take to start; on a cluster it may wait for free resources."""
         return 10.0 if self.cluster is None else 120.0
 
 
@@ -51,10 +51,10 @@ def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots |
     """Return a pool whose workers make batches, in the slab if there is one.
 
     Args:
-        spec: How batches are made.
-        workers: Where.
-        turns: Whether each request is for one worker alone.
-        slots: The slab that is shared with the workers, and which slot each batch has; None for
+        spec: How to make batches.
+        workers: Where the workers run, and how many.
+        turns: Whether each request is for one worker only.
+        slots: The slab that is shared with the workers, and the slot of each batch; None for
             threads.
     """
     if workers.backend == "thread":
@@ -73,21 +73,21 @@ def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots |
 
 
 class WorkerHandle:
-    """One worker process, with the methods of a process that torch's users rely on.
+    """One worker process, with the methods of `multiprocessing.Process` that torch's users call.
 
     Attributes:
         name: Its name.
     """
 
     def __init__(self, feed: Feed, incarnation: int) -> None:
-        """Refer to one of the first workers of a feed."""
+        """Create a handle of one of the first workers of a feed."""
         self.name = f"forebay-worker-{incarnation}"
         self._feed = feed
         self._incarnation = incarnation
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None for a thread."""
+        """The process ID; None for a thread."""
         pool = self._feed.pool
         if not isinstance(pool, ProcessPool):
             return None
@@ -100,12 +100,12 @@ class WorkerHandle:
 
     @property
     def exitcode(self) -> int | None:
-        """What the process ended with; None while it lives."""
+        """The exit code of the process; None while it runs."""
         pool = self._feed.pool
         return pool.exit_codes.get(self._incarnation) if isinstance(pool, ProcessPool) else None
 
     def is_alive(self) -> bool:
-        """Tell whether the process exists."""
+        """Return whether the process exists."""
         pid = self.pid
         if pid is None or self.exitcode is not None:
             return False
@@ -116,7 +116,7 @@ class WorkerHandle:
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the process is gone."""
+        """Wait until the process has ended, at most `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (until is None or time.monotonic() < until):
             if self._feed.is_open:
@@ -125,7 +125,7 @@ class WorkerHandle:
                 time.sleep(0.01)
 
     def terminate(self) -> None:
-        """Kill the process if it is still there."""
+        """Send SIGTERM to the process if it still exists."""
         if self.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid or 0, signal.SIGTERM)

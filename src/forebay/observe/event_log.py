@@ -1,12 +1,12 @@
-"""The logger "forebay": workers that die or are replaced, and what fails, while it happens.
+"""The logger "forebay": deaths and replacements of workers, and failures, as they happen.
 
     WARNING   a worker died or was killed; an input, a batch or a sample failed
-    INFO      a worker was replaced; a task is tried again; a run begins and ends; another number
-              of workers (`num_workers="auto"`)
+    INFO      a worker was replaced; a task is tried again; a run begins or ends; the number of
+              workers changed (`num_workers="auto"`)
 
 Nothing is printed unless the program configures logging. A run with a million failures does not
-log a million lines: of each kind of message at most `MAX_LINES` are logged in `WINDOW_S` seconds,
-and the next one says how many were left out.
+log a million lines: at most `MAX_LINES` messages of each kind are logged in `WINDOW_S` seconds,
+and the next one says how many were omitted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class RepeatFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._windows: dict[str, tuple[float, int]] = {}  # its begin, and records in it
+        # By format string: when the window began, and the number of records in it.
+        self._windows: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record; the first of a window says how many were not."""
+        """Return whether to log a record; the first of a window says how many were omitted."""
         now, kind = self._clock(), str(record.msg)
         began, count = self._windows.get(kind, (now, 0))
         omitted = 0
@@ -50,7 +51,7 @@ class RepeatFilter(logging.Filter):
 
 
 log = logging.getLogger("forebay")
-log.addHandler(logging.NullHandler())  # or Python would print warnings to stderr
+log.addHandler(logging.NullHandler())  # otherwise Python prints warnings to stderr
 log.addFilter(RepeatFilter())
 
 
@@ -82,7 +83,7 @@ def log_failed(name: str, failure: Failure) -> None:
 
 
 def log_samples_failed(failures: Iterable[Failure]) -> None:
-    """Log the samples that failed and are left out."""
+    """Log the samples that failed and are skipped."""
     for failure in failures:
         where = "" if failure.epoch is None else f", epoch {failure.epoch}, batch {failure.batch}"
         log.warning(

@@ -24,7 +24,7 @@ def summary(
     """Return a title, a table of facts, and a list of failures that can be opened.
 
     Args:
-        title: What it is about.
+        title: The heading.
         facts: By name, a number or anything that has a string.
         failures: The failures that are known; the first `MAX_LISTED` are shown.
         failed: The number of all failures.

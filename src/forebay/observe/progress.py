@@ -1,6 +1,6 @@
 """Progress: a bar in a notebook or on a terminal, otherwise a line on stderr now and then.
 
-A stderr that is missing, closed or cannot be written to never raises: work goes on unseen.
+If stderr is missing, closed or not writable, nothing is shown and no error is raised.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay.errors import printable
 from forebay.observe.event_log import log
+from forebay.observe.run_trace import RunTrace
 
 # Without a terminal: seconds until the first line, and the longest wait between two.
 FIRST_LINE_S = 10.0
@@ -29,10 +30,13 @@ class Progress:
     Args:
         total: Number of inputs.
         done: Number of inputs that were done before this run.
-        visible: Whether to show anything.
+        visible: Whether to show progress.
         clock: Returns monotonic seconds.
-        unit: What one input is called.
-        label: What is done, and to which output; see `label_of`.
+        unit: The noun for one input.
+        label: The operation and the name of its output; see `label_of`.
+
+    Attributes:
+        trace: When they ended.
     """
 
     def __init__(
@@ -47,10 +51,11 @@ class Progress:
         """Start the clock."""
         self.done = done
         self.failed = 0
-        self._total = total
+        self.total = total
+        self.unit = unit
+        self.trace = RunTrace()
         self._before = done
         self._clock = clock
-        self._unit = unit
         self._label = label
         self._began = clock()
         self._visible = visible
@@ -66,13 +71,13 @@ class Progress:
 
         bar_class = _notebook_bar() if _is_notebook() else tqdm
         interval = tqdm.monitor_interval
-        tqdm.monitor_interval = 0  # its watching thread would make forking unsafe
+        tqdm.monitor_interval = 0  # a monitor thread would make forking unsafe
         try:
             return bar_class(
                 desc=self._label or None,
-                total=self._total,
+                total=self.total,
                 initial=self.done,
-                unit=self._unit,
+                unit=self.unit,
                 dynamic_ncols=True,
             )
         except OSError:
@@ -81,15 +86,16 @@ class Progress:
             tqdm.monitor_interval = interval
 
     def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
-        """Add inputs that ended in this run.
+        """Count inputs that ended in this run.
 
         Args:
             done: How many succeeded.
             failed: How many failed.
-            metadata: What the ledger records of each that succeeded, for subclasses.
+            metadata: The ledger's metadata of each input that succeeded, for subclasses.
         """
         self.done += done
         self.failed += failed
+        self.trace.ended(done, failed)
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.update(done + failed)
@@ -108,17 +114,17 @@ class Progress:
     def line(self) -> str:
         """Return the state of the run in one line."""
         rate = self.rate()
-        left = self._total - self.done - self.failed
+        left = self.total - self.done - self.failed
         eta = duration(left / rate) if rate else "unknown"
         label = f"{self._label}: " if self._label else ""
         return (
-            f"{label}{self.done:,} of {self._total:,} done, {self.failed:,} failed, "
-            f"{rate:,.1f} {self._unit}s/s, {eta} left"
+            f"{label}{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
+            f"{rate:,.1f} {self.unit}s/s, {eta} left"
         )
 
     def close(self) -> None:
-        """Leave the terminal as it was found, and log how the run ended."""
-        counts = f"{self.done:,}", f"{self._total:,}", f"{self.failed:,}"
+        """Close the bar, and log how the run ended."""
+        counts = f"{self.done:,}", f"{self.total:,}", f"{self.failed:,}"
         log.info("%s: ends; %s of %s done, %s failed", self._label or "a run", *counts)
         if self._bar is not None:
             with suppress(OSError):
@@ -136,7 +142,7 @@ def note(text: str) -> None:
 
 
 def _discard_unwritten() -> None:
-    """Empty the buffer of stderr: Python exits with code 120 if it cannot write it at the end."""
+    """Empty the buffer of stderr: Python exits with code 120 if it cannot flush it at exit."""
     with suppress(Exception):
         descriptor = sys.stderr.fileno()
         kept, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
@@ -150,7 +156,7 @@ def _discard_unwritten() -> None:
 
 
 def label_of(verb: str, output: str | os.PathLike[str]) -> str:
-    """Return the label of a run: what it does, and the last name of its output."""
+    """Return the label of a run: a verb, and the last component of its output path."""
     name = printable(os.fspath(output).rstrip("/").rpartition("/")[2] or os.fspath(output))
     return f"{verb} {name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + '…'}"
 
@@ -181,7 +187,7 @@ def _is_terminal() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: "42 s", "3 min 20 s", "2 h 5 min"."""
+    """Return a duration as a string: "42 s", "3 min 20 s", "2 h 5 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

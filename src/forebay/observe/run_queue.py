@@ -1,10 +1,10 @@
-"""How long a thread was able to run but waited for a core."""
+"""Measure how long a thread was able to run but waited for a core."""
 
 from __future__ import annotations
 
 
 def queued_s() -> float:
-    """Return the seconds that this thread waited for a core so far; 0 if the system does not tell.
+    """Return the seconds that this thread has waited for a core; 0 if the system does not say.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst: the second field of
     /proc/<pid>/schedstat is the time spent waiting on a run queue, in nanoseconds.

@@ -1,4 +1,4 @@
-"""What a loader has done and what it waits for: an immutable record of it."""
+"""The statistics of a loader, as an immutable record."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class Statistics:
     """A snapshot of a loader: `loader.statistics()`.
 
     Attributes:
-        epoch: The epoch of the last batch handed out; -1 before the first.
-        batch: How many batches of that epoch were handed out.
-        ready_batches: Batches that wait to be handed out, including those that raised.
-        ready_bytes: Their bytes.
-        ready_from: Epoch and number of the first of them; None if there are none, or if they
-            come in no order (`in_order=False`).
-        ready_to: Epoch and number of the last of them, likewise.
-        in_flight: Batches that workers have in hand: being made, or next.
-        waited_s: Seconds the trainer waited for batches, in all.
-        wait_p50_s: The median wait for one batch, of the last 4,096.
-        wait_p95_s: The wait that 95 % of them did not exceed.
-        wait_p99_s: The wait that 99 % of them did not exceed.
-        fetch_s: Seconds that workers spent getting samples, by the clock.
-        collate_s: Seconds that workers spent making batches of samples, by the clock.
-        cpu_s: Seconds of processor time that workers used; far less than `fetch_s + collate_s`
-            means that they waited, for a disk or for a core.
-        queued_s: Seconds that workers waited for a core; 0 where the system does not tell.
-        idle_s: Seconds that workers had nothing to do, for lack of room for more batches.
-        restarts: Attempts at batches that ended with the death of a worker.
-        failures: Samples that were left out (`on_error="skip"`).
-        num_workers: Workers at present, as far as they were started; 0 before.
-        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
-        sources: For a mixture: by name, how many samples of each source were handed out over all
+        epoch: The epoch of the last batch returned; -1 before the first.
+        batch: How many batches of that epoch were returned.
+        ready_batches: Batches that are ready to be returned, including those that raised.
+        ready_bytes: Size of these batches in bytes.
+        ready_from: Epoch and number of the first ready batch; None if there is none, or with
+            `in_order=False`.
+        ready_to: Epoch and number of the last ready batch, likewise.
+        in_flight: Batches that were sent to workers and are not ready.
+        waited_s: Seconds that the training loop waited for batches, in total.
+        wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
+        wait_p95_s: The 95th percentile of these waits.
+        wait_p99_s: The 99th percentile of these waits.
+        fetch_s: Seconds that workers spent getting samples, in wall time.
+        collate_s: Seconds that workers spent collating samples, in wall time.
+        cpu_s: Seconds of processor time that workers used. If it is far less than
+            `fetch_s + collate_s`, they waited for a disk, a network or a core.
+        queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
+        idle_s: Seconds that workers had no batch to make, because the buffer was full.
+        restarts: Attempts to make a batch that ended with the death of a worker.
+        failures: Samples that were skipped (`on_error="skip"`).
+        num_workers: The current number of workers; 0 before the first iteration.
+        decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
+        sources: For a mixture: by name, how many samples of each source were returned over all
             ranks, and how many epochs of the source that is.
     """
 
@@ -67,8 +67,8 @@ class Statistics:
         """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
 
         Returns:
-            The attributes by their names, the same ones at each call. `ready_from` and `ready_to`
-            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 where there is no
+            The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
             such batch. Each source of a mixture adds `sources/NAME/samples` and
             `sources/NAME/epochs`, from the first batch on.
         """
@@ -85,7 +85,7 @@ class Statistics:
         return flat
 
     def _repr_html_(self) -> str:
-        """Return the numbers for a notebook."""
+        """Return a table of the numbers for a notebook."""
         return summary("Statistics", self.to_dict())
 
 

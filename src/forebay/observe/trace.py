@@ -1,13 +1,15 @@
-"""What a loader's workers and its trainer did, and when: a record of bounded size.
+"""Record what a loader's workers and its trainer do, and when, in bounded memory.
 
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
 A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches follow
-each other faster than `FINEST_S`, only some are kept one by one, and the totals in each record
-account for the others, so that tracing costs next to nothing on tiny batches.
+run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches take
+less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
+others, so that tracing costs next to nothing on tiny batches.
 
-Times are seconds of `time.perf_counter()`, which on one machine all processes share.
+Long because each record is documented beside the code that fills it.
+
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,18 +22,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# Batches, and steps, that are kept one by one: the last so many.
+from forebay.observe.publication import Publication
+from forebay.observe.run_queue import queued_s
+
+# How many of the last batches, and of the last steps, are kept one by one.
 KEPT = 2048
-# Records of one kind are at least this far apart.
-FINEST_S = 0.001
-# Processor time is measured over at least so long: asking the system takes several microseconds.
+# Steps that follow each other faster, and batches that take less, are not all kept one by one.
+FINEST_S = 0.002
+# The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
-# Spans of the whole run; when there are more, each two become one.
+# How often the trainer's thread measures its wait for a core, which takes even longer.
+TRAINER_MEASURED_S = 0.1
+# The most spans of a run; when there are more, each two neighbours become one.
 MAX_SPANS = 512
 FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
 KEPT_SLOWEST = 20
-# Waits that percentiles are taken of: the last so many.
+# How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
 # Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
 WAIT_BINS = 40
@@ -41,8 +48,8 @@ class SlowSample(NamedTuple):
     """A sample that took long.
 
     Attributes:
-        seconds: How long, by the clock.
-        index: What the sampler gave for it.
+        seconds: How long, in wall time.
+        index: The sample's index, from the sampler.
         epoch: The epoch of its batch.
         batch: The number of that batch in the epoch.
     """
@@ -54,22 +61,22 @@ class SlowSample(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What a worker spent on one batch.
+    """The time that a worker spent on one batch.
 
     Processor time and waiting for a core are measured over at least `MEASURED_S`: of several
-    shorter batches the last has those of all of them, and the others have 0.
+    shorter batches the last one has the sum, and the others have 0.
 
     Attributes:
         worker_id: Which worker.
         ended_at: When the batch was ready.
-        fetch_s: Seconds getting samples, by the clock.
-        collate_s: Seconds making a batch of them.
+        fetch_s: Seconds getting samples, in wall time.
+        collate_s: Seconds collating them, in wall time.
         cpu_s: Seconds of processor time.
         queued_s: Seconds that the worker could have run but waited for a core; 0 where the system
             does not tell (it is in /proc/<pid>/schedstat on Linux).
         idle_s: Seconds that the worker had nothing to do before.
         slowest: The slowest sample; None if samples were too fast to be timed one by one.
-        is_inline: Whether the batch was small enough to travel with its answer.
+        is_inline: Whether the batch was small enough to be sent within the worker's answer.
     """
 
     worker_id: int = 0
@@ -126,6 +133,8 @@ class StepRecord(NamedTuple):
         taken: Steps so far.
         total_waited_s: Seconds waited in all of them.
         trainer_cpu_s: Processor time of the trainer's process so far.
+        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
+            most once in `TRAINER_MEASURED_S`.
     """
 
     asked_at: float
@@ -135,6 +144,7 @@ class StepRecord(NamedTuple):
     taken: int
     total_waited_s: float
     trainer_cpu_s: float
+    trainer_queued_s: float
 
     @property
     def got_at(self) -> float:
@@ -201,10 +211,12 @@ class Trace:
         waits: Seconds waited in each of the last steps, 0 for most.
         steps_s: Seconds that the trainer itself spent on steps: from one batch until it asked for
             the next of the same epoch.
-        step_count: How many steps that were.
+        step_count: The number of steps in `steps_s`.
         fetch_s: Seconds that workers spent getting samples; see `Statistics` for this and others.
         restarts: Attempts at batches that ended with the death of a worker.
+        busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        publication: Shows the trace to `forebay top`.
     """
 
     def __init__(self) -> None:
@@ -220,21 +232,24 @@ class Trace:
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
-        self.made_s = self.cpu_s = self.queued_s = self.waited_s = 0.0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
         self.made_count = self.taken_count = self.step_count = 0
-        self.steps_s = 0.0
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
-        self._made_due = self._step_due = 0.0  # no record before
+        self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self.busy_s: dict[int, float] = {}
+        self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = 0.0
         self._is_first, self._began_s = True, 0.0
+        self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
+        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
     def made(self, timing: Timing, seconds: float, nbytes: int) -> None:
-        """Record a batch that a worker made in so many seconds."""
+        """Record a batch that a worker made in the given seconds."""
         self.made_count += 1
         self.made_s += seconds
         self.fetch_s += timing.fetch_s
@@ -246,11 +261,12 @@ class Trace:
         if slowest is not None:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
-        ended_at = timing.ended_at
-        if ended_at < self._made_due:
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + seconds
+        # In the order of the sampler: behind a slow batch come some that were ready before it.
+        if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
-        self._made_due = ended_at + FINEST_S
-        worker_id = timing.worker_id
+        self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
@@ -258,7 +274,12 @@ class Trace:
         with self._spans_lock:
             span = self._span(ended_at)
             span.made += count
-            span.busy_s[worker_id] = span.busy_s.get(worker_id, 0.0) + seconds * count
+            for each in busy_s:
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
+            busy_s.clear()
+        if ended_at >= self.publication.due:
+            self.publication.renew(self, ended_at)
 
     def _keep_slowest(self, sample: SlowSample) -> None:
         heap = self._slowest
@@ -300,9 +321,11 @@ class Trace:
             return
         self._step_due = asked_at + FINEST_S
         self._is_first = False
-        cpu_s = time.process_time()
+        if asked_at >= self._queued_due:
+            self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
         count, total = self.taken_count, self.waited_s
-        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, cpu_s))
+        used = time.process_time(), self._queued_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
             span = self._span(asked_at + waited_s)
             span.taken += count - self._taken_before
@@ -315,6 +338,8 @@ class Trace:
             self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
         self._got_before = asked_at + waited_s
+        if asked_at >= self.publication.due:
+            self.publication.renew(self, asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forebay.failures import Failure
 from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
+from forebay.reports.run_report import save
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -21,6 +25,7 @@ class PredictionReport:
         resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
+        details: What `save` shows besides these: what took how long, and when.
     """
 
     output: Path | str
@@ -29,6 +34,14 @@ class PredictionReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        See `save` of `forebay.reports.run_report`.
+        """
+        return save(path, self)
 
     def __repr__(self) -> str:
         """Return the summary."""

@@ -725,6 +725,13 @@ def test_changed_weights_are_named():
     assert difference(*many).endswith(", 06, 07 and 22 more")
 
 
+def test_a_class_of_a_library_is_named_without_its_file():
+    """The file says nothing to a user who did not write it; of the user's code it is named."""
+    assert describe(torch.nn.Sequential()).name == "Sequential"
+    assert describe(functools.partial(torch.nn.Linear(2, 1))).name == "Linear"
+    assert describe(Inferring(None)).name == "test_fingerprint.py:Inferring"
+
+
 def infer(model, batch):
     return model(batch)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from forebay.process_identity import is_alive, kernel, state_and_start
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -45,8 +47,8 @@ class Holder:
             pid=os.getpid(),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             command=command,
-            kernel=_kernel(),
-            process_start=_state_and_start(os.getpid())[1],
+            kernel=kernel(),
+            process_start=state_and_start(os.getpid())[1],
             folder=os.path.realpath(folder),
         )
 
@@ -63,19 +65,12 @@ class Holder:
     @property
     def is_visible(self) -> bool:
         """Whether the holder runs on this kernel, in the same namespace of process IDs."""
-        return (self.host, self.kernel) == (os.uname().nodename, _kernel())
+        return (self.host, self.kernel) == (os.uname().nodename, kernel())
 
     @property
     def is_alive(self) -> bool:
         """Whether the process of a visible holder exists, and is not another with the same ID."""
-        try:
-            os.kill(self.pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-        except OSError:
-            pass  # another user's process
-        state, start = _state_and_start(self.pid)
-        return state not in ("Z", "X") and start in ("", self.process_start)
+        return is_alive(self.pid, self.process_start)
 
     @property
     def is_known_dead(self) -> bool:
@@ -85,22 +80,3 @@ class Holder:
     def is_copied(self, folder: str | os.PathLike[str]) -> bool:
         """Whether the record was copied here with another output folder of this machine."""
         return self.is_visible and self.folder != os.path.realpath(folder)
-
-
-def _kernel() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _state_and_start(pid: int) -> tuple[str, str]:
-    """Return a process's state and when it started; both "" where that cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may itself hold brackets and spaces.
-            fields = file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]

@@ -49,7 +49,11 @@ class Commit:
 
 
 class Commits:
-    """Collects results and commits them, stage by stage, as `go_on` is called."""
+    """Collects results and commits them, stage by stage, as `go_on` is called.
+
+    Attributes:
+        flush_s: Seconds that flushing the outputs to the disk took so far.
+    """
 
     def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
         """Commit into this ledger and this folder."""
@@ -65,6 +69,7 @@ class Commits:
             False  # the next `record` would delete file changes that are not performed yet
         )
         self._last = time.monotonic()
+        self.flush_s = 0.0
 
     def add(self, outcome: Command) -> None:
         """Add an outcome of the engine to the next commit."""
@@ -112,7 +117,7 @@ class Commits:
         if self._flushing is None:
             if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
                 return None
-            self._flushing = self._thread.submit(self._folder.flush)
+            self._flushing = self._thread.submit(self._flush)
             self._batch = len(self._done)
         if not (at_once or self._flushing.done()):
             return None
@@ -136,6 +141,13 @@ class Commits:
         finally:
             self._thread.shutdown()
         return 0 if commit is None else len(commit.delivered) + commit.failed
+
+    def _flush(self) -> None:
+        began = time.monotonic()
+        try:
+            self._folder.flush()
+        finally:
+            self.flush_s += time.monotonic() - began
 
     def _commit(self) -> Commit:
         """Record and publish what was collected when the flush began."""

@@ -36,6 +36,7 @@ from forebay.jobs.user_code.source_code import (
     is_library,
     is_own,
     label_of,
+    name_of,
     namespace_of,
     place_of,
     reference_of,
@@ -66,7 +67,7 @@ class Fingerprint:
     """A description of the user's work; compare two of them with `difference`.
 
     Attributes:
-        name: For messages, such as "split.py:split_audio".
+        name: For messages: "split.py:split_audio", or "Sequential" for a class of a library.
         reference: Where to find it again, "/there/split.py:split_audio" or
             "package.module:split_audio"; None if it has no importable name: a lambda, a local
             function, a partial, a Dataset or other object, a notebook's function.
@@ -105,11 +106,10 @@ class Fingerprint:
 def describe(work: object) -> Fingerprint:
     """Describe a function, a callable object, or a map-style Dataset.
 
-    The user's own code is followed wherever it is, except for the standard library and installed
-    packages: through globals and what they are defined with, closures, attributes, base classes.
-    Comments count; the indentation of the whole and trailing blanks do not. An import within a
-    function is not followed. What `__getstate__` leaves out is no parameter: leave a cache out
-    there, or it makes a used object differ from a new one. Arrays are hashed, at about 1 GB/s.
+    The user's code is followed through globals and their definitions, closures, attributes and
+    base classes, but not into the standard library, installed packages, or imports within a
+    function. Comments count; the common indentation and trailing blanks do not. What `__getstate__`
+    leaves out, such as a cache, does not count. Arrays are hashed, at about 1 GB/s.
     """
     walk, reference = _Walk(), None
     try:
@@ -126,9 +126,9 @@ def describe(work: object) -> Fingerprint:
 def difference(old: Fingerprint, new: Fingerprint) -> str:
     """Return the changes as a string for a message; "" if there are none.
 
-    Changed code comes as a unified diff, in which comments count; then the names of the weights
-    and other values that are too large to show; then one line for each other parameter. `name` and
-    `reference` are not compared: a folder that was moved is the same work.
+    Changed code comes as a unified diff; then the names of the weights and other values that are
+    too large to show; then one line for each other parameter. `name` and `reference` are not
+    compared: a folder that was moved is the same work.
     """
     was, now = dict(old.code), dict(new.code)
     lines: list[str] = []
@@ -204,7 +204,7 @@ class _Walk:
         for name, parameter in _signature(work).items():
             if parameter.default is not parameter.empty and name not in self.parameters:
                 self._add_parameter(name, parameter.default)
-        return label_of(inner)
+        return name_of(inner)
 
     def _add_parameter(self, name: str, value: Any) -> None:
         """Add a value by name, and each weight of it by its own name if it is an nn.Module."""

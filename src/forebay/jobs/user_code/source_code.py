@@ -79,6 +79,13 @@ def label_of(value: Any) -> str:
     return f"{place_of(value)}:{value.__code__.co_qualname if is_function else value.__qualname__}"
 
 
+def name_of(value: Any) -> str:
+    """Return the label of a class or function; for a class of a library only its own name."""
+    if isinstance(value, type) and is_library(file_of(value)):
+        return value.__qualname__
+    return label_of(value)
+
+
 def reference_of(work: Any) -> str | None:
     """Return where to find `work` again; None if it has no importable name."""
     module = sys.modules.get(getattr(work, "__module__", None) or "")

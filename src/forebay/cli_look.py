@@ -1,0 +1,80 @@
+"""Commands that only look: top, compare."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from functools import partial
+
+import click
+
+from forebay import cli_options as options
+from forebay.errors import OptionError
+from forebay.live.top_display import live_views, signs_for, text_of, watch
+from forebay.live.top_screen import Signs
+from forebay.reports.comparison import compare
+from forebay.reports.units import one_line
+from forebay.sample_ranges import look_at_run
+
+# Columns of a text that goes to a file.
+PLAIN_COLUMNS = 110
+
+
+@click.command("top")
+@click.argument("target", metavar="[PID | OUTPUT]", required=False, type=options.PATH)
+@click.option("--once", is_flag=True, help="Print once and end, as when stdout is no terminal.")
+def top_command(target: str | None, once: bool) -> int:
+    """Show the loaders and runs of this user on this machine while they work.
+
+    For a loader: its buffer, how long training waited and how busy each worker was in the last 30
+    seconds, and why. For a run: how far it is. Only those of process PID, or the run in the folder
+    OUTPUT. Ctrl-C ends the display.
+    """
+    if sys.stdout.isatty() and not once:
+        watch(partial(_lines, target))
+        return 0
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_COLUMNS
+    click.echo("\n".join(_lines(target, columns, signs_for(sys.stdout.encoding))))
+    return 0
+
+
+@click.command("compare")
+@click.argument("first", metavar="A.html", type=options.PATH)
+@click.argument("second", metavar="B.html", type=options.PATH)
+@click.option("--save", metavar="FILE.html", type=options.PATH, help="Write it as HTML, too.")
+def compare_command(first: str, second: str, save: str | None) -> int:
+    """Say what differs between two reports: rate, waits, settings, environment, verdict."""
+    comparison = compare(first, second)
+    click.echo(str(comparison))
+    if save is not None:
+        comparison.save(save)
+    return 0
+
+
+def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
+    """Return what there is to be seen of a target, or of all without one.
+
+    Raises:
+        OptionError: No process with this number has anything to show.
+        LedgerError: There is no such output folder.
+    """
+    views = live_views()
+    if target is None:
+        return text_of(views, columns, signs)
+    if target.isdigit() and not os.path.exists(target):
+        views = [view for view in views if view.pid == int(target)]
+        if not views:
+            raise OptionError(
+                f"process {target} shows no loader or run of yours on this machine\n"
+                "  A loader shows itself one second after its first batch was requested. "
+                "`forebay top` lists all that there are."
+            )
+        return text_of(views, columns, signs)
+    place = target if "://" in target else os.path.abspath(target)
+    views = [view for view in views if view.title == place]
+    if views:
+        return text_of(views, columns, signs)
+    with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
+        return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

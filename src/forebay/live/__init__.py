@@ -1,0 +1,1 @@
+"""What loaders and runs show to `forebay top`: small files that a second process reads."""

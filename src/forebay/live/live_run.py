@@ -1,0 +1,61 @@
+"""A run of `preprocess`, `predict` or `cache`, as `forebay top` sees it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+
+from forebay.live.live_page import LivePage
+from forebay.live.recent_work import SECONDS
+from forebay.observe.progress import Progress
+from forebay.observe.run_trace import RunTrace
+
+
+class LiveRun:
+    """Publishes a run, while its trace records something.
+
+    Args:
+        verb: The entry point.
+        output: The folder, or its URL.
+        progress: How far the run is.
+        num_workers: Its workers; 0 if it works in this process.
+    """
+
+    def __init__(self, verb: str, output: str, progress: Progress, num_workers: int) -> None:
+        self._page = LivePage()
+        self._verb, self._progress = verb, progress
+        self._output = output if "://" in output else os.path.abspath(output)
+        self._num_workers = num_workers
+        self._began = time.time()
+        self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
+        progress.trace.publication.begin(self, 0.0)
+        progress.trace.ended(0, 0)  # show it now: the first input may take long
+
+    def __call__(self, trace: RunTrace) -> None:
+        """Write the present state of the run; never raises."""
+        now, ended = time.monotonic(), trace.done + trace.failed
+        self._ended.append((now, ended))
+        began, before = self._ended[0]
+        progress = self._progress
+        self._page.publish(
+            {
+                "kind": self._verb,
+                "title": self._output,
+                "program": os.path.basename(sys.argv[0]) if sys.argv else "",
+                "at": time.time(),
+                "began": self._began,
+                "rate": (ended - before) / (now - began) if now > began else 0.0,
+                "num_workers": self._num_workers,
+                "restarts": 0,
+                "unit": progress.unit,
+                "done": progress.done,
+                "failed": progress.failed,
+                "total": progress.total,
+            }
+        )
+
+    def remove(self) -> None:
+        """Remove what is shown."""
+        self._page.remove()

@@ -1,0 +1,265 @@
+"""Which cause the waits have: changes are tried, the smallest first. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.errors import shortened
+from forebay.observe.changes_to_try import Change, Trial
+from forebay.observe.loader_setup import Setup
+from forebay.observe.recorded_work import SHARED_RATE
+from forebay.observe.trace import SlowSample
+
+Cause = Literal[
+    "healthy",
+    "workers",
+    "cpu",
+    "contention",
+    "storage",
+    "buffer",
+    "skew",
+    "startup",
+    "consumer",
+    "unknown",
+]
+
+# Less waiting is not worth a change.
+HEALTHY_SHARE = 0.03
+# Up to so much waiting counts as healthy if no single change would help.
+SMALL_SHARE = 0.1
+# The simulation of the present settings must be that close to what was measured.
+TOLERANCE = 0.15
+# A loader that could do so many times what training takes leaves training as the limit.
+AMPLE = 2.0
+# Of the cores: used so far, they are the limit.
+BUSY_CORES = 0.85
+# Python code in threads, with the trainer, does not use much more than one core.
+ONE_CORE = 0.8
+# By so much must other programs lengthen processor time to be the cause.
+DISTURBED = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause.
+
+    Attributes:
+        cause: Which.
+        why: What shows it, in sentences.
+        change: The change that helps; None if none does.
+        remedy: What helps besides arguments of the loader.
+        is_expected: Whether it is known what the change gives.
+    """
+
+    cause: Cause
+    why: str
+    change: Change | None = None
+    remedy: str = ""
+    is_expected: bool = True
+
+
+class Causes:
+    """Looks for the cause of the waits.
+
+    Args:
+        trial: What was recorded, and its simulation.
+        slowest: The slowest sample; None if it is not known.
+    """
+
+    def __init__(self, trial: Trial, slowest: SlowSample | None = None) -> None:
+        self._slowest = slowest
+        self._trial, self._setup, self._recorded = trial, trial.setup, trial.recorded
+
+    def finding(self) -> Finding:
+        """Return the cause."""
+        recorded, present = self._recorded, self._trial.present
+        if recorded.wait_share < HEALTHY_SHARE:
+            return self._enough()
+        if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
+            return Finding(
+                "unknown",
+                "The recorded times do not add up: with them the present settings would come to "
+                f"{present.rate:,.3g} batches/s.",
+            )
+        judges: tuple[Callable[[], Finding | None], ...] = (
+            self._in_trainer,
+            self._startup,
+            self._contention,
+            self._skew,
+            self._buffer,
+            self._threads,
+            self._storage_rate,
+            self._workers,
+            self._cpu,
+        )
+        for judge in judges:
+            if (finding := judge()) is not None:
+                return finding
+        if recorded.wait_share < SMALL_SHARE:
+            return Finding("healthy", "No single change would remove that.")
+        return Finding("unknown", "No single change would remove the waits.")
+
+    def _enough(self) -> Finding:
+        capacity, wanted = self._trial.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
+        could = f"the loader could make {capacity:,.3g} batches/s"
+        if capacity >= AMPLE * wanted:
+            return Finding("consumer", f"The training step is the limit: {could}.")
+        return Finding("healthy", f"There is nothing to change: {could}.")
+
+    def _in_trainer(self) -> Finding | None:
+        """Handle batches that are made in the trainer's process."""
+        if self._setup.num_workers and not self._setup.is_sliced:
+            return None
+        made = f"The trainer's process makes the batches itself, {_time(self._recorded.batch_s)} "
+        if self._setup.is_sliced:
+            return Finding(
+                "cpu",
+                f"{made}each, by slicing tensors in memory: sending them from a worker would take "
+                "longer.",
+                remedy="Larger batches take less time per sample.",
+            )
+        change = self._trial.more_workers()
+        return None if change is None else Finding("workers", f"{made}each.", change)
+
+    def _startup(self) -> Finding | None:
+        recorded, trial = self._recorded, self._trial
+        if recorded.epoch_wait_share < recorded.wait_share / 2:
+            return None
+        change = trial.no_epochs()
+        if change is None or not trial.helps(change):
+            return None
+        share = recorded.epoch_wait_share / recorded.wait_share
+        return Finding(
+            "startup", f"{share:.0%} of that is for the first batches of epochs.", change
+        )
+
+    def _contention(self) -> Finding | None:
+        recorded, trial = self._recorded, self._trial
+        if trial.disturbance < DISTURBED or recorded.queued_s < recorded.batch_s / 5:
+            return None
+        change = trial.undisturbed()
+        if not trial.helps(change):
+            return None
+        share = recorded.queued_s / recorded.batch_s
+        return Finding(
+            "contention",
+            f"Workers wait for a core {share:.0%} of the time that they spend on batches, more "
+            f"than by their own number: other programs use the {_cores(self._setup)}.",
+            change,
+            "Stop those programs, or move them to other cores",
+        )
+
+    def _skew(self) -> Finding | None:
+        trial = self._trial
+        even = trial.without_slow_samples()
+        if even is None or not trial.removes_waits(even.outcome):
+            return None
+        slow, sample = max(self._recorded.slowest_s), self._slowest
+        name = "" if sample is None else f", such as sample {shortened(sample.index)}"
+        why = (
+            f"A few slow samples{name}, of up to {_time(slow)}, hold up the others: with all as "
+            f"fast as most, training would come to {even.outcome.rate:,.3g} batches/s."
+        )
+        deeper = trial.deeper()
+        if deeper is not None and trial.helps(deeper):
+            return Finding("skew", why, deeper)
+        return Finding("skew", why, remedy="Make these samples as fast as the others.")
+
+    def _buffer(self) -> Finding | None:
+        deeper = self._trial.deeper()
+        if deeper is None or not self._trial.removes_waits(deeper.outcome):
+            return None
+        return Finding(
+            "buffer",
+            "On average batches are made fast enough, but steps or batches come in bursts, and "
+            f"only {self._trial.depth:,} batches are prefetched.",
+            deeper,
+        )
+
+    def _threads(self) -> Finding | None:
+        recorded, setup = self._recorded, self._setup
+        busy = (recorded.cpu_s + self._trial.trainer_cpu_s) * recorded.rate
+        if setup.backend != "thread" or busy < ONE_CORE or busy > 2 * ONE_CORE:
+            return None
+        return Finding(
+            "cpu",
+            f"The threads and the training use {busy:.1f} cores together: Python runs its code in "
+            "one thread at a time, so more threads do not help.",
+            Change({"backend": "process"}, self._trial.present, setup.num_workers),
+            is_expected=False,
+        )
+
+    def _storage_rate(self) -> Finding | None:
+        recorded = self._recorded
+        if not self._waits_for_storage or (recorded.slowdown or 0.0) < SHARED_RATE:
+            return None
+        return Finding(
+            "storage",
+            f"Workers wait for storage {self._storage_share:.0%} of the time that they spend on "
+            "batches, and the longer the more of them wait: it gives a fixed rate, which more "
+            "workers do not raise.",
+            remedy="Read less, or from faster storage: forebay.cache() on a local disk, for "
+            "example.",
+        )
+
+    def _workers(self) -> Finding | None:
+        recorded, trial, setup = self._recorded, self._trial, self._setup
+        change = trial.more_workers()
+        if change is None or not trial.helps(change):
+            return None
+        need = (
+            f"A batch takes a worker {_time(recorded.batch_s)} and a step {_time(recorded.step_s)}"
+            f", which is too much for {_counted(setup.num_workers, 'worker')}"
+        )
+        if not self._waits_for_storage:
+            return Finding("workers", f"{need}.", change)
+        waits = f"{need}; {self._storage_share:.0%} of a batch is waiting for storage."
+        if recorded.slowdown is not None:
+            return Finding("storage", waits, change)
+        return Finding(
+            "storage",
+            f"{waits} Whether storage serves more workers as fast cannot be told from workers that "
+            "are busy all the time.",
+            change,
+            is_expected=False,
+        )
+
+    def _cpu(self) -> Finding | None:
+        recorded, cores = self._recorded, self._setup.cores
+        if cores is None:
+            return None
+        used = (recorded.cpu_s + self._trial.trainer_cpu_s) * recorded.rate
+        needed = self._trial.cores_needed
+        is_queueing = needed > cores and not self._waits_for_storage
+        if used < BUSY_CORES * cores and not is_queueing:
+            return None
+        return Finding(
+            "cpu",
+            f"Training needs {needed:.1f} cores at full speed and has {_cores(self._setup)}: no "
+            "number of workers helps.",
+            remedy="Spend less on each sample: forebay.cache() for what is the same in every "
+            "epoch, smaller samples, or decoding on the GPU.",
+        )
+
+    @property
+    def _storage_share(self) -> float:
+        return self._recorded.other_s / max(self._recorded.batch_s, 1e-9)
+
+    @property
+    def _waits_for_storage(self) -> bool:
+        """Whether workers wait for neither a processor nor a request, most of the time."""
+        return self._storage_share > 0.5
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:,.3g} ms"
+
+
+def _cores(setup: Setup) -> str:
+    return "cores" if setup.cores is None else _counted(setup.cores, "core")
+
+
+def _counted(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'s' * (number != 1)}"

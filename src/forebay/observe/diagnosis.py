@@ -1,0 +1,142 @@
+"""Why training waits, from what was recorded: `loader.diagnose()`. PURE.
+
+    steps, batches ──> RecordedWork ──> Trial: simulations of single changes
+    settings ────────> Setup ───────────┘ └──> Causes ──> Diagnosis
+
+The simulation of the present settings must come to the measured rate; otherwise nothing is said.
+Then the cause is what the smallest change that removes the waits changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay.observe.causes import Cause, Causes, Finding
+from forebay.observe.changes_to_try import Trial
+from forebay.observe.loader_setup import Setup
+from forebay.observe.recorded_work import recorded_work
+from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
+
+# Fewer steps are too few to judge by.
+LEAST_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why training waits, and what to change: `loader.diagnose()`. Its `str` is the verdict.
+
+    Attributes:
+        cause: What the waits are due to:
+            "healthy": training hardly waits;
+            "consumer": training hardly waits, and the loader could do twice as much;
+            "workers": there are too few workers;
+            "cpu": the cores are the limit, or one core for Python code in threads;
+            "contention": other programs use the cores;
+            "storage": workers wait for a disk, the network or a lock;
+            "buffer": too few batches are prefetched to cover bursts;
+            "skew": a few slow samples hold up the others;
+            "startup": epochs begin slowly;
+            "unknown": there is too little to judge by, or it contradicts itself.
+        wait_share: The part of the time that training waited, from 0 to 1.
+        advice: Arguments of the loader to change, and their values. Empty if no argument helps.
+        rate: Batches per second that training took.
+        expected_rate: Batches per second after following the advice; for "contention", without the
+            other programs. None if that cannot be told.
+        evidence: The numbers that this rests on, by name.
+        verdict: It in sentences.
+    """
+
+    cause: Cause
+    wait_share: float
+    advice: Mapping[str, Any]
+    rate: float
+    expected_rate: float | None
+    evidence: Mapping[str, float] = field(repr=False)
+    verdict: str = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the verdict."""
+        return self.verdict
+
+
+def diagnose(
+    steps: Sequence[StepRecord],
+    batches: Sequence[MadeRecord],
+    setup: Setup,
+    slowest: SlowSample | None = None,
+    witnesses: Mapping[str, float] | None = None,
+) -> Diagnosis:
+    """Return why training waits.
+
+    Args:
+        steps: Of a trace, in order.
+        batches: Of the same trace, in order.
+        setup: How the loader that they are from is set up.
+        slowest: The slowest sample, if it is known.
+        witnesses: Further numbers for the evidence; they decide nothing.
+    """
+    recorded = recorded_work(steps, batches, setup.num_workers)
+    if recorded is None or recorded.steps < LEAST_STEPS:
+        count = 0 if recorded is None else recorded.steps
+        why = (
+            f"There is too little to judge by: {count} steps were measured, and it takes "
+            f"{LEAST_STEPS}. Ask again later."
+        )
+        rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
+        return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)
+    trial = Trial(recorded, setup)
+    finding = Causes(trial, slowest).finding()
+    change, expected = finding.change, None
+    if finding.cause in ("healthy", "consumer"):
+        expected = recorded.rate
+    elif change is not None and finding.is_expected:
+        expected = change.outcome.rate
+    return Diagnosis(
+        cause=finding.cause,
+        wait_share=recorded.wait_share,
+        advice={} if change is None else dict(change.advice),
+        rate=recorded.rate,
+        expected_rate=expected,
+        evidence=_evidence(trial) | dict(witnesses or {}),
+        verdict=_verdict(trial, finding, expected),
+    )
+
+
+def _evidence(trial: Trial) -> dict[str, float]:
+    recorded, setup = trial.recorded, trial.setup
+    step_s = max(recorded.step_s, 1e-9)
+    found: dict[str, float | None] = {
+        "steps": recorded.steps,
+        "step_s": recorded.step_s,
+        "trainer_cpu_s": recorded.trainer_cpu_s,
+        "batch_s": recorded.batch_s,
+        "cpu_s": recorded.cpu_s,
+        "queued_s": recorded.queued_s,
+        "other_s": recorded.other_s,
+        "nbytes": recorded.nbytes,
+        "num_workers": setup.num_workers,
+        "workers_needed": recorded.batch_s / step_s,
+        "cores": setup.cores,
+        "cores_needed": trial.cores_needed,
+        "depth": trial.depth,
+        "epoch_wait_share": recorded.epoch_wait_share,
+        "slowdown": recorded.slowdown,
+        "simulated_rate": trial.present.rate,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _verdict(trial: Trial, finding: Finding, expected: float | None) -> str:
+    rate, change, remedy = trial.recorded.rate, finding.change, finding.remedy
+    sentences = [f"Training waits {trial.recorded.wait_share:.0%} of the time. {finding.why}"]
+    if change is not None and change.advice:
+        values = ", ".join(f"{name}={value!r}" for name, value in change.advice.items())
+        remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"
+    if change is not None and expected is not None:
+        gain = f"{expected:,.3g} batches/s instead of {rate:,.3g}"
+        sentences.append(f"{remedy}, for {gain}; then {trial.limit_after(change)}.")
+    elif remedy:
+        sentences.append(remedy + "." * (not remedy.endswith(".")))
+    return " ".join(sentences)

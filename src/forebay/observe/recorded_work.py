@@ -1,0 +1,240 @@
+"""What a trace says about batches and steps, as the simulation needs it. PURE."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import fmean, median
+
+from forebay.observe.simulation import Work
+from forebay.observe.trace import MadeRecord, StepRecord
+
+# Steps to look back at, at most: simulating one takes about 2 microseconds.
+MAX_STEPS = 2048
+# Handing over a batch, and sending the next request to a worker, takes less than this. What is
+# measured beyond it is something else.
+MAX_HANDOFF_S = 0.0002
+MAX_MESSAGE_S = 0.0005
+# Batches that take longer by more than this power of their number at the same time share a rate;
+# and how many standard errors a measured power must be away from it.
+SHARED_RATE = 0.4
+ERRORS = 2.0
+# The logarithm of that number must be so large, and must differ by so much.
+LEAST_LOAD = 0.2
+LEAST_SPREAD = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWork:
+    """Consecutive steps and batches. Times are means in seconds, if nothing else is said.
+
+    Attributes:
+        work: For the simulation.
+        steps: How many steps were measured.
+        rate: Batches per second that the trainer took; pauses between epochs are left out.
+        wait_share: The part of the time that it waited for them.
+        epoch_wait_share: The part of the time that it waited for the first batches of epochs.
+        step_s: The trainer's time for one step.
+        batch_s: A worker's time for one batch, by the clock.
+        cpu_s: Processor time in that.
+        queued_s: In that, the worker could have run but waited for a core.
+        trainer_cpu_s: Processor time of the trainer's process for one step.
+        trainer_queued_s: In a step, the trainer could have run but waited for a core.
+        start_s: From the call of `iter` until workers begin: the median.
+        nbytes: Bytes of a batch.
+        slowest_s: For each batch, seconds of its slowest sample; 0 if not known.
+        slowdown: By what power of the number of batches that are made at the same time a batch
+            takes longer: 0 if they do not disturb each other, 1 if they share a fixed rate. None
+            if that cannot be told.
+    """
+
+    work: Work
+    steps: int
+    rate: float
+    wait_share: float
+    epoch_wait_share: float
+    step_s: float
+    batch_s: float
+    cpu_s: float
+    queued_s: float
+    trainer_cpu_s: float
+    trainer_queued_s: float
+    start_s: float
+    nbytes: float
+    slowest_s: Sequence[float]
+    slowdown: float | None
+
+    @property
+    def other_s(self) -> float:
+        """A worker's time for one batch that is neither processor time nor waiting for a core."""
+        return max(self.batch_s - self.cpu_s - self.queued_s, 0.0)
+
+
+def recorded_work(
+    steps: Sequence[StepRecord], batches: Sequence[MadeRecord], num_workers: int
+) -> RecordedWork | None:
+    """Return what was recorded last; None if there are fewer than two steps or no batches.
+
+    Args:
+        steps: Of a trace, in order.
+        batches: Of a trace, in order.
+        num_workers: The first batch of each worker is not counted: it opens files, for example.
+    """
+    steps = _last(steps)
+    if len(steps) < 2 or len(batches) < 2:
+        return None
+    step_s, waited, epochs = _expanded_steps(steps)
+    count = len(step_s)
+    warmup = min(max(num_workers, 1), count // 2)
+    counted = range(warmup + 1, count)
+    wait_s = sum(waited[number] for number in counted)
+    blocked = sum(waited[number] > MAX_HANDOFF_S for number in counted)
+    first_s = sum(waited[number] for number in counted if number in epochs)
+    elapsed = wait_s + sum(step_s[number - 1] for number in counted)
+    if elapsed <= 0.0:
+        return None
+    batch_s, slowest_s = _expanded_batches(batches, count)
+    first, last = batches[0], batches[-1]
+    made = last.made - first.made
+    mean_s = (last.total_s - first.total_s) / made
+    message_s = _message_s(batches) if num_workers else 0.0
+    later = [waited[number] for number in range(1, count) if number not in epochs]
+    begins = [max(waited[number] - mean_s, 0.0) for number in epochs if number > 0]
+    work = Work(
+        batch_s=[seconds + message_s for seconds in batch_s],
+        step_s=step_s,
+        epochs=epochs,
+        handoff_s=min(*later, MAX_HANDOFF_S) if later and num_workers else 0.0,
+        ready=steps[0].ready,
+        warmup=warmup,
+    )
+    taken = steps[-1].taken - steps[0].taken
+    trainer_queued_s = (steps[-1].trainer_queued_s - steps[0].trainer_queued_s) / taken
+    return RecordedWork(
+        work=work,
+        steps=len(counted),
+        rate=len(counted) / elapsed,
+        wait_share=wait_s / elapsed,
+        epoch_wait_share=first_s / elapsed,
+        step_s=fmean(step_s),
+        batch_s=mean_s,
+        cpu_s=min((last.total_cpu_s - first.total_cpu_s) / made, mean_s),
+        queued_s=min((last.total_queued_s - first.total_queued_s) / made, mean_s),
+        trainer_cpu_s=(steps[-1].trainer_cpu_s - steps[0].trainer_cpu_s) / taken,
+        # A trainer that waited for its batch also waited for a core when the batch was ready.
+        trainer_queued_s=max(trainer_queued_s, 0.0) / (1.0 + blocked / len(counted)),
+        start_s=median(begins) if begins else 0.0,
+        nbytes=fmean(each.nbytes for each in batches),
+        slowest_s=slowest_s,
+        slowdown=slowdown(batches, num_workers),
+    )
+
+
+def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Return the last records, which stand for at most `MAX_STEPS` steps."""
+    kept = list(steps)
+    since = kept[-1].taken - MAX_STEPS if kept else 0
+    return [each for each in kept if each.taken > since]
+
+
+def _expanded_steps(
+    steps: Sequence[StepRecord],
+) -> tuple[list[float], list[float], dict[int, float]]:
+    """Return the seconds of each step and of the wait before it, and where epochs begin.
+
+    One record may stand for several steps; these get equal parts of what it has.
+    """
+    spent: list[float | None] = []  # None: the last step of an epoch, of which only the sum with
+    waited = [steps[0].waited_s]  # the pause behind it is known
+    epochs: dict[int, float] = {0: 0.0} if steps[0].is_first else {}
+    gaps: dict[int, float] = {}
+    for before, after in pairwise(steps):
+        count = after.taken - before.taken
+        between_s = after.total_waited_s - after.waited_s - before.total_waited_s
+        gap_s = after.asked_at - before.got_at - between_s
+        if after.is_first:
+            gaps[len(spent) + count] = gap_s
+            spent += [None] * count
+        else:
+            spent += [max(gap_s, 0.0) / count] * count
+        waited += [max(between_s, 0.0) / max(count - 1, 1)] * (count - 1) + [after.waited_s]
+    known = [each for each in spent if each is not None]
+    usual = median(known) if known else 0.0
+    for number, gap_s in gaps.items():
+        hidden = 0
+        while number - 1 - hidden >= 0 and spent[number - 1 - hidden] is None:
+            spent[number - 1 - hidden] = min(usual, max(gap_s, 0.0))
+            hidden += 1
+        epochs[number] = max(gap_s - usual * hidden, 0.0)
+    return [*(each or 0.0 for each in spent), usual], waited, epochs
+
+
+def _expanded_batches(batches: Sequence[MadeRecord], count: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of the last `count` batches, and of their slowest samples.
+
+    If fewer are known they are repeated.
+    """
+    seconds, slowest = [batches[0].seconds], [batches[0].slowest_s]
+    for before, after in pairwise(batches):
+        between = after.made - before.made
+        if between == 1:
+            seconds.append(after.seconds)
+        else:
+            seconds += [max(after.total_s - before.total_s, 0.0) / between] * between
+        slowest += [0.0] * (between - 1) + [after.slowest_s]
+        if len(seconds) > 2 * count:  # no more than needed
+            del seconds[:-count], slowest[:-count]
+    seconds, slowest = seconds[-count:], slowest[-count:]
+    times = math.ceil(count / len(seconds))
+    return (seconds * times)[:count], (slowest * times)[:count]
+
+
+def _message_s(batches: Sequence[MadeRecord]) -> float:
+    """Return the time between two batches of a worker that has the next request already."""
+    idle = sorted(each.idle_s for each in batches)
+    return min(idle[len(idle) // 10], MAX_MESSAGE_S)
+
+
+def slowdown(batches: Sequence[MadeRecord], num_workers: int) -> float | None:
+    """Return by what power of the batches made at the same time each takes longer; see above.
+
+    It is the slope of a line through logarithms. Batches that are made next to fewer others are
+    those at the beginning and the end of an epoch, and those before a worker had nothing to do.
+    """
+    if any(after.made - before.made != 1 for before, after in pairwise(batches)):
+        return None
+    # Next to the first and the last ones, others were made that are not recorded.
+    inner = _loads(batches)[2 * num_workers : -num_workers or None]
+    points = [(math.log(load), math.log(seconds)) for load, seconds in inner]
+    if len(points) < 2:
+        return None
+    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if mean_x < LEAST_LOAD or math.sqrt(spread / len(points)) < LEAST_SPREAD:
+        return None
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    off = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points) / len(points)
+    return slope if abs(slope - SHARED_RATE) > ERRORS * math.sqrt(off / spread) else None
+
+
+def _loads(batches: Sequence[MadeRecord]) -> list[tuple[float, float]]:
+    """Return how many batches were made at the same time as each, on average, and its seconds."""
+    spans = [(each.ended_at - each.seconds, each.ended_at) for each in batches if each.seconds > 0]
+    changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    times = [at for at, _ in changes]
+    counts = list(accumulate(change for _, change in changes))
+    steps = zip(counts, pairwise(times), strict=False)
+    areas = [0.0, *accumulate(count * (later - at) for count, (at, later) in steps)]
+
+    def area(at: float) -> float:
+        """Return the integral of the number of batches until a moment."""
+        place = max(bisect_left(times, at), 1) - 1
+        return areas[place] + counts[place] * max(at - times[place], 0.0)
+
+    loads = [
+        ((area(ended) - area(began)) / (ended - began), ended - began) for began, ended in spans
+    ]
+    return [(load, seconds) for load, seconds in loads if load > 0.0]

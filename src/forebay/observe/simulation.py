@@ -1,0 +1,213 @@
+"""A model of a loader: when each batch would be ready, and how long training would wait. PURE.
+
+    recorded work, arrangement ──> simulate ──> rate, waits
+
+The recorded work is what batches and steps took. The arrangement is what can be changed: how many
+workers make the batches, how many batches may be outstanding, what an epoch costs to begin.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+# Batches outstanding where nothing limits them.
+UNLIMITED = 1 << 40
+# Batches that each worker makes, at least, where they are counted in rounds.
+LEAST_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What was recorded of consecutive steps.
+
+    Attributes:
+        batch_s: Seconds that a worker spends on each batch.
+        step_s: Seconds that the trainer spends after each batch, before it asks for the next.
+        epochs: The batches that begin an epoch, by number, and the seconds of the trainer between
+            the step before and the call of `iter`; they count neither as steps nor as waits.
+        handoff_s: Seconds to hand over a batch that is ready.
+        ready: Batches that are ready at the beginning.
+        warmup: Steps at the beginning that are simulated but not counted.
+    """
+
+    batch_s: Sequence[float]
+    step_s: Sequence[float]
+    epochs: Mapping[int, float] = field(default_factory=dict)
+    handoff_s: float = 0.0
+    ready: int = 0
+    warmup: int = 0
+
+    def in_rounds(self, num_workers: int, batch_s: Sequence[float]) -> Work:
+        """Return it with other times of batches, for so many workers that begin together.
+
+        Such workers may also end together, round after round. It is repeated until there are
+        enough rounds, all of them whole; the first does not count.
+        """
+        count = len(self.step_s)
+        whole = num_workers * max(count // num_workers, LEAST_ROUNDS)
+        times = -(-whole // count)
+        epochs = {
+            number + count * time: pause_s
+            for time in range(times)
+            for number, pause_s in self.epochs.items()
+            if time == 0 or number > 0
+        }
+        return replace(
+            self,
+            batch_s=(list(batch_s) * times)[:whole],
+            step_s=(list(self.step_s) * times)[:whole],
+            epochs=epochs,
+            ready=0,
+            warmup=num_workers - 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """How batches are made.
+
+    Attributes:
+        num_workers: Workers; 0 makes each batch when the trainer asks for it.
+        depth: Batches that may be outstanding: requested and not taken yet.
+        refill_below: Once so many were outstanding, none is requested until fewer than this are.
+            None requests again at once.
+        in_order: Whether batches are taken in the order of the requests.
+        takes_turns: Whether batch `i` is made by worker `i % num_workers`, as in torch; otherwise
+            the first free worker makes the next batch.
+        waits_for_epoch: Whether the batches of an epoch are requested only when it begins.
+        restarts: Whether workers start again for each epoch.
+        start_s: Seconds until they are up.
+    """
+
+    num_workers: int
+    depth: int = UNLIMITED
+    refill_below: int | None = None
+    in_order: bool = True
+    takes_turns: bool = False
+    waits_for_epoch: bool = False
+    restarts: bool = False
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation came to.
+
+    Attributes:
+        rate: Batches per second.
+        wait_share: The part of the time that the trainer waits.
+        epoch_wait_share: The part of the time that it waits for the first batches of epochs.
+    """
+
+    rate: float
+    wait_share: float
+    epoch_wait_share: float
+
+
+def simulate(work: Work, arrangement: Arrangement) -> Outcome:
+    """Return the rate and the waits of training with the recorded work in an arrangement."""
+    count, batch_s, step_s = len(work.step_s), work.batch_s, work.step_s
+    firsts = sorted(each for each in work.epochs if 0 < each < count)
+    opening = set(firsts)
+    closed = iter([*firsts, count]) if arrangement.waits_for_epoch else iter([count])
+    workers = _Workers(arrangement, batch_s, work.ready)
+    limit, got = next(closed), 0.0
+    waited = waited_first = paused = first_got = 0.0
+    for number in range(count):
+        asked, refilled_at = got + (step_s[number - 1] if number else 0.0), got
+        if number in opening:
+            asked += work.epochs[number]
+            paused += work.epochs[number] if number > work.warmup else 0.0
+            if number == limit:
+                limit, refilled_at = next(closed), asked
+                workers.begin_epoch(asked)
+        workers.request(number, limit, refilled_at)
+        ready = workers.take(number, asked)
+        got = max(asked, ready) + work.handoff_s
+        if number > work.warmup:
+            waited += got - asked
+            waited_first += (got - asked) if number in opening else 0.0
+        else:
+            first_got = got
+    elapsed = got - first_got - paused
+    if elapsed <= 0.0:
+        return Outcome(0.0, 0.0, 0.0)
+    counted = count - 1 - work.warmup
+    return Outcome(counted / elapsed, waited / elapsed, waited_first / elapsed)
+
+
+class _Workers:
+    """The workers of a simulation, and the batches that they have made."""
+
+    def __init__(self, arrangement: Arrangement, batch_s: Sequence[float], ready: int) -> None:
+        self._arrangement, self._batch_s = arrangement, batch_s
+        self._free = [0.0] * arrangement.num_workers  # when each is free; a heap without turns
+        self._ready = ready
+        self._requested = 0
+        self._is_full = False
+        self._ends: list[float] = []  # of all batches in order; otherwise a heap of those not taken
+
+    def begin_epoch(self, asked: float) -> None:
+        arrangement = self._arrangement
+        opened = asked + arrangement.start_s
+        if arrangement.restarts:
+            self._free = [opened] * arrangement.num_workers
+        else:
+            self._free = [max(free, asked) for free in self._free]
+        self._is_full = False
+
+    def request(self, taken: int, limit: int, at: float) -> None:
+        """Request batches below `limit`, as far as the depth allows with so many taken."""
+        arrangement = self._arrangement
+        if not arrangement.num_workers:
+            return
+        depth = max(arrangement.depth, 1)
+        while self._requested < limit:
+            outstanding = self._requested - taken
+            if outstanding >= depth:
+                self._is_full = arrangement.refill_below is not None
+                return
+            if self._is_full and outstanding >= max(arrangement.refill_below or depth, 1):
+                return
+            self._is_full = False
+            self._make(self._requested, at)
+            self._requested += 1
+
+    def _make(self, number: int, at: float) -> None:
+        if number < self._ready:
+            end = 0.0
+        elif self._arrangement.takes_turns:
+            place = number % len(self._free)
+            end = self._free[place] = max(self._free[place], at) + self._batch_s[number]
+        else:
+            end = max(self._free[0], at) + self._batch_s[number]
+            heapq.heapreplace(self._free, end)
+        if self._arrangement.in_order:
+            self._ends.append(end)
+        else:
+            heapq.heappush(self._ends, end)
+
+    def take(self, number: int, asked: float) -> float:
+        """Return when the next batch is ready for the trainer."""
+        if not self._arrangement.num_workers:
+            return asked + self._batch_s[number]
+        return self._ends[number] if self._arrangement.in_order else heapq.heappop(self._ends)
+
+
+def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: float) -> float:
+    """Return by what factor processor time lengthens where workers share too few cores.
+
+    With all of them busy, each uses a core for `cpu_s` of `cpu_s * factor + other_s`; the factor is
+    what makes these shares add up to the cores, or 1 if there are enough.
+
+    Args:
+        num_workers: How many run at once.
+        cores: Cores that they may use; None if not known.
+        cpu_s: Seconds of processor time for one batch.
+        other_s: Seconds that a batch takes besides.
+    """
+    if cores is None or cpu_s <= 0.0:
+        return 1.0
+    return max(1.0, num_workers / max(cores, 0.01) - other_s / cpu_s)

@@ -1,0 +1,42 @@
+"""What tells a process from a later one with the same id, and from one of another machine."""
+
+from __future__ import annotations
+
+import os
+
+
+def kernel() -> str:
+    """Return the running kernel and its namespace of process ids; "" where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def state_and_start(pid: int) -> tuple[str, str]:
+    """Return a process's state and when it started; both "" where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in brackets may itself hold brackets and spaces.
+            fields = file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+def is_alive(pid: int, process_start: str) -> bool:
+    """Tell whether a process of this machine is there, and not another with the same id.
+
+    Args:
+        pid: Its id.
+        process_start: When it started, as `state_and_start` tells; "" if that is not known.
+    """
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # another user's process
+    state, start = state_and_start(pid)
+    return state not in ("Z", "X") and start in ("", process_start)

@@ -1,0 +1,1 @@
+"""Reports as HTML files: summaries of what happened, charts of them, and their comparison."""

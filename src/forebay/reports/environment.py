@@ -1,0 +1,28 @@
+"""Where a run took place: versions, system, cores, memory. No names of machines or users."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from forebay.options import usable_cores, usable_memory
+
+PACKAGES = ("forebay", "torch", "numpy", "pyarrow")
+
+
+def environment() -> dict[str, str]:
+    """Return what a report says about the machine and the software."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # not installed
+            continue
+    found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
+    memory = usable_memory()
+    if memory is not None:
+        found["memory"] = f"{memory / 1e9:,.3g} GB"
+    return found

@@ -1,0 +1,229 @@
+"""The report of a loader: its summary as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.observe.progress import duration
+from forebay.reports.charts import (
+    Mark,
+    Series,
+    bars_chart,
+    columns_chart,
+    lanes_chart,
+    short,
+    time_ticks,
+)
+from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
+from forebay.reports.units import bytes_text, seconds_text, two_digits
+
+# Wanted batches above so many times the highest other rate are cut off.
+HEADROOM = 1.6
+# Slow samples in the table; all of them are in the data.
+SHOWN_SLOWEST = 10
+
+
+def loader_html(summary: Mapping[str, Any]) -> str:
+    """Return the report of a loader as HTML."""
+    totals, timeline = summary["totals"], summary["timeline"]
+    sections = [verdict_box(summary["verdict"]), _figures(totals)]
+    if timeline["columns"]:
+        times = _times(summary)
+        sections += [
+            section("Batches made and wanted", _rates(summary, times), _ready(summary, times)),
+            section("Workers", _lanes(summary, times), _count(summary, times)),
+        ]
+    else:
+        sections.append(section("Batches", paragraph("No batch was made yet.")))
+    sections += [
+        section("Waits", _waits(summary)),
+        section("Slowest samples", _slowest(summary)),
+        section("Settings", facts(summary["settings"])),
+        section("Environment", facts(summary["environment"])),
+    ]
+    subtitle = (
+        f"forebay loader · from {summary['began'][:16].replace('T', ' ')} UTC · "
+        f"{duration(totals['seconds'])}"
+    )
+    return page(summary["title"], subtitle, sections, summary)
+
+
+def _figures(totals: Mapping[str, Any]) -> str:
+    figures = [
+        ("batches/s", short(totals["rate"])),
+        ("of the time training waited", f"{totals['wait_share'] * 100:.0f} %"),
+        ("batches taken", f"{totals['taken']:,}"),
+        ("median wait", seconds_text(totals["wait_p50_s"])),
+        ("99 % of waits are shorter", seconds_text(totals["wait_p99_s"])),
+        ("workers", f"{totals['num_workers']:,}"),
+    ]
+    for name, singular in (("restarts", "restart"), ("failures", "sample left out")):
+        if totals[name]:
+            plural = singular.replace("sample", "samples") if name == "failures" else name
+            figures.append((singular if totals[name] == 1 else plural, f"{totals[name]:,}"))
+    return tiles(figures)
+
+
+def _times(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
+    timeline = summary["timeline"]
+    return time_ticks(timeline["seconds"] * timeline["columns"])
+
+
+def _lengths(timeline: Mapping[str, Any]) -> list[float]:
+    return [timeline["seconds"]] * (timeline["columns"] - 1) + [timeline["last_seconds"]]
+
+
+def _rates(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the chart of batches made, taken and wanted, each second."""
+    timeline = summary["timeline"]
+    lengths = _lengths(timeline)
+    # Of a shorter time, a rate says nothing, unless there is no other.
+    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
+    columns = list(
+        zip(timeline["made"], timeline["taken"], timeline["waited_s"], lengths, strict=True)
+    )
+    made = [count / length if length > least else None for count, _, _, length in columns]
+    taken = [count / length if length > least else None for _, count, _, length in columns]
+    wanted = [
+        count / (length - waited) if count and length - waited > least else None
+        for _, count, waited, length in columns
+    ]
+    waits = [100 * waited / length if length > least else None for *_, waited, length in columns]
+    known = sorted(each for each in [*made, *taken] if each is not None)
+    limit = (known[-1] if known else 1.0) * HEADROOM
+    seen = [each for each in wanted if each is not None]
+    limit = min(limit, max([*seen, *known], default=limit))
+    rates = columns_chart(
+        "Batches per second",
+        [
+            Series("taken by training", "taken", taken, "area"),
+            Series("made by workers", "made", made),
+            Series("wanted: the rate of training while it did not wait", "wanted", wanted),
+        ],
+        times,
+        unit="batches/s",
+        limit=limit,
+    )
+    if not any(timeline["waited_s"]):
+        return rates
+    shares = [Series("training waits for a batch", "wait", waits, "area")]
+    return rates + columns_chart(
+        "Share of time that training waited", shares, times, unit="%", limit=100
+    )
+
+
+def _ready(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the chart of batches between workers and trainer, by number and by bytes."""
+    timeline, marks = summary["timeline"], summary["marks"]
+    most = [each for each in timeline["most_ready"] if each is not None]
+    if not most or not max(most):
+        return ""
+    limit, lines = max(most), []
+    if (high := marks.get("max_batches")) is not None and high <= 4 * max(most):
+        limit, lines = max(limit, high), [Mark(high, f"max_batches={high:,}")]
+    band = Series(
+        "fewest to most ready when training asked",
+        "ready",
+        timeline["most_ready"],
+        "band",
+        timeline["least_ready"],
+    )
+    fewest = Series("fewest", "ready", timeline["least_ready"])
+    ready = columns_chart(
+        "Batches ready, between workers and training",
+        [band, fewest],
+        times,
+        unit="batches",
+        limit=limit,
+        marks=lines,
+    )
+    held = [each or 0.0 for each in timeline["held_bytes"]]
+    if not max(held):
+        return ready
+    size = max(held)
+    high = marks.get("max_bytes")
+    lines = [] if high is None or high > 4 * size else [Mark(high, f"max_bytes={bytes_text(high)}")]
+    size = max(size, *(each.value for each in lines)) if lines else size
+    factor, unit = next(
+        (pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if size >= pair[0]), (1.0, "B")
+    )
+    scaled = Series("ready or in use", "ready", [each / factor for each in held], "area")
+    lines = [Mark(each.value / factor, each.label) for each in lines]
+    return ready + columns_chart(
+        "Memory of these batches", [scaled], times, unit=unit, limit=size / factor, marks=lines
+    )
+
+
+def _lanes(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    timeline = summary["timeline"]
+    lanes = []
+    for label, shares in timeline["workers"].items():
+        known = [each for each in shares if each is not None]
+        busy = sum(known) / len(known) if known else 0.0
+        lanes.append((label, shares, f"{busy * 100:.0f} %"))
+    if not lanes:
+        return ""
+    return lanes_chart("Busy making batches: a gap is a worker without work", lanes, times)
+
+
+def _count(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the number of workers over time, where it changed, and the decisions about it."""
+    timeline, decisions = summary["timeline"], summary["decisions"]
+    numbers = timeline["num_workers"]
+    # A column before the workers started counts none.
+    began = [each for each in numbers if each]
+    shown = ""
+    if len(set(began)) > 1:
+        whole = timeline["seconds"] * timeline["columns"]
+        shown = columns_chart(
+            "Number of workers",
+            [Series("workers", "other", numbers, "area")],
+            times,
+            unit="workers",
+            limit=max(began),
+            events=[at / whole for at, _ in decisions],
+        )
+    rows = [[duration(at), sentence] for at, sentence in decisions]
+    return shown + table(["at", "decision"], rows)
+
+
+def _waits(summary: Mapping[str, Any]) -> str:
+    """Return the histogram of waits: by power of two, as many bars as are needed."""
+    bins, without = summary["wait_bins"], summary["steps_without_wait"]
+    if not without and not any(bins):
+        return paragraph("No batch was taken yet.")
+    used = [place for place, count in enumerate(bins) if count]
+    bars = [("no wait", without, "ready")]
+    if used:
+        first, last = used[0], used[-1]
+        # Bins of factors of four keep it short where waits differ by orders of magnitude.
+        width = 1 if last - first < 12 else 2
+        for place in range(first, last + 1, width):
+            count = sum(bins[place : place + width])
+            low, high = 2**place * 1e-6, 2 ** (place + width) * 1e-6
+            bars.append(
+                (
+                    f"{seconds_text(two_digits(low))} to {seconds_text(two_digits(high))}",
+                    count,
+                    "wait",
+                )
+            )
+    note = f"Training waited for {sum(bins):,} of {without + sum(bins):,} batches."
+    return bars_chart("How long training waited for a batch", bars, note)
+
+
+def _slowest(summary: Mapping[str, Any]) -> str:
+    if not summary["slowest"]:
+        return ""
+    rows = []
+    for each in summary["slowest"][:SHOWN_SLOWEST]:
+        call = f"loader.replay(epoch={each['epoch']}, batch={each['batch']})"
+        row = [seconds_text(each["seconds"]), each["index"]]
+        rows.append(
+            [*row, call if summary["replays"] else f"epoch {each['epoch']}, batch {each['batch']}"]
+        )
+    note = "" if summary["replays"] else paragraph("With a seed, loader.replay() rebuilds a batch.")
+    last = "its batch again, for a debugger" if summary["replays"] else "batch"
+    code = (1, 2) if summary["replays"] else (1,)
+    return table(["seconds", "index", last], rows, code=code) + note

@@ -1,0 +1,183 @@
+"""The report of a run of `preprocess` or `predict`: its summary as HTML."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.failures import Failure
+from forebay.observe.progress import counted, duration
+from forebay.reports.charts import Series, bars_chart, columns_chart, short, time_ticks
+from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
+from forebay.reports.report_file import write_report
+from forebay.reports.run_summary import run_summary
+from forebay.reports.units import seconds_text, two_digits
+
+SHOWN_SLOWEST = 10
+
+
+class RunReport(Protocol):
+    """What `preprocess` and `predict` return."""
+
+    @property
+    def output(self) -> Path | str: ...  # noqa: D102
+    @property
+    def done(self) -> int: ...  # noqa: D102
+    @property
+    def failed(self) -> int: ...  # noqa: D102
+    @property
+    def resumed(self) -> int: ...  # noqa: D102
+    @property
+    def failures(self) -> Sequence[Failure]: ...  # noqa: D102
+    @property
+    def elapsed_s(self) -> float: ...  # noqa: D102
+    @property
+    def details(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+
+def save(path: str | os.PathLike[str], report: RunReport) -> Path:
+    """Write the report of a run to a self-contained HTML file.
+
+    The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`. It
+    names the slowest inputs and up to three failed inputs for each error.
+
+    Args:
+        path: Where. An earlier report is replaced.
+        report: The report.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OptionError: There is a file that is not a report; it was left as it is.
+        OSError: The file cannot be written.
+    """
+    return write_report(run_html(summary_of(report)), path)
+
+
+def summary_of(report: RunReport) -> dict[str, Any]:
+    """Return the summary of a run."""
+    details = report.details
+    folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
+    work = details.get("work", "")
+    diagnosis = getattr(report, "diagnosis", None)
+    return run_summary(
+        details,
+        title=" ".join(filter(None, [details.get("kind", "run"), work, f"→ {folder}"])),
+        counts={"done": report.done, "failed": report.failed, "resumed": report.resumed},
+        elapsed_s=report.elapsed_s,
+        failures=report.failures,
+        verdict="" if diagnosis is None else str(diagnosis),
+    )
+
+
+def run_html(summary: Mapping[str, Any]) -> str:
+    """Return the report of a run as HTML."""
+    totals, unit = summary["totals"], summary.get("unit", "input")
+    sections = [verdict_box(summary["verdict"]), _figures(summary)]
+    if summary.get("timeline", {}).get("columns"):
+        sections += [
+            section("Throughput", _throughput(summary)),
+            section("Durations", _durations(summary), _slowest(summary)),
+        ]
+    else:
+        sections.append(section("Throughput", paragraph("Nothing was left to be done.")))
+    sections += [
+        section("Failures", _failures(summary)),
+        section("Settings", facts(summary.get("settings", {}))),
+        section("Environment", facts(summary.get("environment", {}))),
+    ]
+    began = f"from {summary['began'][:16].replace('T', ' ')} UTC · " if "began" in summary else ""
+    subtitle = (
+        f"forebay · {began}{counted(totals['done'] + totals['failed'], unit)} in "
+        f"{duration(totals['elapsed_s'])}"
+    )
+    return page(summary["title"], subtitle, sections, summary)
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    totals, unit = summary["totals"], summary.get("unit", "input")
+    figures = [
+        (f"{unit}s/s", short(totals["rate"])),
+        ("done", f"{totals['done']:,}"),
+        ("failed", f"{totals['failed']:,}"),
+    ]
+    if totals["resumed"]:
+        figures.append(("of them done earlier", f"{totals['resumed']:,}"))
+    figures.append(("in all", duration(totals["elapsed_s"])))
+    if summary.get("num_workers"):
+        figures.append(("workers", f"{summary['num_workers']:,}"))
+        figures.append(("of their time at work", f"{totals['busy_share'] * 100:.0f} %"))
+    if summary.get("retries"):
+        figures.append(("attempts repeated", f"{summary['retries']:,}"))
+    return tiles(figures)
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    timeline, unit = summary["timeline"], summary["unit"]
+    lengths = [timeline["seconds"]] * (timeline["columns"] - 1) + [timeline["last_seconds"]]
+    # Of a shorter time, a rate says nothing, unless there is no other.
+    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
+    done, failed = (
+        [
+            count / length if length > least else None
+            for count, length in zip(timeline[name], lengths, strict=True)
+        ]
+        for name in ("done", "failed")
+    )
+    series = [Series("done", "ready", done, "area")]
+    if any(timeline["failed"]):
+        series.append(Series("failed", "wait", failed, "area"))
+    return columns_chart(
+        f"{unit.capitalize()}s per second",
+        series,
+        time_ticks(timeline["seconds"] * timeline["columns"]),
+        unit=f"{unit}s/s",
+        limit=max([each for each in [*done, *failed] if each is not None], default=1.0),
+    )
+
+
+def _task(summary: Mapping[str, Any]) -> str:
+    return "input" if summary["unit"] == "input" else "range of samples"
+
+
+def _durations(summary: Mapping[str, Any]) -> str:
+    bins = summary["bins"]
+    used = [place for place, count in enumerate(bins) if count]
+    if not used:
+        return ""
+    first, last = used[0], used[-1]
+    width = 1 if last - first < 12 else 2
+    bars = []
+    for place in range(first, last + 1, width):
+        low, high = (two_digits(2**each * 1e-6) for each in (place, place + width))
+        label = f"{seconds_text(low)} to {seconds_text(high)}"
+        bars.append((label, sum(bins[place : place + width]), "made"))
+    return bars_chart(f"How long one {_task(summary)} took", bars)
+
+
+def _slowest(summary: Mapping[str, Any]) -> str:
+    rows = [[seconds_text(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
+    return table(["seconds", f"slowest {_task(summary)}"], rows, code=(1,))
+
+
+def _failures(summary: Mapping[str, Any]) -> str:
+    groups = summary["failures"]
+    if not groups:
+        return ""
+    rows = [
+        [
+            f"{group['count']:,}",
+            f"{group['error']}: {group['message']}" if group["message"] else group["error"],
+            "\n".join(
+                f"{each['source']}: {each['message']}" if each["message"] else each["source"]
+                for each in group["examples"]
+            ),
+        ]
+        for group in groups
+    ]
+    known, failed = summary["failures_known"], summary["totals"]["failed"]
+    note = paragraph(f"Of {failed:,} failures, the first {known:,}.") if known < failed else ""
+    return note + table(["count", "error", "examples"], rows, code=(2,))

@@ -1,0 +1,489 @@
+"""Why training waits: from made-up traces for each cause, and from real loaders."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from forebay import Buffer, DataLoader, Diagnosis
+from forebay.buffer import buffer_of
+from forebay.observe.diagnosis import LEAST_STEPS, diagnose
+from forebay.observe.loader_setup import Setup
+from forebay.observe.recorded_work import recorded_work, slowdown
+from forebay.observe.simulation import UNLIMITED, Arrangement, Work, simulate, stretched
+from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def trace_of(
+    steps, setup, batch_s, *, cpu=0.0, queued=0.0, slow=None, epoch=0, start_s=0.0, trainer_cpu=0.0
+):
+    """Return what a loader would record whose batches and steps take these times.
+
+    Args:
+        steps: Seconds of each step.
+        setup: Of the loader, whose workers take turns.
+        batch_s: Seconds of each batch, or of all.
+        cpu: Part of them that is processor time.
+        queued: Part of them that is waiting for a core.
+        slow: By batch: seconds of its slowest sample.
+        epoch: Batches of an epoch; 0 for one epoch.
+        start_s: Seconds that workers take to start.
+        trainer_cpu: Processor time of the trainer's process for a step.
+    """
+    count, workers = len(steps), setup.num_workers
+    times = batch_s if isinstance(batch_s, list) else [batch_s] * count
+    depth = setup.prefetch_factor * workers
+    free, ends, got, now = [0.0] * max(workers, 1), [], [], 0.0
+    asked, made, taken, waited, total = [], [], [], 0.0, 0.0
+    for number in range(count):
+        asked.append(now)
+        is_first = number == 0 or bool(epoch and number % epoch == 0)
+        if is_first and not setup.crosses_epochs:
+            opened = now + start_s * (number == 0 or not setup.keeps_workers)
+            free = [max(each, opened) for each in free]
+        last = min(count, number + depth)
+        if epoch and not setup.crosses_epochs:
+            last = min(last, (number // epoch + 1) * epoch)
+        while workers and len(ends) < last:  # those that may be requested by now
+            each = len(ends)
+            begin = max(free[each % workers], got[-1] if got else 0.0)
+            free[each % workers] = begin + times[each]
+            ends.append(free[each % workers])
+        end = ends[number] if workers else now + times[number]
+        now = max(now, end)
+        got.append(now)
+        wait = now - asked[-1]
+        waited, total = waited + wait, total + times[number]
+        sums = (number + 1, total, total * cpu, total * queued)
+        seconds, slowest = times[number], (slow or {}).get(number, 0.0)
+        spent = (seconds * cpu, seconds * queued, 0.0)
+        made.append(
+            MadeRecord(end, seconds, number % max(workers, 1), *spent, 10_000, slowest, *sums)
+        )
+        cpu_s = trainer_cpu * (number + 1)
+        taken.append(StepRecord(asked[-1], wait, is_first, 0, number + 1, waited, cpu_s, 0.0))
+        now += steps[number]
+    return taken, made
+
+
+def told(steps, setup, batch_s, **more) -> Diagnosis:
+    """Return the diagnosis of such a loader."""
+    return diagnose(*trace_of(steps, setup, batch_s, **more), setup)
+
+
+def workers(count, **more):
+    """Return the setup of a loader with so many workers, and plenty of cores."""
+    return Setup(num_workers=count, takes_turns=True, cores=16, **more)
+
+
+STEPS = [0.02] * 200
+
+
+# ---- the causes --------------------------------------------------------------------------------
+
+
+def test_too_few_workers_are_told_how_many_it_takes():
+    """84 ms a batch and 21 ms a step: four workers, and then the step is the limit."""
+    found = told([0.021] * 200, workers(2), 0.084, cpu=0.9)
+    assert (found.cause, found.advice) == ("workers", {"num_workers": 4})
+    assert found.rate == pytest.approx(2 / 0.084, rel=0.02)
+    assert found.expected_rate == pytest.approx(1 / 0.021, rel=0.02)
+    assert found.wait_share == pytest.approx(0.5, abs=0.02)
+    assert str(found) == (
+        "Training waits 50% of the time. A batch takes a worker 84 ms and a step 21 ms, which is "
+        "too much for 2 workers. Use num_workers=4, for 47.6 batches/s instead of 23.9; then the "
+        "training step is the limit."
+    )
+
+
+def test_the_advice_comes_true():
+    """The same loader with the advice followed: the rate expected, and nothing to change."""
+    rng = random.Random(0)
+    times = [0.084 * rng.uniform(0.7, 1.3) for _ in range(400)]
+    steps = [0.02] * 400
+    before = told(steps, workers(2), times, cpu=0.9)
+    after = told(steps, workers(before.advice["num_workers"]), times, cpu=0.9)
+    assert after.rate == pytest.approx(before.expected_rate, rel=0.03)
+
+
+def test_workers_stop_at_the_cores():
+    """More workers than cores are not advised, and the cores are named as the next limit."""
+    setup = replace(workers(1), cores=2)
+    found = told([0.005] * 200, setup, 0.05, cpu=1.0)
+    assert (found.cause, found.advice) == ("workers", {"num_workers": 2})
+    assert found.expected_rate == pytest.approx(40, rel=0.03)
+    assert str(found).endswith("then the 2 cores are the limit.")
+
+
+def test_without_workers_they_are_the_advice():
+    """The trainer makes the batches itself."""
+    found = told(STEPS, replace(workers(0), prefetch_factor=1), 0.018, cpu=0.9)
+    assert (found.cause, found.advice) == ("workers", {"num_workers": 1})
+    assert found.expected_rate == pytest.approx(50, rel=0.02)
+    assert "itself" in str(found)
+
+
+def test_a_processor_that_is_the_limit_has_no_number_of_workers():
+    """Four busy workers on two cores: nothing that a setting changes."""
+    setup = replace(workers(4), cores=2)
+    found = told([0.005] * 200, setup, 0.08, cpu=0.5, queued=0.5)
+    assert (found.cause, found.advice, found.expected_rate) == ("cpu", {}, None)
+    assert found.evidence["cores_needed"] == pytest.approx(8, rel=0.02)
+    assert "has 2 cores: no number of workers helps" in str(found)
+
+
+def test_a_quota_of_a_part_of_a_core_counts():
+    """Half a core is busy with one worker that is slowed down by its quota."""
+    found = told([0.005] * 200, replace(workers(1), cores=0.5), 0.04, cpu=0.5, queued=0.5)
+    assert found.cause == "cpu"
+    assert "has 0.5 cores" in str(found)
+
+
+def test_strangers_on_the_cores():
+    """Two workers on two cores wait for them two thirds of the time."""
+    setup = replace(workers(2), cores=2)
+    found = told(STEPS, setup, 0.09, cpu=1 / 3, queued=2 / 3)
+    assert (found.cause, found.advice) == ("contention", {})
+    assert found.expected_rate == pytest.approx(50, rel=0.02)
+    assert "other programs use the 2 cores" in str(found)
+
+
+def test_the_same_wait_for_cores_with_too_many_workers_is_their_own():
+    """Six workers on two cores get a third each."""
+    setup = replace(workers(6), cores=2)
+    assert told([0.005] * 200, setup, 0.09, cpu=1 / 3, queued=2 / 3).cause == "cpu"
+
+
+def jittered(seconds, count, seed=1):
+    """Return times that differ by up to 40 %."""
+    rng = random.Random(seed)
+    return [seconds * rng.uniform(0.6, 1.4) for _ in range(count)]
+
+
+def test_storage_that_serves_each_worker_as_fast():
+    """Batches next to fewer others, at the ends of epochs, take as long as all: more workers."""
+    setup = workers(3, keeps_workers=True)
+    found = told([0.01] * 240, setup, jittered(0.1, 240), epoch=24)
+    assert found.cause == "storage"
+    assert found.advice["num_workers"] in range(9, 14)
+    assert found.expected_rate is not None
+
+
+def test_storage_where_it_cannot_be_told_gives_no_number():
+    """One worker is never next to another."""
+    found = told([0.01] * 200, workers(1), jittered(0.03, 200))
+    assert (found.cause, found.expected_rate) == ("storage", None)
+    assert "cannot be told" in str(found)
+    assert "Try num_workers=" in str(found)
+
+
+def shared_rate(workers, count, epoch, read_s):
+    """Return batches that share storage of a fixed rate equally, epoch after epoch."""
+    needs, now, total, made = jittered(read_s, count), 0.0, 0.0, []
+    for first in range(0, count, epoch):
+        waiting = list(range(first, min(first + epoch, count)))
+        active = {}  # by worker: number, when it began, what is left to read
+        while waiting or active:
+            for worker in range(workers):
+                if worker not in active and waiting:
+                    number = waiting.pop(0)
+                    active[worker] = (number, now, needs[number])
+            share = len(active)
+            next_s = min(left for *_, left in active.values())
+            now += next_s * share
+            active = {each: (*told, left - next_s) for each, (*told, left) in active.items()}
+            for worker in [each for each, (*_, left) in active.items() if left < 1e-9]:
+                _, began, _ = active.pop(worker)
+                total += now - began
+                sums = (len(made) + 1, total, 0.0, 0.0)
+                spent = (0.0, 0.0, 0.0)
+                made.append(MadeRecord(now, now - began, worker, *spent, 100, 0.0, *sums))
+    return made
+
+
+def test_storage_with_a_fixed_rate_is_told_by_batches_that_take_longer_together():
+    """Then no number of workers helps, and the advice is to read less."""
+    batches = shared_rate(4, 240, 24, 0.03)
+    assert slowdown(batches, 4) > 0.6
+    steps, total = [], 0.0
+    for number, each in enumerate(batches):
+        asked = 0.0 if not number else steps[-1].got_at + 0.01
+        waited = max(each.ended_at - asked, 0.0)
+        total += waited
+        steps.append(StepRecord(asked, waited, number == 0, 0, number + 1, total, 0.0, 0.0))
+    found = diagnose(steps, batches, workers(4, keeps_workers=True))
+    assert (found.cause, found.advice, found.expected_rate) == ("storage", {}, None)
+    assert "fixed rate" in str(found)
+
+
+def test_bursts_need_a_deeper_buffer():
+    """Sixteen steps at once and then a pause: more prefetched batches, no more workers."""
+    steps = ([0.001] * 15 + [0.3]) * 20
+    found = told(steps, workers(2), 0.03)
+    assert found.cause == "buffer"
+    assert 5 <= found.advice["prefetch_factor"] <= 8
+    assert found.expected_rate == pytest.approx(16 / 0.315, rel=0.05)
+    deep = workers(2, prefetch_factor=found.advice["prefetch_factor"])
+    assert told(steps, deep, 0.03).cause == "healthy"
+
+
+def test_a_buffer_is_advised_in_bytes():
+    """What a loader with a buffer changes is its size."""
+    steps = ([0.001] * 15 + [0.3]) * 20
+    trace = trace_of(steps, workers(2), 0.03)
+    setup = workers(2, buffer_bytes=40_000, crosses_epochs=True)
+    found = diagnose(*trace, setup)
+    assert found.cause == "buffer"
+    assert buffer_of(found.advice["buffer"]).nbytes > 80_000
+
+
+def test_slow_samples_are_told_from_slow_workers():
+    """One batch in twenty-five has a sample that takes twelve steps."""
+    times = [0.012 + (0.24 if number % 25 == 7 else 0.0) for number in range(300)]
+    slow = {number: 0.24 if number % 25 == 7 else 0.003 for number in range(300)}
+    setup = workers(2, batch_size=4)
+    trace = trace_of([0.02] * 300, setup, times, slow=slow)
+    found = diagnose(*trace, setup, SlowSample(0.24, 29, 0, 7))
+    assert found.cause == "skew"
+    assert found.expected_rate > 1.1 * found.rate
+    assert "slow samples, such as sample 29, of up to 240 ms" in str(found)
+
+
+def test_epochs_that_begin_slowly():
+    """Workers that start for each epoch: let them persist; if they do, prefetch across epochs."""
+    found = told([0.02] * 120, workers(2), 0.01, epoch=10, start_s=0.2)
+    assert (found.cause, found.advice) == ("startup", {"persistent_workers": True})
+    setup = workers(2, keeps_workers=True)
+    found = told([0.02] * 120, setup, 0.035, epoch=8)
+    assert found.cause == "startup"
+    assert set(found.advice) == {"buffer"}
+
+
+def test_the_first_start_is_left_out():
+    """One long start before a long epoch is no cause, and not part of the rate."""
+    found = told(STEPS, workers(2), 0.03, start_s=30.0)
+    assert found.cause == "healthy"
+    assert found.rate == pytest.approx(50, rel=0.02)
+
+
+def test_a_loader_that_could_do_twice_as_much():
+    """Then the step is the limit, and otherwise all is well: in either case without an alarm."""
+    slow = told(STEPS, workers(2), 0.01)
+    fine = told(STEPS, workers(2), 0.03)
+    assert (slow.cause, fine.cause) == ("consumer", "healthy")
+    assert slow.advice == fine.advice == {}
+    assert slow.expected_rate == slow.rate
+
+
+def test_threads_share_one_core():
+    """Python code in three threads: processes, not more threads."""
+    setup = replace(workers(3), backend="thread")
+    found = told([0.005] * 200, setup, 0.06, cpu=0.3, trainer_cpu=0.019)
+    assert (found.cause, found.advice) == ("cpu", {"backend": "process"})
+    assert "one thread at a time" in str(found)
+
+
+def test_too_little_to_judge_by():
+    """Fewer than twenty steps, or none at all."""
+    assert diagnose([], [], workers(2)).cause == "unknown"
+    found = told(STEPS[: LEAST_STEPS - 1], workers(2), 0.1)
+    assert (found.cause, found.expected_rate) == ("unknown", None)
+    assert "too little" in str(found)
+
+
+def test_records_that_contradict_each_other():
+    """Steps waited as if batches took 100 ms, and the batches say 1 ms."""
+    steps, _ = trace_of(STEPS, workers(2), 0.1)
+    _, batches = trace_of(STEPS, workers(2), 0.001)
+    found = diagnose(steps, batches, workers(2))
+    assert (found.cause, found.expected_rate) == ("unknown", None)
+    assert "do not add up" in str(found)
+
+
+def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():
+    """Validation after each epoch changes nothing."""
+    with_pauses = [20.0 if number % 40 == 39 else 0.02 for number in range(200)]
+    found = told(with_pauses, workers(2, keeps_workers=True), 0.03, epoch=40)
+    assert found.rate == pytest.approx(50, rel=0.1)
+    assert found.cause == "healthy"
+
+
+def test_witnesses_are_evidence_only():
+    """They appear, and change nothing."""
+    trace = trace_of(STEPS, workers(2), 0.03)
+    plain = diagnose(*trace, workers(2))
+    seen = diagnose(*trace, workers(2), witnesses={"pressure_cpu": 0.9})
+    assert seen.evidence == {**plain.evidence, "pressure_cpu": 0.9}
+    assert replace(seen, evidence={}) == replace(plain, evidence={})
+
+
+def test_sampled_records_stand_for_several_steps():
+    """Where only each tenth was recorded, rate and waits are those of all."""
+    steps, batches = trace_of([0.0001] * 2000, workers(2), 0.0004)
+    full = recorded_work(steps, batches, 2)
+    thin = recorded_work(steps[::10], batches[::10], 2)
+    assert thin.rate == pytest.approx(full.rate, rel=0.03)
+    assert thin.wait_share == pytest.approx(full.wait_share, abs=0.03)
+
+
+# ---- the simulation ----------------------------------------------------------------------------
+
+seconds = st.floats(0.001, 1.0)
+works = st.integers(3, 60).flatmap(
+    lambda count: st.builds(
+        Work,
+        batch_s=st.lists(seconds, min_size=count, max_size=count),
+        step_s=st.lists(seconds, min_size=count, max_size=count),
+    )
+)
+arrangements = st.builds(
+    Arrangement,
+    num_workers=st.integers(0, 5),
+    depth=st.integers(1, 12),
+    refill_below=st.none() | st.integers(1, 12),
+    in_order=st.booleans(),
+    takes_turns=st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(works, arrangements)
+def test_no_arrangement_is_faster_than_the_steps(work, arrangement):
+    """Time is steps and waits, and nothing else."""
+    outcome = simulate(work, arrangement)
+    stepping = sum(work.step_s[:-1])
+    assert outcome.rate <= (len(work.step_s) - 1) / stepping * (1 + 1e-9)
+    assert 0.0 <= outcome.wait_share < 1.0
+    elapsed = (len(work.step_s) - 1) / outcome.rate
+    assert elapsed * (1 - outcome.wait_share) == pytest.approx(stepping)
+
+
+def end_of(work, arrangement):
+    """Return when the last batch is taken, the wait for the first one included."""
+    ahead = Work(batch_s=[0.0, *work.batch_s], step_s=[0.0, *work.step_s], ready=1)
+    outcome = simulate(ahead, arrangement)
+    return len(work.batch_s) / outcome.rate
+
+
+@settings(max_examples=200, deadline=None)
+@given(works, st.integers(1, 5), st.integers(1, 12))
+def test_more_workers_and_a_deeper_buffer_never_delay(work, count, depth):
+    """In order, with the first free worker making the next batch."""
+    usual = end_of(work, Arrangement(num_workers=count, depth=depth))
+    assert end_of(work, Arrangement(num_workers=count + 1, depth=depth)) <= usual * (1 + 1e-9)
+    assert end_of(work, Arrangement(num_workers=count, depth=depth + 1)) <= usual * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(works, st.integers(1, 5))
+def test_as_many_workers_as_batches_wait_only_for_the_slowest(work, count):
+    """With one worker for each batch, each is ready after what it takes."""
+    length = len(work.batch_s)
+    outcome = simulate(work, Arrangement(num_workers=length, depth=UNLIMITED))
+    got = first = work.batch_s[0]
+    for number in range(1, length):
+        got = max(got + work.step_s[number - 1], work.batch_s[number])
+    assert (length - 1) / outcome.rate == pytest.approx(got - first)
+
+
+@given(st.integers(1, 64), st.floats(0.25, 64), seconds, st.floats(0.0, 1.0))
+def test_stretched_processor_time_fits_the_cores(num_workers, cores, cpu_s, other_s):
+    """All workers together use the cores that there are, or less."""
+    factor = stretched(num_workers, cores, cpu_s, other_s)
+    used = num_workers * cpu_s / (cpu_s * factor + other_s)
+    assert used <= cores * (1 + 1e-9)
+    assert factor == 1.0 or used == pytest.approx(cores)
+
+
+# ---- real loaders ------------------------------------------------------------------------------
+
+
+class Sleepy(Dataset):
+    """Samples that wait for a disk."""
+
+    def __init__(self, length, seconds):
+        self.length, self.seconds = length, seconds
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((100,), float(index))
+
+
+def trained(loader, step_s=0.0, epochs=1):
+    """Train, and return the loader's diagnosis."""
+    with loader:
+        for _ in range(epochs):
+            for _ in loader:
+                time.sleep(step_s)
+        return loader.diagnose()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"persistent_workers": True},
+        {"seed": 0},
+        {"buffer": Buffer(max_batches=4)},
+        {"backend": "thread"},
+    ],
+    ids=repr,
+)
+def test_a_real_loader_with_too_few_workers(arguments):
+    """One worker that sleeps 20 ms a batch, whatever kind of loader it is."""
+    found = trained(DataLoader(Sleepy(40, 0.02), batch_size=1, num_workers=1, **arguments))
+    assert found.cause not in ("healthy", "consumer")
+    assert found.wait_share > 0.5
+    assert found.evidence["batch_s"] >= 0.02
+
+
+def test_a_real_loader_without_workers():
+    """The trainer's own sleeping is told as such."""
+    found = trained(DataLoader(Sleepy(40, 0.01), batch_size=1))
+    assert (found.cause, found.wait_share > 0.5) == ("workers", True)
+    assert found.advice["num_workers"] >= 1
+
+
+def test_diagnosing_is_possible_at_any_time():
+    """Before the first epoch, while iterating, between epochs, and after closing."""
+    loader = DataLoader(Sleepy(30, 0.001), batch_size=1, num_workers=1, persistent_workers=True)
+    assert loader.diagnose().cause == "unknown"
+    for number, _ in enumerate(loader):
+        if number == 5:
+            assert loader.diagnose().cause == "unknown"
+    assert loader.diagnose().evidence["steps"] > LEAST_STEPS
+    loader.close()
+    assert loader.diagnose().rate > 0
+
+
+def test_only_what_followed_the_last_change_of_the_workers_counts():
+    """With `num_workers="auto"` earlier steps had another number of workers."""
+    with DataLoader(Sleepy(100, 0.004), batch_size=1, num_workers=1) as loader:
+        for _ in loader:
+            pass
+        before = loader.diagnose().evidence["steps"]
+        changed_at = loader._trace.steps[-40].asked_at
+        loader._trace.decisions.append((changed_at, "one worker more"))
+        assert LEAST_STEPS < loader.diagnose().evidence["steps"] < before
+
+
+def test_a_loader_with_auto_can_be_asked():
+    """It prefetches for the largest number of workers."""
+    with DataLoader(Sleepy(60, 0.004), batch_size=1, num_workers="auto") as loader:
+        for _ in loader:
+            pass
+        assert loader.diagnose().wait_share >= 0.0
+    setup = Setup(num_workers=2, most_workers=8, takes_turns=True)
+    assert setup.depth(1.0) == 16

@@ -1,0 +1,76 @@
+"""What a run of preprocess waited for: from made-up sums, and from real runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+import forebay
+from forebay.observe.run_diagnosis import RunTimes, diagnose_run
+
+BUSY = RunTimes(
+    inputs=1000,
+    committed=1000,
+    elapsed_s=10.0,
+    num_workers=4,
+    busy_s=39.0,
+    cpu_s=38.0,
+    flush_s=0.5,
+    record_s=0.5,
+    cores=4.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("times", "cause", "words"),
+    [
+        ({}, "cpu", "used 3.8 of 4 cores"),
+        ({"cores": 8.0}, "workers", "Use num_workers=8"),
+        ({"cpu_s": 3.0}, "storage", "for 92% of their work"),
+        ({"cpu_s": 25.0}, "healthy", "used 2.5 of 4 cores"),
+        ({"cpu_s": None}, "healthy", "more of them"),
+        (
+            {"busy_s": 16.0, "flush_s": 7.0},
+            "storage",
+            "Workers stood still 60% of the time, and flushing outputs took 70%",
+        ),
+        ({"busy_s": 16.0, "record_s": 7.0}, "consumer", "recording results"),
+        ({"busy_s": 16.0}, "unknown", "neither the disk nor"),
+        ({"inputs": 19}, "unknown", "too little"),
+        ({"elapsed_s": 0.5, "busy_s": 2.0}, "unknown", "too little"),
+    ],
+)
+def test_each_cause(times, cause, words):
+    """By what the workers did, and else by what they waited for."""
+    found = diagnose_run(replace(BUSY, **times))
+    assert (found.cause, found.advice, found.expected_rate) == (cause, {}, None)
+    assert words in str(found)
+
+
+def sleepy(path, out):
+    """Wait for a disk, as it were."""
+    time.sleep(0.03)
+    return {"n": 1}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"backend": "thread"}], ids=repr)
+def test_a_real_run_reports_what_it_waited_for(arguments, tmp_path):
+    """Workers that sleep use hardly any processor time, and are busy all the time."""
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    for number in range(80):
+        (inputs / f"{number}.txt").write_text("x")
+    report = forebay.preprocess(
+        sleepy, inputs, tmp_path / "outputs", num_workers=2, progress=False, **arguments
+    )
+    found = report.diagnosis
+    assert found.evidence["inputs"] == 80
+    assert found.evidence["busy_s"] > 80 * 0.03
+    assert found.evidence["cpu_s"] > 0
+    assert found.rate > 0
+    again = forebay.preprocess(
+        sleepy, inputs, tmp_path / "outputs", num_workers=2, progress=False, **arguments
+    )
+    assert again.diagnosis.cause == "unknown"
