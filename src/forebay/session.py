@@ -6,7 +6,7 @@
 
 Inputs are listed (`jobs/inputs/listing.py`), recorded (`jobs/ledger/ledger.py`) and processed
 (`jobs/preprocess_job.py`); outputs are staged (`jobs/outputs/staged_output.py`), and the table is
-written at the end (`jobs/table/metadata_table.py`). preprocess, predict and cache use it.
+written at the end (`jobs/table/ledger_table.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 from forebay.engine.pools.base import Pool
@@ -36,7 +35,7 @@ from forebay.jobs.outputs.output_names import PRIVATE, table_name
 from forebay.jobs.outputs.output_places import check_in_reach, in_reach, local_inputs, open_place
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
-from forebay.jobs.table.metadata_table import write_metadata
+from forebay.jobs.table.ledger_table import write_ledger_table
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress, label_of
@@ -329,7 +328,9 @@ class Session:
             replaces = form in self._tables
             try:
                 self.folder.write_table(
-                    name, lambda path: self._write_table(path, kind), replaces=replaces
+                    name,
+                    lambda path: write_ledger_table(path, form, self.ledger, kind),
+                    replaces=replaces,
                 )
             except (OSError, OutputError) as error:
                 self.ledger.set_tables(stale)
@@ -343,18 +344,3 @@ class Session:
                     "then make the same call again."
                 ) from error
         self.ledger.set_tables({**current, form: True})
-
-    def _write_table(self, path: Path, kind: str) -> None:
-        with reading("columns"):
-            columns = tuple(map(str, json.loads(self.ledger.get_meta("columns") or "[]")))
-
-        def records() -> Iterator[tuple[str | int, str | None, str]]:
-            for result in self.ledger.results():
-                if kind != "indices":
-                    yield result.source, result.row, result.metadata
-                else:  # its row is the index of a sample that has a name
-                    is_named = result.row is not None
-                    source = result.source if is_named else int(result.source)
-                    yield source, None, result.metadata
-
-        write_metadata(path, self.options.metadata, columns, records)
