@@ -1,9 +1,9 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [--json FILE] [TABLE ...]`.
 
 Without a table's name, all but those on a Ray cluster, `ray`, those that need 20 GiB of memory and
-half an hour, `large`, and `diagnose`, half an hour on an idle machine. `tiny`, `cpu`, `crash` and
-`million` are of preprocess, `loading`, `large` and `diagnose` are the DataLoader's, and `cached`
-and `predicted` are what they say.
+half an hour, `large`, and the long ones on an idle machine, `diagnose`, half an hour, and `auto`,
+25 minutes. `tiny`, `cpu`, `crash` and `million` are of preprocess, `loading`, `large`, `diagnose`
+and `auto` are the DataLoader's, and `cached` and `predicted` are what they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+from benchmarks.auto import auto
 from benchmarks.cached import cached
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
@@ -42,7 +43,11 @@ USUAL = (
     | {"cached": cached, "predicted": predicted}
 )
 # The others are measured only when they are named.
-TABLES = USUAL | RAY | {"diagnose": diagnose, "large-order": order, "large-objects": objects}
+TABLES = (
+    USUAL
+    | RAY
+    | {"diagnose": diagnose, "auto": auto, "large-order": order, "large-objects": objects}
+)
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000
 

@@ -11,6 +11,7 @@ import torch
 import forebay
 from forebay.failures import Failure
 from forebay.jobs.report import Report
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import MAX_LENGTH, nbytes_as_text, summary
 from forebay.predicting.prediction_report import PredictionReport
 
@@ -59,7 +60,14 @@ def failures(count):
 
 def test_a_report_is_shown_with_its_failures():
     """Counts, places, and the first ten failures."""
-    report = Report(f"out{HOSTILE}", 1234, 12, 34, failures(12), 2.0, Path("out/metadata.parquet"))
+    report = Report(
+        f"out{HOSTILE}",
+        *(1234, 12, 34),
+        failures(12),
+        2.0,
+        Path("out/metadata.parquet"),
+        Diagnosis("unknown", 0.0, {}, 0.0, None, {}, "There is too little to judge by."),
+    )
     words = read(report)
     assert "1,234" in words
     assert "12 failures" in words

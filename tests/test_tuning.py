@@ -20,13 +20,15 @@ class Model:
     cores: float = 2.0
     trainer_cores: float = 0.0
     most_per_s: float = math.inf  # what the storage gives
+    uneven_below: int = 0  # so many workers even out batches that differ
     totals: Totals = field(default_factory=lambda: Totals(*[0] * 9))
 
     def rate(self, workers: int) -> float:
         """Return batches per second with so many workers."""
         by_workers = workers / (self.cpu_s + self.wait_s)
         by_cores = (self.cores - self.trainer_cores) / self.cpu_s if self.cpu_s else math.inf
-        return min(1 / self.step_s, by_workers, by_cores, self.most_per_s)
+        even = min(1 / self.step_s, by_workers, by_cores, self.most_per_s)
+        return even * 0.92 if workers < self.uneven_below else even
 
     def run(self, workers: int, seconds: float) -> Totals:
         """Return the totals after some more seconds."""
@@ -34,7 +36,8 @@ class Model:
         made = round(rate * seconds)
         is_full = rate >= 1 / self.step_s - 1e-9
         # Workers that are never idle take longer where cores or storage are the limit.
-        batch_s = self.cpu_s + self.wait_s if is_full else workers / rate
+        is_idle = is_full or self.uneven_below > 0
+        batch_s = self.cpu_s + self.wait_s if is_idle else workers / rate
         queued_s = 0.0
         if not is_full and math.isinf(self.most_per_s):
             queued_s = batch_s - self.cpu_s - self.wait_s
@@ -73,6 +76,7 @@ def run(tuner, model, looks):
         pytest.param(Model(step_s=1e-5, cpu_s=2e-5, trainer_cores=0.9), 8, id="trivial"),
         pytest.param(Model(step_s=0.05, cpu_s=0.01), 8, id="slow-trainer"),
         pytest.param(Model(step_s=0.01, cpu_s=0.001, wait_s=0.05, most_per_s=30), 8, id="rate"),
+        pytest.param(Model(step_s=0.01, cpu_s=0, wait_s=0.043, uneven_below=7), 8, id="uneven"),
     ],
 )
 def test_it_comes_close_to_the_best_number_and_stays(model, most):
@@ -138,6 +142,29 @@ def test_what_does_not_help_is_undone_and_not_tried_again_for_a_while():
     assert later == []
 
 
+def test_where_batches_differ_there_are_more_than_the_average_needs():
+    """Five would do for the mean; with eight the trainer does not wait, and they stay."""
+    model = Model(step_s=0.01, cpu_s=0.0, wait_s=0.043, uneven_below=7)
+    numbers, decisions = run(Tuner(2, 16, 2.0), model, 60)
+    assert [each.num_workers for each in decisions] == [5, 8]
+    assert decisions[1].reason == (
+        "training waits 8% of the time: a step takes 10 ms and a batch 43 ms of a worker on "
+        "average, for which 5 are enough, but batches differ, so there are 8 workers instead of 5"
+    )
+    assert numbers[-1] == 8
+
+
+def test_what_does_not_even_out_is_undone():
+    """The trainer waits for something else; the average decides again afterwards."""
+    model = Model(step_s=0.01, cpu_s=0.0, wait_s=0.043, uneven_below=100)
+    tuner = Tuner(5, 16, 2.0)
+    _, (more, back) = run(tuner, model, 20)
+    assert (more.num_workers, back.num_workers) == (8, 5)
+    quick = Model(step_s=0.1, cpu_s=0.0, wait_s=0.043, totals=model.totals)
+    numbers, _ = run(tuner, quick, LOOKS_BEFORE_FEWER + 2)
+    assert numbers[-1] == 1
+
+
 def test_workers_elsewhere_are_not_bounded_by_these_cores():
     """On a cluster, the largest number is the only bound."""
     model = Model(step_s=0.01, cpu_s=0.1, cores=64)
@@ -155,3 +182,26 @@ def test_it_waits_for_enough_batches():
     decision = tuner.look(slow)
     assert decision is not None
     assert decision.num_workers == 8
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "wait_s", "expected"),
+    [
+        pytest.param(0.001, 0.1, 8, id="waits"),
+        pytest.param(0.1, 0.0, 2, id="cpu"),
+        pytest.param(0.05, 0.05, 4, id="both"),
+    ],
+)
+def test_without_a_trainer_only_cores_and_the_limit_count(cpu_s, wait_s, expected):
+    """Inputs of a run: as many workers as the cores keep busy, and no decision to undo."""
+    model = Model(step_s=1e-9, cpu_s=cpu_s, wait_s=wait_s)
+    tuner, numbers, decisions = Tuner(2, 8, 2.0, "inputs"), [], []
+    tuner.look(model.totals)
+    for _ in range(20):
+        totals = model.run(tuner.num_workers, 1.0)
+        decision = tuner.look(totals._replace(steps=0, steps_s=0.0, waited_s=totals.at))
+        decisions += [decision] if decision else []
+        numbers.append(tuner.num_workers)
+    assert numbers[-1] == expected
+    assert len(decisions) == (expected != 2)
+    assert all(each.reason.startswith("inputs take") for each in decisions)

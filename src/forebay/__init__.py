@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from forebay.items import from_folder, from_ids, from_table
     from forebay.jobs.report import Report
     from forebay.loader import DataLoader
-    from forebay.loading.auto_workers import AutoWorkers
     from forebay.mixing import MixedDataset, mix
     from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.statistics import Statistics
-    from forebay.options import Ray
+    from forebay.options import AutoWorkers, Ray
     from forebay.packed import PackedSequence
     from forebay.predict import predict
     from forebay.predicting.prediction_report import PredictionReport
@@ -83,7 +82,7 @@ __all__ = [
 
 # The module of each public name; that of all others is `errors`.
 _MODULE_OF = {
-    "AutoWorkers": "forebay.loading.auto_workers",
+    "AutoWorkers": "forebay.options",
     "Buffer": "forebay.buffer",
     "CachedDataset": "forebay.caching.dataset",
     "Comparison": "forebay.reports.comparison",

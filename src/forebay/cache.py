@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
@@ -29,7 +29,7 @@ from forebay.jobs.outputs.output_places import local_path
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.observe.progress import label_of
-from forebay.options import PreprocessOptions, Ray
+from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
@@ -50,7 +50,7 @@ def cache(
     directory: str | os.PathLike[str],
     *,
     transform: Transform | None = None,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
@@ -75,7 +75,7 @@ def cache(
             own `.forebay`.
         transform: Called with each sample each time it is read; it may change it in place.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
-            for; 0 to work in this process.
+            for; 0 to work in this process; "auto" as in `preprocess`.
         backend: As in `preprocess`.
         timeout: Seconds that a sample may take: a worker whose shard takes longer than that for
             each of its samples is killed, and its stack recorded.
@@ -101,7 +101,7 @@ def cache(
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions(
-        num_workers=num_workers,
+        num_workers=workers_of_run(num_workers, backend),
         backend=backend,
         timeout=timeout,
         retries=retries,

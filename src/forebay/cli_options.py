@@ -28,7 +28,22 @@ class Reference(click.Path):
 REFERENCE = Reference()
 PATH = click.Path(readable=False)  # for the shell to complete; also a URL or a glob
 
-num_workers = click.option("--num-workers", type=click.IntRange(0), help="Default: one per core.")
+
+class WorkerCount(click.IntRange):
+    """0, 1, 2, …, or "auto"."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or "auto"."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
+num_workers = click.option(
+    "--num-workers",
+    type=WorkerCount(0),
+    help="Default: one per core.  auto: more while that makes the run faster.",
+)
 
 
 def backend(command: Any) -> Any:

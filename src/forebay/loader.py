@@ -23,7 +23,6 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
-from forebay.loading.auto_workers import AutoWorkers, checked_workers
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torch_init
 from forebay.loading.iterators import BatchIterator
@@ -48,7 +47,7 @@ from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
 from forebay.observe.trace import Trace
-from forebay.options import Ray, cluster_of
+from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)

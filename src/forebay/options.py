@@ -7,13 +7,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from forebay.errors import OptionError
 from forebay.observe import machine
 
 BACKENDS = ("process", "thread", "ray")
 TABLE_FORMATS = ("parquet", "csv", "jsonl")
+# The most workers, where the user names no number: waiting for storage takes more than cores.
+MOST_AT_LEAST, MOST_AT_MOST = 8, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class PreprocessOptions:
             self.num_workers is None or _is_count(self.num_workers),
             "num_workers",
             self.num_workers,
-            "0, 1, 2, … or None",
+            "0, 1, 2, …, 'auto' or None",
         )
         check_backend(self.backend)
         check_timeout(self.timeout)
@@ -179,6 +181,53 @@ class PreprocessOptions:
         if self.on_error is None:
             return self.limit is not None
         return self.on_error == "raise"
+
+
+class AutoWorkers(int):
+    """`num_workers="auto"` with a limit of the user's choice: `num_workers=AutoWorkers(max=16)`.
+
+    The loader starts with one worker per core, and adds or removes workers while it is iterated, so
+    that training does not wait and no worker is idle. Its value as an integer is the largest
+    number of workers, because other libraries read `loader.num_workers`. `preprocess`,
+    `cache` and `predict` accept it, too.
+
+    Args:
+        max: The largest number of workers; None for twice the cores that this process may use,
+            but at least 8 and at most 64.
+
+    Raises:
+        OptionError: `max` is not a positive integer.
+    """
+
+    def __new__(cls, max: int | None = None) -> Self:
+        """Check the limit."""
+        if max is None:
+            max = sorted((MOST_AT_LEAST, 2 * usable_cores(), MOST_AT_MOST))[1]
+        if type(max) is not int or max < 1:
+            raise OptionError(f"AutoWorkers(max={max!r}) is not valid; it must be 1, 2, 3, …")
+        return super().__new__(cls, max)
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"AutoWorkers(max={int(self)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the limit."""
+        return AutoWorkers, (int(self),)
+
+
+def checked_workers(num_workers: Any) -> Any:
+    """Return `AutoWorkers` for "auto", and any other value unchanged, for torch to check."""
+    return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
+
+
+def workers_of_run(num_workers: Any, backend: str | Ray) -> Any:
+    """Return what "auto" means for a run of `preprocess` or `cache`, and any other value unchanged.
+
+    On a cluster it is None, as many as there is room for: any more would only wait for room.
+    """
+    is_auto = isinstance(num_workers, str) and num_workers == "auto"
+    return None if is_auto and cluster_of(backend) else checked_workers(num_workers)
 
 
 def check_backend(backend: object) -> None:

@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
 from forebay.jobs.ledger.records import Todo
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.observe.progress import label_of
-from forebay.options import PreprocessOptions, Ray, cluster_of
+from forebay.observe.trace import Trace
+from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -44,7 +45,7 @@ def predict(
     output: str | os.PathLike[str],
     *,
     batch_size: int | None = None,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     device: str | torch.device | None = None,
     backend: str | Ray = "process",
     load: Callable[[dict[str, Any]], Any] | None = None,
@@ -82,7 +83,9 @@ def predict(
         output: A folder, created if missing, or the fsspec URL of one.
         batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
             runs out of memory.
-        num_workers: Number of workers; None for the loader's, or one per core; 0 for none.
+        num_workers: Number of workers; None for the loader's, or one per core; 0 for none; "auto",
+            or a `forebay.AutoWorkers`, for as many as the model needs, as in `DataLoader`. With a
+            factory it must be a number or None.
         device: Where the model and the batches are moved; None leaves the model where it is.
         backend: "process", "thread", "ray" or a `forebay.Ray`; by default the loader's.
         load: For a table: called with a row as a dict, like that of `forebay.from_table`; returns
@@ -120,7 +123,7 @@ def predict(
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
-    makes = is_factory(model)
+    makes, trace = is_factory(model), Trace()
     place = device_of(device)
     wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
     table = table_of(data, load, folder)
@@ -144,14 +147,29 @@ def predict(
             model, output, options, fingerprint=described, has_table=False, verb=_VERB
         ) as session:
             resumed = _process_parts(
-                session, model, reader, table, place, makes=makes, retry_failed=retry_failed
+                session,
+                model,
+                reader,
+                table,
+                place,
+                makes=makes,
+                retry_failed=retry_failed,
+                trace=trace,
             )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
             details = session.details()
     took, failures = time.monotonic() - began, done.failures
-    listed = tuple(failures)
-    return PredictionReport(where, done.rows, failures.total, resumed, listed, took, details)
+    return PredictionReport(
+        output=where,
+        done=done.rows,
+        failed=failures.total,
+        resumed=resumed,
+        failures=tuple(failures),
+        elapsed_s=took,
+        decisions=tuple(reason for _, reason in trace.decisions),
+        details=details,
+    )
 
 
 def _process_parts(
@@ -163,6 +181,7 @@ def _process_parts(
     *,
     makes: bool,
     retry_failed: bool,
+    trace: Trace,
 ) -> int:
     """Make the parts that are not done; return how many samples were done before."""
     from forebay.predicting.completed import CompletedParts
@@ -195,6 +214,7 @@ def _process_parts(
         known=before.columns,
         parts=None if makes else [_range(each)["first"] // size for each in todo],
         advance=None if makes else progress.advance,
+        trace=None if makes else trace,
     )
     try:
         if makes:
@@ -220,6 +240,12 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
         raise OptionError(
             "backend='thread' is not possible with a factory: every worker makes its own model\n"
             "  Nothing was started. Use backend='process', or pass the model itself."
+        )
+    if makes and isinstance(reader.num_workers, AutoWorkers):
+        raise OptionError(
+            "num_workers='auto' is not possible with a factory: every worker holds a model, and "
+            "more of them could exhaust the memory\n  Nothing was started. Set num_workers to a "
+            "number, or pass the model itself."
         )
     if reader.timeout and reader.num_workers == 0:
         raise OptionError(

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from forebay.errors import LedgerError, OptionError, shortened
 from forebay.jobs.inputs.listing import Listing, indices, list_inputs
@@ -17,7 +17,7 @@ from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
-from forebay.options import PreprocessOptions, Ray
+from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -31,7 +31,7 @@ def preprocess(
     *,
     save: Callable[[Any, Any], Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
@@ -76,7 +76,10 @@ def preprocess(
         folder: Where the relative `destination` of a table in memory starts; None for the working
             folder. A table in a file is in its own folder.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
-            for, also on nodes that join later; 0 to work in this process.
+            for, also on nodes that join later; 0 to work in this process. "auto", or a
+            `forebay.AutoWorkers`, starts with one per core and adds workers while that makes the
+            run faster, because the function waits for storage or a network; on a cluster "auto"
+            is the same as None.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
@@ -110,7 +113,7 @@ def preprocess(
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions(
-        num_workers=num_workers,
+        num_workers=workers_of_run(num_workers, backend),
         backend=backend,
         timeout=timeout,
         retries=retries,
@@ -139,7 +142,7 @@ def retry(
     output: str | os.PathLike[str],
     *,
     save: Callable[[Any, Any], Any] | None = None,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
     retries: int | None = None,
@@ -177,7 +180,7 @@ def retry(
             f"  Nothing was started. Call {verb} again, {way}."
         )
     options = PreprocessOptions(
-        num_workers=num_workers,
+        num_workers=workers_of_run(num_workers, backend),
         backend=backend,
         timeout=timeout,
         retries=retries,

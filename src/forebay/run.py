@@ -12,6 +12,7 @@ from forebay.engine.events import DeliverResult, ReportFailure, ReportRetry
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import Failure
@@ -26,7 +27,8 @@ from forebay.observe.event_log import log_failed
 from forebay.observe.progress import Progress, note
 from forebay.observe.run_diagnosis import RunTimes
 from forebay.observe.run_trace import RunTrace
-from forebay.options import PreprocessOptions
+from forebay.options import AutoWorkers, PreprocessOptions
+from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
@@ -68,6 +70,14 @@ def workers_for(
     return hosts, hosts.num_workers
 
 
+def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
+    """Return what changes the number of workers; None unless it is "auto" on this machine."""
+    if not isinstance(options.num_workers, AutoWorkers) or options.cluster is not None:
+        return None
+    pids = pool.living_pids if isinstance(pool, ProcessPool) else None
+    return RunTuning(int(options.num_workers), pids, time.monotonic())
+
+
 def _say_nothing(text: str) -> None:
     """Do nothing: the user asked for no progress."""
 
@@ -102,8 +112,9 @@ def run(
         OutputError: The output's disk is full or became read-only.
         Exception: With `on_error="raise"`, the exception of the function, with notes.
     """
+    tuning = _tuning_for(pool, options)
     limits = Limits(
-        num_workers=num_workers,
+        num_workers=num_workers if tuning is None else tuning.num_workers,
         slots=SLOTS,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
@@ -125,6 +136,8 @@ def run(
                 _record(outcome, progress.trace)
             for outcome in outcomes:
                 _stop_if_due(outcome, budget, options, ledger)
+            if tuning is not None and not engine.finished:
+                tuning.look(time.monotonic(), progress.trace, engine.resize)
             recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.go_on(at_once=at_once or engine.finished)
             if commit is not None:
@@ -146,12 +159,13 @@ def run(
         inputs=progress.trace.tasks,
         committed=committed,
         elapsed_s=time.monotonic() - began,
-        num_workers=num_workers,
+        num_workers=num_workers if tuning is None else tuning.mean_workers(time.monotonic()),
         busy_s=progress.trace.busy_s,
         cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
         flush_s=commits.flush_s,
         record_s=record_s,
         cores=None if options.cluster else machine.usable_cores(),
+        decisions=() if tuning is None else tuple(tuning.decisions),
     )
 
 

@@ -144,11 +144,8 @@ class Session:
             self._tables = {}
             self._merge(listing)
         self.settle()
-        call = {
-            "kind": listing.kind,
-            "folder": listing.folder,
-            "metadata": self.options.metadata,
-        }
+        metadata = self.options.metadata
+        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
         self.ledger.set_meta("call", json.dumps(call))
 
     def _merge(self, listing: Listing) -> None:
@@ -211,6 +208,7 @@ class Session:
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
             diagnosis=diagnose_run(times),
+            decisions=times.decisions,
             details=self.details(),
         )
 

@@ -1,12 +1,15 @@
 """How many workers `num_workers="auto"` should have. PURE: no clock, process, file or thread.
 
-    trace ── totals ──> Tuner.look ──> Decision(num_workers, reason)
+    trace, run ── totals ──> Tuner.look ──> Decision(num_workers, reason)
 
 With T the trainer's own seconds for a step, and S the seconds that a worker takes for a batch, S/T
-workers make batches as fast as the trainer takes them (Little's law). If a batch takes C seconds of
+workers make batches as fast as the trainer takes them (Little's law); more where batches differ so
+much that the trainer still waits. If a batch takes C seconds of
 processor time, K cores keep at most K*S/C workers busy. The tuner aims at the smaller of the two.
 Where more workers turn out not to help, as with storage that gives only so many bytes per second,
 it goes back and does not try again for a while.
+
+A run of `preprocess` has no trainer: T is 0, and the cores and the largest number are the limits.
 """
 
 from __future__ import annotations
@@ -26,18 +29,21 @@ FEWEST_BATCHES = 4
 WAITING = 0.02
 # Workers are idle if they are busy for less than this share of their time.
 BUSY = 0.75
-# How many more workers to aim at than are needed on average.
+# How many more workers to aim at than are needed on average, to begin with.
 HEADROOM = 1.1
+# How many times as many to try where that is not enough.
+UNEVEN = 1.5
 # How many looks in a row have to agree before the number is lowered.
 LOOKS_BEFORE_FEWER = 5
-# More workers have helped if there are so many times as many batches as before.
+# More workers have helped if there are so many times as many batches as before, or if the trainer
+# waits for less than half as much of its time.
 HELPED = 1.05
 # How long not to try what did not help; twice as long each time.
 PAUSE_S = 30.0
 
 
 class Totals(NamedTuple):
-    """What a loader has done up to a moment.
+    """What a loader, or a run without a trainer, has done up to a moment.
 
     Attributes:
         at: The moment, in seconds of a monotonic clock.
@@ -69,12 +75,22 @@ class Decision(NamedTuple):
     reason: str
 
 
+class _Trial(NamedTuple):
+    """What was before the number was raised."""
+
+    num_workers: int
+    rate: float
+    waiting: float
+    headroom: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     """What happened between two looks, per batch or per second."""
 
     rate: float  # batches made per second
     waiting: float  # share of the trainer's time
+    has_steps: bool  # whether a trainer took any step
     step_s: float  # the trainer's own seconds for a step; T above
     batch_s: float  # a worker's seconds for a batch, without waiting for a core; S above
     cpu_s: float  # processor time for a batch; C above
@@ -89,17 +105,20 @@ class Tuner:
         start: The number to start with.
         most: The largest number.
         cores: Cores that all processes may use together; `math.inf` if workers are elsewhere.
+        unit: What workers make, in the plural, for the reasons.
 
     Attributes:
         num_workers: The present number.
     """
 
-    def __init__(self, start: int, most: int, cores: float) -> None:
+    def __init__(self, start: int, most: int, cores: float, unit: str = "batches") -> None:
         self.num_workers = start
+        self._unit = unit
         self._most, self._cores = most, cores
         self._before: Totals | None = None
         self._needed: deque[int] = deque(maxlen=LOOKS_BEFORE_FEWER)
-        self._tried: tuple[int, float] | None = None  # the number before the last growth, its rate
+        self._tried: _Trial | None = None  # before the last growth, until it is judged
+        self._headroom = HEADROOM
         self._ceiling, self._until, self._pause_s = most, 0.0, PAUSE_S
 
     def look(self, now: Totals) -> Decision | None:
@@ -130,6 +149,7 @@ class Tuner:
         return _Window(
             rate=made / seconds,
             waiting=waited_s / max(waited_s + steps_s, 1e-9),
+            has_steps=now.steps > before.steps,
             step_s=max(steps_s, 1e-9) / max(now.steps - before.steps, 1),
             batch_s=batch_s,
             cpu_s=min((now.cpu_s - before.cpu_s) / made, batch_s),
@@ -143,14 +163,22 @@ class Tuner:
         present, tried = self.num_workers, self._tried
         self._tried = None
         is_waiting = window.waiting > WAITING
-        if tried is not None and is_waiting and window.rate < tried[1] * HELPED:
+        if tried is not None and is_waiting and not _has_helped(tried, window):
             return self._go_back(tried, window, at)
-        by_cores = self._by_cores(window)
-        needed = max(min(math.ceil(window.batch_s / window.step_s * HEADROOM), self._most), 1)
+        bound = min(self._by_cores(window), self._ceiling)
+        on_average = window.batch_s / window.step_s
+        needed = max(min(math.ceil(on_average * self._headroom), self._most), 1)
+        trial = _Trial(present, window.rate, window.waiting, self._headroom)
+        # What the trainer waits is the most that it can gain. While new workers start, it still
+        # waits as before.
+        can_gain = tried is None and window.waiting > 1 - 1 / HELPED
+        if can_gain and on_average <= present < bound:
+            needed = max(needed, min(math.ceil(present * UNEVEN), bound))
+            self._headroom = max(self._headroom, needed / on_average)
         self._needed.append(needed)
-        target = min(needed, by_cores, self._ceiling)
+        target = min(needed, bound)
         if is_waiting and target > present:
-            self._tried = present, window.rate
+            self._tried = trial
             self._needed.clear()
             return Decision(target, self._more(window, present, target))
         enough = max(self._needed)
@@ -167,22 +195,33 @@ class Tuner:
         free = max(self._cores - window.trainer_cores, 1.0)
         return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
 
-    def _go_back(self, tried: tuple[int, float], window: _Window, at: float) -> Decision:
-        fewer, rate = tried
+    def _go_back(self, tried: _Trial, window: _Window, at: float) -> Decision:
+        fewer, rate, _, self._headroom = tried
         self._ceiling, self._until = fewer, at + self._pause_s
         self._pause_s *= 2
         self._needed.clear()
         return Decision(
             fewer,
-            f"{self.num_workers} workers make {window.rate:.3g} batches/s and {fewer} made "
+            f"{self.num_workers} workers make {window.rate:.3g} {self._unit}/s and {fewer} made "
             f"{rate:.3g}: more do not help, so there are {fewer} again",
         )
 
     def _more(self, window: _Window, present: int, target: int) -> str:
+        if not window.has_steps:
+            return (
+                f"{self._unit} take {_duration(window.batch_s)} of a worker each, and "
+                f"{_duration(window.cpu_s)} of that on a core, so there are {target} workers "
+                f"instead of {present}"
+            )
+        durations = (
+            f"a step takes {_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a "
+            "worker"
+        )
+        if window.batch_s / window.step_s <= present:
+            durations += f" on average, for which {present} are enough, but batches differ"
         return (
-            f"training waits {window.waiting:.0%} of the time: a step takes "
-            f"{_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a worker, so "
-            f"there are {target} workers instead of {present}"
+            f"training waits {window.waiting:.0%} of the time: {durations}, so there are {target} "
+            f"workers instead of {present}"
         )
 
     def _fewer(self, window: _Window, present: int, target: int) -> str:
@@ -190,6 +229,10 @@ class Tuner:
             f"workers are busy {window.busy:.0%} of the time and training waits "
             f"{window.waiting:.0%}: {target} workers are enough instead of {present}"
         )
+
+
+def _has_helped(tried: _Trial, window: _Window) -> bool:
+    return window.rate >= tried.rate * HELPED or window.waiting < tried.waiting / 2
 
 
 def _duration(seconds: float) -> str:

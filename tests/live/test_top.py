@@ -122,7 +122,7 @@ def test_a_loader_is_seen_until_it_is_killed(tmp_path, folder) -> None:
         process.kill()
         process.wait()
     assert len(list(folder.iterdir())) == 1
-    assert "nothing" in top("--once").stdout
+    assert f"pid {process.pid}" not in top("--once").stdout
     assert list(folder.iterdir()) == []
     gone = top(process.pid)
     assert gone.returncode == 2

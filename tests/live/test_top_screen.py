@@ -11,7 +11,8 @@ from forebay.live.recent_work import SECONDS, RecentWork, spread
 from forebay.live.top_display import signs_for
 from forebay.live.top_screen import ASCII, UNICODE, headline, screen
 from forebay.observe import trace as tracing
-from forebay.observe.trace import Timing, Trace
+from forebay.observe.trace import Trace
+from timings import timing
 
 LOADER = {
     "kind": "loader",
@@ -167,7 +168,7 @@ def test_work_is_shown_in_the_seconds_in_which_it_was_done(trace) -> None:
     recent = RecentWork()
     for now in (1.0, 2.0, 3.0):
         recent.update(trace, now)
-    trace.made(Timing(1, 3.5), 2.5, 10)
+    trace.made(timing(1, 3.5, 2.5), 10)
     trace.taken(3.0, 0.5, ready=1)
     for now in (3.5, 5.0, 6.0):
         found = recent.update(trace, now)
@@ -181,7 +182,7 @@ def test_only_the_last_seconds_are_kept(trace) -> None:
     """For a week, the digits stay `SECONDS` long, and what is old is forgotten."""
     recent = RecentWork()
     for second in range(1, 200):
-        trace.made(Timing(0, second - 0.01), 0.5, 10)
+        trace.made(timing(0, second - 0.01, 0.5), 10)
         trace.taken(second - 0.5, 0.25, ready=0)
         found = recent.update(trace, float(second))
     assert found["lanes"] == ["4" * SECONDS, "0" * SECONDS]
@@ -194,7 +195,7 @@ def test_fast_batches_count_all(trace) -> None:
     """Ten batches a millisecond, of which a record keeps one: a worker busy 90 % of the time."""
     recent = RecentWork()
     for number in range(20_000):
-        trace.made(Timing(0, number * 1e-4), 0.9e-4, 10)
+        trace.made(timing(0, number * 1e-4, 0.9e-4), 10)
         if number % 10_000 == 9_999:
             found = recent.update(trace, (number + 1) * 1e-4)
     assert found["lanes"][0] == "88"

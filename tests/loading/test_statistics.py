@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 
@@ -10,8 +11,13 @@ import pytest
 import torch
 from datasets import Squares
 from streams import WAYS, Lethal, until
+from torch.utils.data import default_collate
 
 from forebay import Buffer, DataLoader, mix
+from forebay.engine.job import Assignment
+from forebay.loading import batch_job
+from forebay.loading.batch_job import BatchJob
+from forebay.loading.messages import BatchRequest, BatchSpec
 from forebay.observe.statistics import totals_of
 from forebay.observe.trace import KEPT_WAITS, Trace
 
@@ -201,3 +207,29 @@ def test_a_flat_dict_has_the_sources_of_a_mixture():
     flat = loader.statistics().to_dict()
     assert flat["sources/web/samples"] + flat["sources/code/samples"] == 6
     assert flat["sources/code/epochs"] == flat["sources/code/samples"] / 2
+
+
+def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
+    """By a clock that each look moves on by 20 us: sums over all batches, sent now and then."""
+    clock = itertools.count()
+    job = BatchJob(
+        BatchSpec(
+            dataset=Squares(10),
+            is_iterable=False,
+            auto_collation=True,
+            collate_fn=default_collate,
+        )
+    )
+    monkeypatch.setattr(batch_job.time, "perf_counter", lambda: next(clock) * 20e-6)
+    timings = []
+    for task in range(1000):
+        answer = job.run(Assignment(task, 1, BatchRequest([task % 10], 0, task)))
+        if answer.result.timing is not None:
+            timings.append(answer.result.timing)
+    assert 2 < len(timings) < 50
+    covered = sum(each.batches for each in timings)
+    assert 1000 - 1000 / len(timings) * 2 < covered <= 1000
+    one = timings[1].fetch_s / timings[1].batches  # the first is slow: samples are timed singly
+    later = covered - timings[0].batches
+    assert sum(each.fetch_s for each in timings[1:]) == pytest.approx(later * one)
+    assert all(each.seconds < each.busy_s for each in timings[1:])

@@ -276,6 +276,7 @@ ERRORS = {
     "ray": (total, Numbers(), {"backend": "ray", "num_workers": None}, "num_workers="),
     "absent GPU": (Half(), Numbers(), {"device": "cuda:99"}, r"torch finds \d+ CUDA devices here"),
     "absent GPU of workers": (Half, Numbers(), {"device": "cuda:99"}, "CUDA devices here"),
+    "auto": (Half, Numbers(), {"num_workers": "auto"}, "every worker holds a model"),
     "no device": (Half(), Numbers(), {"device": "gpu"}, "device='gpu' is not valid"),
 }
 

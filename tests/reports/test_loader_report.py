@@ -12,11 +12,12 @@ from torch.utils.data import Dataset
 
 import forebay
 from forebay.observe import trace as tracing
-from forebay.observe.trace import SlowSample, Timing, Trace
+from forebay.observe.trace import SlowSample, Trace
 from forebay.reports.html_page import embedded, first_sentence, verdict_box
 from forebay.reports.loader_report import loader_html
 from forebay.reports.loader_summary import loader_summary
 from forebay.reports.report_file import MAX_BYTES, read_report, write_report
+from timings import timing
 
 
 class Slow(Dataset):
@@ -98,7 +99,7 @@ def filled(monkeypatch, seconds, num_workers, steps=20_000) -> Trace:
     for number in range(steps):
         at = (number + 1) * seconds / steps
         slow = SlowSample(1.0 + number / 7, f"{HOSTILE}{number}", number, number)
-        trace.made(Timing(number % num_workers, at, slowest=slow), 1.2345 + number % 7, 100)
+        trace.made(timing(number % num_workers, at, 1.2345 + number % 7, slowest=slow), 100)
         trace.taken(at, (number % 11) * 0.12345, ready=number % 1013)
         trace.decisions.append((at, f"{HOSTILE} num_workers={number}"))
     return trace
@@ -143,8 +144,8 @@ def test_work_of_several_spans_fills_them(monkeypatch) -> None:
     monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
     trace = Trace()
     trace.num_workers = 1
-    trace.made(Timing(0, 0.2), 0.1, 10)
-    trace.made(Timing(0, 2.9), 2.0, 10)
+    trace.made(timing(0, 0.2, 0.1), 10)
+    trace.made(timing(0, 2.9, 2.0), 10)
     trace.taken(2.9, 0.05, ready=1)
     busy = summary_of(trace)["timeline"]["workers"]["0"]
     assert busy[:3] == [0.4, 0.0, 0.0]

@@ -31,6 +31,7 @@ class Report:
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
             that they stood still, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
@@ -44,6 +45,7 @@ class Report:
     elapsed_s: float
     metadata_path: Path | str
     diagnosis: Diagnosis
+    decisions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property

@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Self
 
-from forebay.errors import OptionError
 from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
 from forebay.options import usable_cores
@@ -20,45 +18,6 @@ from forebay.tuning import Totals, Tuner
 
 # How often to look, at most.
 EVERY_S = 0.25
-# The most workers, where the user names no number: waiting for storage takes more than cores.
-MOST_AT_LEAST, MOST_AT_MOST = 8, 64
-
-
-class AutoWorkers(int):
-    """`num_workers="auto"` with a limit of the user's choice: `num_workers=AutoWorkers(max=16)`.
-
-    The loader starts with one worker per core, and adds or removes workers while it is iterated, so
-    that training does not wait and no worker is idle. Its value as an integer is the largest
-    number of workers, because other libraries read `loader.num_workers`.
-
-    Args:
-        max: The largest number of workers; None for twice the cores that this process may use,
-            but at least 8 and at most 64.
-
-    Raises:
-        OptionError: `max` is not a positive integer.
-    """
-
-    def __new__(cls, max: int | None = None) -> Self:
-        """Check the limit."""
-        if max is None:
-            max = sorted((MOST_AT_LEAST, 2 * usable_cores(), MOST_AT_MOST))[1]
-        if type(max) is not int or max < 1:
-            raise OptionError(f"AutoWorkers(max={max!r}) is not valid; it must be 1, 2, 3, …")
-        return super().__new__(cls, max)
-
-    def __repr__(self) -> str:
-        """Return the call that makes it."""
-        return f"AutoWorkers(max={int(self)})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the limit."""
-        return AutoWorkers, (int(self),)
-
-
-def checked_workers(num_workers: Any) -> Any:
-    """Return `AutoWorkers` for "auto", and any other value unchanged, for torch to check."""
-    return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
 
 
 class WorkerTuning:

@@ -39,7 +39,7 @@ from forebay.loading.messages import (
 )
 from forebay.loading.set_epoch import owner_of_set_epoch
 from forebay.observe.run_queue import queued_s
-from forebay.observe.trace import MEASURED_S, Timing
+from forebay.observe.trace import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
 from forebay.randomness import ThreadTurns
 from forebay.ranks import process_group
 from forebay.tracebacks import cut_own_frames
@@ -69,8 +69,11 @@ class BatchJob:
         self._iterates: IterableFetcher | None = None
         self._init_error: BaseException | None = None
         self._idle_since = 0.0
-        self._idle_s = 0.0  # before the present request
+        self._timed_at = self._began_at = 0.0  # when the last timing was made, and this batch begun
+        # Since the last timing:
+        self._count, self._busy_s, self._idle_s = 0, 0.0, 0.0
         self._fetch_s = self._collate_s = 0.0
+        self._slowest: SlowSample | None = None
         self._measured_at = math.inf  # when the following were measured; inf for not yet
         self._cpu_s = self._queued_s = 0.0
 
@@ -87,7 +90,7 @@ class BatchJob:
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer a request with a `BatchResult`, a `BatchError` or a `WorkerExhausted`."""
-        self._idle_s = time.perf_counter() - self._idle_since
+        self._idle_s += time.perf_counter() - self._idle_since
         try:
             return self._answer(assignment.payload)
         finally:
@@ -135,28 +138,49 @@ class BatchJob:
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
         failures: list[Failure] = []
         batch, began = None, time.perf_counter()
+        self._began_at = began
         samples = fetcher.fetch(request, failures)
         fetched = time.perf_counter()
         is_empty = bool(failures) and not samples
         if not is_empty:
             self._before_collation(request)
             batch = fetcher.collate(request, samples)
-        self._fetch_s, self._collate_s = fetched - began, time.perf_counter() - fetched
+        self._fetch_s += fetched - began
+        self._collate_s += time.perf_counter() - fetched
         state = fetcher.state() if self._spec.tracks_state else None
         return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
 
-    def timing(self) -> Timing:
-        """Return the time spent on the batch that was made last, which has just become ready."""
+    def timing(self) -> Timing | None:
+        """Return the time spent on the batch that has just become ready; None if that is little."""
         now, cpu_s, queued = time.perf_counter(), 0.0, 0.0
+        seconds = now - self._began_at
+        self._count += 1
+        self._busy_s += seconds
+        slowest = None if self._maps is None else self._maps.slowest
+        if slowest and (self._slowest is None or slowest.seconds > self._slowest.seconds):
+            self._slowest = slowest
+        if seconds < FINEST_S and now - self._timed_at < SAMPLED_S:
+            return None
         if now - self._measured_at >= MEASURED_S:
             cpu_before, queued_before = self._cpu_s, self._queued_s
             self.measure()
             cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
-        slowest = None if self._maps is None else self._maps.slowest
-        return Timing(
-            *(self._worker_id, now, self._fetch_s, self._collate_s),
-            *(cpu_s, queued, self._idle_s, slowest),
+        timing = Timing(
+            worker_id=self._worker_id,
+            ended_at=now,
+            seconds=seconds,
+            batches=self._count,
+            busy_s=self._busy_s,
+            fetch_s=self._fetch_s,
+            collate_s=self._collate_s,
+            cpu_s=cpu_s,
+            queued_s=queued,
+            idle_s=self._idle_s,
+            slowest=self._slowest,
         )
+        self._timed_at, self._count, self._slowest = now, 0, None
+        self._busy_s = self._fetch_s = self._collate_s = self._idle_s = 0.0
+        return timing
 
     def measure(self) -> None:
         """Begin to measure the processor time of this thread."""

@@ -54,8 +54,7 @@ class BatchSlots:
             directory, self._directory = self._directory, None  # one warning is enough
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
         batch = unpack(packed, self.slab, self.by_task.pop(task, None))
-        timing = result.timing._replace(is_inline=packed.body is not None)
-        return result._replace(batch=batch, timing=timing)
+        return result._replace(batch=batch, is_inline=packed.body is not None)
 
     def free(self, task: int) -> None:
         """Free the slot of a task whose batch will not be taken."""

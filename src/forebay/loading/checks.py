@@ -6,10 +6,9 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from forebay.errors import OptionError
-from forebay.loading.auto_workers import AutoWorkers
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset
-from forebay.options import check_backend, check_timeout, cluster_of
+from forebay.options import AutoWorkers, check_backend, check_timeout, cluster_of
 from forebay.torch_internals import accepts
 
 

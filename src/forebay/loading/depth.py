@@ -58,5 +58,5 @@ class Depth:
         """Adapt the number to how long a batch took."""
         if isinstance(result, BatchResult):
             timing = result.timing
-            is_tiny = timing.is_inline and timing.fetch_s + timing.collate_s < TINY_S
+            is_tiny = result.is_inline and (timing is None or timing.seconds < TINY_S)
             self.now = min(max(self.now, self.usual) * 2, self.most) if is_tiny else self.usual

@@ -228,8 +228,9 @@ class Feed:
     def _arrived(self, outcome: DeliverResult) -> None:
         task, result = outcome.task, outcome.result
         if is_batch := isinstance(result, BatchResult):
-            self._trace.made(result.timing, outcome.seconds, outcome.nbytes)
-            self._trace.held_bytes = self._engine.held_bytes
+            if result.timing is not None:
+                self._trace.held_bytes = self._engine.held_bytes
+                self._trace.made(result.timing, outcome.nbytes)
         elif isinstance(result, WorkerExhausted):
             self.empty += 1
             self.exhausted[result.worker_id] = task

@@ -11,7 +11,6 @@ import torch
 
 from forebay.buffer import low_mark_of
 from forebay.errors import OptionError
-from forebay.loading.auto_workers import AutoWorkers
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
@@ -28,7 +27,7 @@ from forebay.observe.loader_setup import Setup
 from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.statistics import Statistics, totals_of
 from forebay.observe.trace import Trace
-from forebay.options import cluster_of
+from forebay.options import AutoWorkers, cluster_of
 from forebay.plan.mixture import Mixture
 
 

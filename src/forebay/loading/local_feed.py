@@ -63,7 +63,8 @@ class LocalFeed:
         seconds = time.perf_counter() - began
         self._is_slow = seconds > FINEST_S
         if isinstance(result, BatchResult):
-            self._trace.made(self._job.timing(), seconds, 0)
+            if (timing := self._job.timing()) is not None:
+                self._trace.made(timing, 0)
             self._trace.taken(began, seconds, 0)
         elif isinstance(result, WorkerExhausted):
             self.exhausted[result.worker_id] = task.task

@@ -117,17 +117,19 @@ class BatchResult(NamedTuple):
 
     Attributes:
         batch: The batch; None if every sample of it was skipped.
-        timing: The time spent on it.
+        timing: The time spent on it; None for most batches that take no time worth noting.
         failures: The samples that were skipped.
         is_empty: Whether every sample was skipped.
         state: State of the worker's copy of the dataset after it, if that is tracked.
+        is_inline: Whether the batch was small enough to be sent within the worker's answer.
     """
 
     batch: PackedBatch | Any
-    timing: Timing = Timing()
+    timing: Timing | None = None
     failures: tuple[Failure, ...] = ()
     is_empty: bool = False
     state: WorkerState | None = None
+    is_inline: bool = False
 
 
 class BatchError(NamedTuple):

@@ -68,5 +68,6 @@ def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
         if earlier is not None:  # an earlier attempt, assumed lost, arrived first
             slab.give_back(earlier)
         slots[event.task] = slot
-    timing = result.timing._replace(ended_at=time.perf_counter())  # by this machine's clock
-    return event._replace(result=result._replace(batch=packed, timing=timing))
+    if result.timing is not None:  # by this machine's clock
+        result = result._replace(timing=result.timing._replace(ended_at=time.perf_counter()))
+    return event._replace(result=result._replace(batch=packed))

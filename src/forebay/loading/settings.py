@@ -26,7 +26,7 @@ from forebay.batches import nbytes
 from forebay.buffer import MAX_BATCHES, capacity_shown, low_mark_of
 from forebay.collating.slicing import slicing
 from forebay.engine.limits import Limits
-from forebay.loading.auto_workers import AutoWorkers, WorkerTuning
+from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.depth import LOOKAHEAD, TINY_DEPTH, Depth
 from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.messages import BatchSpec, WorkerState
@@ -34,7 +34,7 @@ from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, planned_sampler, resized
 from forebay.loading.workers import Workers
 from forebay.observe.trace import Trace
-from forebay.options import cluster_of
+from forebay.options import AutoWorkers, cluster_of
 from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
 

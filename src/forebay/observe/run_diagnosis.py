@@ -24,12 +24,13 @@ class RunTimes:
         inputs: Inputs that ended.
         committed: How many of them were recorded.
         elapsed_s: The whole run.
-        num_workers: How many worked at once.
+        num_workers: How many worked at once; the mean, rounded, if the number changed.
         busy_s: Of all workers together, on inputs.
         cpu_s: Processor time of the workers; None if not known.
         flush_s: Flushing outputs to the disk.
         record_s: Recording results and renaming outputs, in this process.
         cores: Cores that the workers may use; None if not known.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
     """
 
     inputs: int
@@ -41,6 +42,7 @@ class RunTimes:
     flush_s: float
     record_s: float
     cores: float | None
+    decisions: tuple[str, ...] = ()
 
 
 def diagnose_run(times: RunTimes) -> Diagnosis:

@@ -29,6 +29,8 @@ from forebay.observe.run_queue import queued_s
 KEPT = 2048
 # Steps that follow each other faster, and batches that take less, are not all kept one by one.
 FINEST_S = 0.002
+# Of those, one is kept in each interval of this length.
+SAMPLED_S = 0.01
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
 # How often the trainer's thread measures its wait for a core, which takes even longer.
@@ -61,14 +63,18 @@ class SlowSample(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The time that a worker spent on one batch.
+    """The time that a worker spent on a batch, and on those before it that have no timing.
 
-    Processor time and waiting for a core are measured over at least `MEASURED_S`: of several
-    shorter batches the last one has the sum, and the others have 0.
+    Where batches take less than `FINEST_S`, one in `SAMPLED_S` has a timing: making and sending one
+    takes some microseconds. Processor time and waiting for a core are measured over at least
+    `MEASURED_S`: the last timing in that time has the sum, and the others have 0.
 
     Attributes:
         worker_id: Which worker.
         ended_at: When the batch was ready.
+        seconds: Wall time of this batch.
+        batches: How many batches the following sums are of, this one included.
+        busy_s: Wall time of these batches.
         fetch_s: Seconds getting samples, in wall time.
         collate_s: Seconds collating them, in wall time.
         cpu_s: Seconds of processor time.
@@ -76,18 +82,19 @@ class Timing(NamedTuple):
             does not tell (it is in /proc/<pid>/schedstat on Linux).
         idle_s: Seconds that the worker had nothing to do before.
         slowest: The slowest sample; None if samples were too fast to be timed one by one.
-        is_inline: Whether the batch was small enough to be sent within the worker's answer.
     """
 
-    worker_id: int = 0
-    ended_at: float = 0.0
+    worker_id: int
+    ended_at: float
+    seconds: float
+    batches: int
+    busy_s: float
     fetch_s: float = 0.0
     collate_s: float = 0.0
     cpu_s: float = 0.0
     queued_s: float = 0.0
     idle_s: float = 0.0
     slowest: SlowSample | None = None
-    is_inline: bool = False
 
 
 class MadeRecord(NamedTuple):
@@ -240,7 +247,7 @@ class Trace:
         self.busy_s: dict[int, float] = {}
         self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
-        self._waited_before = self._got_before = 0.0
+        self._waited_before = self._got_before = self._asked_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
@@ -248,10 +255,10 @@ class Trace:
 
     # ---- the workers ---------------------------------------------------------------------------
 
-    def made(self, timing: Timing, seconds: float, nbytes: int) -> None:
-        """Record a batch that a worker made in the given seconds."""
-        self.made_count += 1
-        self.made_s += seconds
+    def made(self, timing: Timing, nbytes: int) -> None:
+        """Record a batch that a worker made, and those before it that have no timing."""
+        self.made_count += timing.batches
+        self.made_s += timing.busy_s
         self.fetch_s += timing.fetch_s
         self.collate_s += timing.collate_s
         self.cpu_s += timing.cpu_s
@@ -262,8 +269,9 @@ class Trace:
             slowest_s = slowest.seconds
             self._keep_slowest(slowest)
         ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
-        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + seconds
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
         # In the order of the sampler: behind a slow batch come some that were ready before it.
+        seconds = timing.seconds
         if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
         self._made_at = ended_at
@@ -317,9 +325,11 @@ class Trace:
             self.waited_s += waited_s
             place = int(math.log2(waited_s * 1e6)) if waited_s > 2e-6 else 0
             self.wait_bins[min(place, WAIT_BINS - 1)] += 1
-        if asked_at < self._step_due and not is_first:
+        is_quick = asked_at - self._asked_before < FINEST_S and waited_s < FINEST_S
+        self._asked_before = asked_at
+        if is_quick and asked_at < self._step_due and not is_first:
             return
-        self._step_due = asked_at + FINEST_S
+        self._step_due = asked_at + SAMPLED_S
         self._is_first = False
         if asked_at >= self._queued_due:
             self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()

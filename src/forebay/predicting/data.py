@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -14,7 +14,14 @@ from torch.utils.data import IterableDataset, default_collate
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
 from forebay.jobs.inputs.memory_tables import is_table
-from forebay.options import Ray, check_backend, check_timeout, cluster_of, usable_cores
+from forebay.options import (
+    Ray,
+    check_backend,
+    check_timeout,
+    checked_workers,
+    cluster_of,
+    usable_cores,
+)
 from forebay.predicting.metadata_rows import Table, open_table
 from forebay.predicting.range_reader import RangeReader
 
@@ -28,7 +35,7 @@ class ReaderSettings:
     """The arguments of `predict` that determine how data is read."""
 
     batch_size: int | None
-    num_workers: int | None
+    num_workers: int | Literal["auto"] | None
     backend: str | Ray
     collate_fn: Callable[[Any], Any] | None
     timeout: float | None
@@ -82,7 +89,8 @@ def reader_of(
         InputError: There are no samples.
     """
     dataset, settings = data, {}
-    batch_size, num_workers, backend = wanted.batch_size, wanted.num_workers, wanted.backend
+    batch_size, backend = wanted.batch_size, wanted.backend
+    num_workers = checked_workers(wanted.num_workers)
     collate_fn, timeout = wanted.collate_fn, wanted.timeout
     check_backend(backend)
     check_timeout(timeout or None)

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from forebay.errors import FailuresError, OutputError
 from forebay.failures import MAX_TRACED, Failure
 from forebay.observe.event_log import log_samples_failed
+from forebay.observe.trace import Trace
 from forebay.predicting.bisection import Bisection, Predicted
 from forebay.predicting.completed import record_of
 from forebay.predicting.model import Model
@@ -55,6 +56,7 @@ class PartWork:
         known: The columns of the run, if a part is already done.
         parts: The parts in the order of the calls, if they are made in this process; else None.
         advance: Called with the numbers of samples that succeeded and that failed.
+        trace: Records how samples are loaded in this process; None in workers.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class PartWork:
         known: dict[str, Spec] | None,
         parts: list[int] | None,
         advance: Callable[[int, int], None] | None,
+        trace: Trace | None = None,
     ) -> None:
         # A worker with its own model loads its batches itself.
         inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
         self._reader, self._made_by, self._makes = inline if makes else reader, model, makes
         self._device, self._table, self._known = device, table, known
-        self._parts, self._advance = parts, advance
+        self._parts, self._advance, self._trace = parts, advance, trace
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
@@ -123,7 +126,8 @@ class PartWork:
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
         if self._reading is None or self._parts is None:
-            self._reading = self._model.ahead(self._reader.read(self._parts or [part]))
+            loading = self._reader.read(self._parts or [part], self._trace)
+            self._reading = self._model.ahead(loading)
         while count:
             loaded = next(self._reading)
             count -= len(loaded.indices) + len(loaded.failures)

@@ -25,6 +25,7 @@ class PredictionReport:
         resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         details: What `save` shows besides these: what took how long, and when.
     """
 
@@ -34,6 +35,7 @@ class PredictionReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
+    decisions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -53,7 +53,7 @@ class RangeReader:
         batch_size: Samples of a batch; the last of a part may have fewer.
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         num_workers: Number of workers; 0 for this process; None for as many as a cluster has room
-            for, with a factory.
+            for, with a factory; an `AutoWorkers` for as many as the model needs.
         backend: Where the workers run.
         timeout: Seconds that a batch may take; 0 for no limit.
         settings: Further arguments of the loader.
@@ -76,15 +76,16 @@ class RangeReader:
         """Number of batches in a whole part."""
         return -(-self.part_size // self.batch_size)
 
-    def read(self, parts: Sequence[int]) -> Iterator[Loaded]:
+    def read(self, parts: Sequence[int], trace: Trace | None = None) -> Iterator[Loaded]:
         """Yield the batches of these parts, one part after the other.
 
         Every sample comes exactly once, in `indices` or in `failures`.
 
         Args:
             parts: Their numbers, in ascending order.
+            trace: Records what the workers do, and decisions about their number.
         """
-        return self._read(self._batches(parts), self.num_workers or 0)
+        return self._read(self._batches(parts), self.num_workers or 0, trace)
 
     def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
         """Load samples again in this process; yield one batch, or several if collating fails."""
@@ -97,7 +98,9 @@ class RangeReader:
             for begin in range(first, end, self.batch_size):
                 yield range(begin, min(begin + self.batch_size, end))
 
-    def _read(self, batches: Iterable[Sequence[int]], num_workers: int) -> Iterator[Loaded]:
+    def _read(
+        self, batches: Iterable[Sequence[int]], num_workers: int, trace: Trace | None = None
+    ) -> Iterator[Loaded]:
         in_workers: dict[str, Any] = {"backend": self.backend, "timeout": self.timeout}
         loader: DataLoader[Any] = DataLoader(
             self.dataset,
@@ -110,7 +113,8 @@ class RangeReader:
         )
         settings = Settings(loader)
         planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
-        feed = feed_of(settings, settings.spec(seed=SEED), Trace())
+        trace = Trace() if trace is None else trace
+        feed = feed_of(settings, settings.spec(seed=SEED), trace, settings.tuning(trace))
         try:
             planner.begin(feed, Start(0))
             while (found := planner.take()) is not None:

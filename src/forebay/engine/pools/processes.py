@@ -170,6 +170,10 @@ class ProcessPool(Pool):
         """Return whether a worker was started and has not ended."""
         return incarnation in self._workers
 
+    def living_pids(self) -> list[int]:
+        """Return the processes of the workers that have started and not ended."""
+        return [pid for incarnation in self._workers if (pid := self.pids.get(incarnation))]
+
     def wake(self) -> None:
         """Write to a pipe that `wait` watches."""
         # The lock prevents a write to the descriptor's number after it was closed and reused.

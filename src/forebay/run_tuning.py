@@ -1,0 +1,94 @@
+"""`num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
+
+    run ── trace, processor times ──> RunTuning.look ── totals ──> Tuner ── number ──> Engine.resize
+
+No trainer takes the results, so everything waits for workers. More of them than cores help only
+where the function waits, for storage or a network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from forebay.observe.event_log import log
+from forebay.observe.process_times import ProcessTimes
+from forebay.observe.run_trace import RunTrace
+from forebay.options import usable_cores
+from forebay.tuning import Totals, Tuner
+
+# How often to look, at most: each look reads two files per worker.
+EVERY_S = 1.0
+KEPT_DECISIONS = 256
+
+
+class RunTuning:
+    """Looks at a run now and then, and decides on the number of workers.
+
+    Args:
+        most: The largest number.
+        pids: Returns the processes of the living workers; None if they are threads of this one.
+        began: When the run began, in seconds of a monotonic clock.
+
+    Attributes:
+        decisions: Why the number was changed, the last 256 times.
+    """
+
+    def __init__(self, most: int, pids: Callable[[], list[int]] | None, began: float) -> None:
+        self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
+        self._pids, self._times = pids, ProcessTimes()
+        self._tuner = Tuner(min(usable_cores(), most), most, usable_cores(), "inputs")
+        self._due = began
+        self._began = self._since = began  # since then there is the present number
+        self._worker_s = 0.0  # of all workers before that
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that there should be."""
+        return self._tuner.num_workers
+
+    def mean_workers(self, now: float) -> int:
+        """Return how many workers there were on average, rounded."""
+        worker_s = self._worker_s + self.num_workers * (now - self._since)
+        return max(round(worker_s / max(now - self._began, 1e-9)), 1)
+
+    def look(self, now: float, trace: RunTrace, resize: Callable[[int], None]) -> None:
+        """Decide on the number of workers, and have it changed if it is another one.
+
+        Args:
+            now: Seconds of a monotonic clock.
+            trace: What the run did.
+            resize: Called with the new number.
+        """
+        if now < self._due or not trace.tasks:  # before the first input, workers are starting
+            return
+        self._due = now + EVERY_S
+        present = self.num_workers
+        decision = self._tuner.look(self._totals(now, trace))
+        if decision is not None:
+            self._worker_s += present * (now - self._since)
+            self._since = now
+            resize(decision.num_workers)
+            self.decisions.append(decision.reason)
+            log.info("num_workers=%d: %s", decision.num_workers, decision.reason)
+
+    def _totals(self, now: float, trace: RunTrace) -> Totals:
+        if self._pids is None:
+            driver_s = time.thread_time()
+            cpu_s, queued_s = time.process_time() - driver_s, 0.0
+        else:
+            self._times.add(self._pids())
+            driver_s = time.process_time()
+            cpu_s, queued_s = self._times.cpu_s, self._times.queued_s
+        return Totals(
+            at=now,
+            waited_s=now,
+            steps=0,
+            steps_s=0.0,
+            made=trace.tasks,
+            made_s=trace.busy_s,
+            cpu_s=cpu_s,
+            queued_s=queued_s,
+            trainer_cpu_s=driver_s,
+        )

@@ -1,0 +1,86 @@
+"""`num_workers="auto"` of preprocess and cache: what is measured, and what is decided."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+import forebay
+from forebay import run_tuning
+from forebay.observe.process_times import ProcessTimes
+from forebay.observe.run_trace import RunTrace
+from forebay.options import AutoWorkers, PreprocessOptions, workers_of_run
+from forebay.run_tuning import EVERY_S, RunTuning
+
+
+def use_processor(seconds):
+    """Use that much processor time, however long it takes."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_processor_time_counts_from_the_first_look():
+    """What a process did before is its start; the clock ticks every 10 ms."""
+    times = ProcessTimes()
+    times.add([os.getpid()])
+    assert times.cpu_s == 0
+    use_processor(0.2)
+    times.add([os.getpid()])
+    assert times.cpu_s >= 0.18
+    assert times.queued_s >= 0
+
+
+def test_a_process_that_has_ended_counts_no_more():
+    """Its ID may be another process's by the next look."""
+    times = ProcessTimes()
+    times.add([os.getpid(), 2**22 + 1])
+    times.add([2**22 + 1])
+    use_processor(0.1)
+    times.add([os.getpid()])
+    assert times.cpu_s == 0
+
+
+@pytest.fixture
+def tuning(monkeypatch):
+    """Return a tuning that starts with one worker, of which there may be six."""
+    monkeypatch.setattr(run_tuning, "usable_cores", lambda: 1)
+    return RunTuning(6, list, 0.0)
+
+
+def test_nothing_is_decided_before_an_input_is_done(tuning):
+    """The workers may still be starting."""
+    for second in range(30):
+        tuning.look(float(second), RunTrace(), pytest.fail)
+
+
+def test_inputs_that_wait_get_more_workers_at_once(tuning):
+    """To the limit, with the reason; the processor is not used."""
+    numbers, trace = [], RunTrace()
+    for second in range(3):
+        for task in range(10):
+            trace.took(task, 0.1)
+        tuning.look(second * EVERY_S * 1.01, trace, numbers.append)
+    assert numbers == [6]
+    assert list(tuning.decisions) == [
+        "inputs take 100 ms of a worker each, and 0 us of that on a core, so there are 6 workers "
+        "instead of 1"
+    ]
+
+    assert tuning.mean_workers(1000.0) == 6
+
+
+def test_a_cluster_has_as_many_as_there_is_room_for():
+    """As without a number; a limit of the user's stays one."""
+    assert workers_of_run("auto", "ray") is None
+    assert workers_of_run(AutoWorkers(max=3), "ray") == 3
+    assert isinstance(workers_of_run("auto", "process"), AutoWorkers)
+    assert workers_of_run(None, "process") is None
+
+
+def test_other_strings_are_refused():
+    """Only one of them is a number of workers."""
+    with pytest.raises(forebay.OptionError, match="num_workers='many' is not valid"):
+        PreprocessOptions(num_workers=workers_of_run("many", "process"))
