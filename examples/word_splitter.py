@@ -31,3 +31,7 @@ class WordSplitter(Dataset):
         word = self.files[index].read_text(encoding="utf-8").strip()
         starts = range(0, len(word) - self.overlap, self.num_chars - self.overlap)
         return [word[start : start + self.num_chars] for start in starts]
+
+    def source_of(self, index):
+        """Return the file of a sample: the column `source` of forebay's table."""
+        return self.files[index]

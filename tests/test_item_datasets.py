@@ -120,9 +120,26 @@ def test_rows_are_typed_and_know_where_outputs_are(tmp_path, suffix, by_folder):
     assert forebay.from_table(source, name_and_number)[1] == ("2.pt", 2)
 
 
-def test_a_table_in_memory_is_left_as_it_is():
-    """There is not a folder that its paths could be relative to."""
-    assert list(forebay.from_table(pa.Table.from_pylist(ROWS))) == ROWS
+def test_the_folder_of_a_table_in_memory_is_named(tmp_path):
+    """A path that is absolute stays as it is."""
+    found = list(forebay.from_table(pa.Table.from_pylist(ROWS), folder=tmp_path))
+    assert found == [{**ROWS[0], "destination": str(tmp_path / "p/1.pt")}, ROWS[1]]
+
+
+def test_a_table_in_memory_is_in_the_working_folder_if_none_is_named(tmp_path, monkeypatch):
+    """That of the call; if the first path is not there, the table is from somewhere else."""
+    table = pa.Table.from_pylist(ROWS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(forebay.InputError) as caught:
+        forebay.from_table(table)
+    assert str(caught.value).startswith(
+        f"the Table: its destination 'p/1.pt' is not in the working folder {tmp_path}\n"
+    )
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "1.pt").touch()
+    dataset = forebay.from_table(table)
+    monkeypatch.chdir("/")
+    assert dataset[0]["destination"] == str(tmp_path / "p/1.pt")
 
 
 def test_tables_that_cannot_be_used_are_errors_at_once(tmp_path):

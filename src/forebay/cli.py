@@ -38,6 +38,12 @@ DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 WATCH_S = 2.0
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
+# The options of `retry` that do not apply to it.
+_NOT_RETRIED_WITH = {
+    "preprocess": ["load", "batch_size", "device"],
+    "predict": ["retries", "save"],
+    "cache": ["load", "batch_size", "device", "save"],
+}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,6 +70,7 @@ def cli() -> None:
 )
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
 @click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
+@options.save
 @options.version
 @options.quiet
 def preprocess_command(
@@ -71,6 +78,7 @@ def preprocess_command(
     paths: tuple[str, ...],
     max_failures: str | None,
     restart: bool,
+    save: str | None,
     quiet: bool,
     **settings: Any,
 ) -> int:
@@ -78,7 +86,8 @@ def preprocess_command(
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
     an earlier step, which stands for its table. FILE.py:DATASET in place of FUNCTION has its own
-    inputs: leave INPUTS out. MODULE:NAME works as well as FILE.py:NAME.
+    inputs: leave INPUTS out; --save names the function(sample, out) that writes its files.
+    MODULE:NAME works as well as FILE.py:NAME.
 
     The same command again continues where it stopped.
     """
@@ -99,6 +108,7 @@ def preprocess_command(
     report = preprocess(
         loaded,
         *(None, *paths)[-2:],
+        save=None if save is None else load_work(save),
         max_failures=_count_or_fraction(max_failures),
         resume=not restart,
         progress=not quiet,
@@ -157,6 +167,7 @@ def _predict(
 @options.device
 @options.backend
 @options.load
+@options.save
 @options.timeout
 @options.retries
 @options.version
@@ -164,16 +175,15 @@ def _predict(
 def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
     """Try failed inputs or samples of OUTPUT again, and nothing else.
 
-    Name what the earlier run worked with, as in its command: the FUNCTION or DATASET of
-    preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
+    Name what the earlier run worked with, as in its command: the FUNCTION or DATASET (and --save)
+    of preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
     is loaded because a folder names it. Without a name, retry shows what is recorded.
     """
     meta = look_at(output).meta
     verb = verb_of(meta)
     if len(names) != len(_RETRIED[verb]):
         raise OptionError(_how_to_retry(verb, output, meta))
-    others = ("retries",) if verb == "predict" else ("load", "batch_size", "device")
-    if unfit := [name for name in others if settings.pop(name) is not None]:
+    if unfit := [name for name in _NOT_RETRIED_WITH[verb] if settings.pop(name) is not None]:
         given = ", ".join("--" + name.replace("_", "-") for name in unfit)
         raise click.UsageError(f"{given} does not apply to {verb}, the command that made {output}")
     if verb == "predict":
@@ -185,7 +195,8 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
 
         click.echo(repr(cache(work, output, **settings)))
         return DONE
-    report = retry(work, output, **settings)
+    save = settings.pop("save")
+    report = retry(work, output, save=None if save is None else load_work(save), **settings)
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 

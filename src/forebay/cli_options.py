@@ -66,6 +66,12 @@ version = click.option(
     "--version", help="Your name for the state of the function; a new one redoes everything."
 )
 quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
+save = click.option(
+    "--save",
+    metavar="FILE.py:FUNCTION",
+    type=REFERENCE,
+    help="Function that writes the files of a Dataset's sample.",
+)
 load = click.option(
     "--load",
     metavar="FILE.py:FUNCTION",

@@ -21,8 +21,9 @@ from torch.utils.data import Dataset
 
 from forebay.errors import InputError, OptionError, shortened
 from forebay.jobs.inputs.listing import list_folder, tables_in
-from forebay.jobs.inputs.manifest import located
-from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_table
+from forebay.jobs.inputs.memory_tables import is_table
+from forebay.jobs.inputs.row_paths import located, path_in
+from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_memory_table, read_table
 from forebay.observe.notebook_html import nbytes_as_text, summary
 from forebay.packed import PackedSequence
 
@@ -43,8 +44,10 @@ class ItemDataset(Dataset[Any]):
         items: PackedSequence[Any],
         load: Callable[[Any], Any],
         labels: PackedSequence[Any] | Callable[[Any], Any] | None = None,
+        name: Callable[[Any], str | None] | None = None,
     ) -> None:
         self.items = items
+        self._name = name or str
         self._load = load
         self._labels = labels
 
@@ -72,6 +75,20 @@ class ItemDataset(Dataset[Any]):
         except Exception as error:
             error.add_note(f"forebay: it was raised for item {place}: {shortened(item)}")
             raise
+
+    def source_of(self, index: int) -> str:
+        """Return what a sample is made of, for the column `source` of a table.
+
+        That is the path of a file, the path that a row names (of the columns `destination`,
+        `source`, `path`, `file`, `filename`, `input` the first that has one), or the ID. It is the
+        index for a row that names no path.
+
+        Args:
+            index: See `__getitem__`.
+        """
+        place = _place(index)
+        name = self._name(self.items[place])
+        return str(range(len(self))[place]) if name is None else name
 
     def __repr__(self) -> str:
         return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
@@ -133,12 +150,15 @@ def from_folder(
             "  The folder does contain files. '**/*' matches all but hidden ones; '*' those at "
             "the top level."
         )
-    return ItemDataset(items, partial(_load_file, str(root), load))
+    file_of = partial(os.path.join, str(root))
+    return ItemDataset(items, partial(_load_file, str(root), load), name=file_of)
 
 
 def from_table(
-    table: str | os.PathLike[str] | pyarrow.Table,
+    table: Any,
     load: Callable[[dict[str, Any]], Any] | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
 ) -> ItemDataset:
     """Return a dataset of the rows of a table, such as a manifest or what `preprocess` wrote.
 
@@ -148,22 +168,40 @@ def from_table(
     columns are passed unchanged.
 
     Args:
-        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; or a
-            `pyarrow.Table`, whose paths are not changed. A column of a CSV file is bool, int or
-            float if all its cells can be read as such.
+        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; a
+            DataFrame of pandas or polars; a `pyarrow.Table`; or a list of dicts. A column of a CSV
+            file is bool, int or float if all its cells can be read as such. Row labels of pandas
+            are left out; `reset_index()` makes them a column.
         load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
+        folder: Where the relative `destination` of a table in memory starts; None for the working
+            folder. A table in a file is in its own folder.
 
     Raises:
-        InputError: There is no such table, it cannot be read, or it has no rows.
-        OptionError: `load` cannot be called.
+        InputError: There is no such table, it cannot be read, or it has no rows; or `folder` is
+            None, and the first relative destination is not in the working folder.
+        OptionError: `load` cannot be called, or there is a folder with a table in a file.
     """
     _check_load(load, optional=True)
-    folder, name = None, "from_table: the table"
     if isinstance(table, str | os.PathLike):
+        if folder is not None:
+            raise OptionError(
+                f"from_table: folder={os.fspath(folder)!r} is for tables in memory, and the table "
+                f"is {os.fspath(table)!r}\n  Leave folder out: a table in a file is in its own "
+                "folder."
+            )
         path = find_table(table).absolute()
-        folder, name = str(path.parent), f"from_table: {path}"
+        start, name = str(path.parent), f"from_table: {path}"
         table = read_table(path)
+    elif is_table(table):
+        name = f"from_table: the {type(table).__name__}"
+        table, start = read_memory_table(table, folder)
+    else:
+        raise InputError(
+            f"from_table: got {type(table).__name__} instead of a table\n  Give a .csv, .jsonl or "
+            ".parquet file, the output folder of preprocess, a DataFrame, a pyarrow.Table, or a "
+            "list with at least one dict."
+        )
     columns = list(table.column_names)
     if not table.num_rows or not columns:
         raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
@@ -172,7 +210,8 @@ def from_table(
             f"{name} has two columns with the same name: {columns}\n  Rename one of them."
         )
     items = PackedSequence(_rows(table))
-    return ItemDataset(items, partial(_load_row, tuple(columns), folder, load))
+    row_of = partial(_load_row, tuple(columns), start)
+    return ItemDataset(items, partial(row_of, load), name=partial(_path_of_row, row_of))
 
 
 def from_ids(
@@ -259,6 +298,10 @@ def _load_row(
 ) -> Any:
     row = located(dict(zip(columns, values, strict=True)), folder)
     return row if load is None else load(row)
+
+
+def _path_of_row(row_of: Callable[..., dict[str, Any]], values: tuple[Any, ...]) -> str | None:
+    return path_in(row_of(None, values))[0] or None
 
 
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
 from forebay.jobs.ledger.records import Todo
-from forebay.jobs.user_code.fingerprint import Fingerprint, describe
+from forebay.jobs.user_code.described_parts import describe_parts
+from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.observe.progress import label_of
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
@@ -29,7 +30,7 @@ from forebay.tracebacks import short_tracebacks
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
-    from forebay.predicting.data import Table
+    from forebay.predicting.metadata_rows import Table
     from forebay.predicting.prediction_report import PredictionReport
     from forebay.predicting.range_reader import RangeReader
 
@@ -48,6 +49,7 @@ def predict(
     device: str | torch.device | None = None,
     backend: str | Ray = "process",
     load: Callable[[dict[str, Any]], Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     timeout: float | None = None,
     resume: bool = True,
@@ -75,8 +77,9 @@ def predict(
             of one of these: a class, or a callable without required arguments. It is called once
             in every worker, which then makes whole parts.
         data: A map-style Dataset; a DataLoader, whose dataset, batch size, collate function,
-            workers and backend are used, but not the order; or a metadata table (.parquet, .csv,
-            .jsonl), or the folder that preprocess wrote one to.
+            workers and backend are used, but not the order; or a table: a file (.parquet, .csv,
+            .jsonl), the folder that preprocess wrote one to, a DataFrame of pandas or polars, a
+            `pyarrow.Table`, or, together with `load`, a list of dicts.
         output: A folder, created if missing, or the fsspec URL of one.
         batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
             runs out of memory.
@@ -87,6 +90,8 @@ def predict(
         backend: "process", "thread", "ray" or a `forebay.Ray`; by default the loader's.
         load: For a table: called with a row as a dict, like that of `forebay.from_table`; returns
             the sample.
+        folder: Where the relative `destination` of a table in memory starts; None for the working
+            folder. A table in a file is in its own folder.
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
         resume: False removes the earlier predictions first.
@@ -121,7 +126,7 @@ def predict(
     makes, trace = is_factory(model), Trace()
     place = device_of(device)
     wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
-    table = table_of(data, load)
+    table = table_of(data, load, folder)
     reader = reader_of(data, load, table, wanted)
     _check_workers(reader, makes)
     if not (makes and cluster_of(reader.backend)):
@@ -188,7 +193,7 @@ def _process_parts(
     size = cut.size
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
     enrol_ranges(
-        session, _VERB, cut, None if table is None else partial(identities, table.path, size)
+        session, _VERB, cut, None if table is None else partial(identities, table.listing, size)
     )
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
@@ -262,15 +267,7 @@ def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     parts = {"model": model}
     parts |= {"data": reader.dataset} if load is None else {"load": load}
     parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
-    code: dict[str, str] = {}
-    parameters: list[tuple[str, str]] = []
-    name = ""
-    for role, part in parts.items():
-        found = describe(part)
-        name = name or found.name
-        code.update(found.code)
-        parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
-    return Fingerprint(name, None, tuple(code.items()), tuple(parameters))
+    return describe_parts(parts)
 
 
 def _range(each: Todo) -> dict[str, int]:

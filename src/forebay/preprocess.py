@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
 from forebay.errors import LedgerError, OptionError, shortened
 from forebay.jobs.inputs.listing import Listing, indices, list_inputs
+from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
+from forebay.jobs.user_code.described_parts import describe_parts
+from forebay.jobs.user_code.fingerprint import Fingerprint, describe
 from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
@@ -23,9 +26,11 @@ from forebay.tracebacks import short_tracebacks
 @short_tracebacks
 def preprocess(
     work: Any,
-    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
+    inputs: Any = None,
     output: str | os.PathLike[str] | None = None,
     *,
+    save: Callable[[Any, Any], Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
@@ -41,11 +46,17 @@ def preprocess(
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
-    the inputs are a manifest's rows; `out.file(name)` gives a path to write an output to. It
-    returns or yields its metadata: None, a dict, or any iterable of dicts, one for each row it
-    adds to the table. A map-style Dataset in place of the function needs no inputs:
-    `dataset[i]` does the work and returns any JSON-serializable metadata. The function may change
-    the working directory: it is restored after each input.
+    the inputs are a table's rows; `out.file(name)` gives a path to write an output to, and
+    `out.source` is the input's name. It returns or yields its metadata: None, a dict, or any
+    iterable of dicts, one for each row it adds to the table. The function may change the working
+    directory: it is restored after each input.
+
+    A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
+    the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
+    is the metadata, in any JSON-serializable form. The table's `source` is
+    `dataset.source_of(i)`, the path or ID of a sample, if the Dataset has this method, as those of
+    `from_folder`, `from_table` and `from_ids` do; otherwise it is the index. A sample is processed
+    again if its name changes, or the file of that name.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again, and a changed input is processed again, its old outputs removed.
@@ -55,10 +66,15 @@ def preprocess(
         inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
             a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
             of `preprocess` stands for its table: a manifest in which `destination` is a path
-            that can be opened from any working directory.
+            that can be opened from any working directory. Or a table in memory: a DataFrame of
+            pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
+            same inputs, whichever of these they come from.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
+        save: For a Dataset: called with a sample and `out`.
+        folder: Where the relative `destination` of a table in memory starts; None for the working
+            folder. A table in a file is in its own folder.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
             for, also on nodes that join later; 0 to work in this process. "auto", or a
             `forebay.AutoWorkers`, starts with one per core and adds workers while that makes the
@@ -83,7 +99,8 @@ def preprocess(
     Returns:
         The report. The table has the manifest's columns, `source`, `destination` (relative to
         `output`) and what the function returned, one row per output, in input order: the same
-        bytes for any number of workers, and however often the run was interrupted.
+        bytes for any number of workers, and however often the run was interrupted. If the manifest
+        is the table of an earlier step, `source` is that step's output, and `origin` its source.
 
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
@@ -110,11 +127,11 @@ def preprocess(
     )
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
-    listing = listing_for(work, inputs)
+    listing = listing_for(work, inputs, save=save, folder=folder)
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
-    with Session(work, output, options) as session:
-        session.start_workers(listing.kind, inputs, folder=listing.folder)
+    with Session(work, output, options, fingerprint=_described(work, save)) as session:
+        session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
         session.enrol(listing)
         return session.process_inputs(listing.kind)
 
@@ -124,6 +141,7 @@ def retry(
     work: Any,
     output: str | os.PathLike[str],
     *,
+    save: Callable[[Any, Any], Any] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     timeout: float | None = None,
@@ -138,6 +156,7 @@ def retry(
     Args:
         work: The function of that run. The folder has its name, but no code is loaded from there.
         output: The folder of that run.
+        save: The `save` of that run, if it had one.
         num_workers: See `preprocess`.
         backend: See `preprocess`.
         timeout: See `preprocess`.
@@ -169,7 +188,7 @@ def retry(
         version=version,
         progress=progress,
     )
-    with Session(work, output, options) as session:
+    with Session(work, output, options, fingerprint=_described(work, save)) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
@@ -179,19 +198,30 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
-        session.start_workers(kind, folder=folder)
+        session.start_workers(kind, folder=folder, save=save)
         return session.process_inputs(kind, failed_only=True)
 
 
-def listing_for(work: Any, inputs: Any) -> Listing:
+def _described(work: Any, save: Any) -> Fingerprint:
+    """Return the description of what makes the outputs, for change detection."""
+    return describe(work) if save is None else describe_parts({"dataset": work, "save": save})
+
+
+def listing_for(
+    work: Any,
+    inputs: Any,
+    *,
+    save: Any = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Listing:
     """Check `work` and its inputs, and return the listing.
 
     Raises:
         OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
-            are missing, or given twice.
+            are missing, or given twice; or `save` or `folder` does not apply, or cannot be used.
         InputError: The inputs cannot be used as they are.
     """
-    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict):
+    if isinstance(work, str | bytes | os.PathLike | list | tuple | dict) or is_table(work):
         raise OptionError(
             "work must be a function(source, out) or a map-style Dataset; got "
             f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
@@ -210,7 +240,21 @@ def listing_for(work: Any, inputs: Any) -> Listing:
                 f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
                 "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
             )
-        return indices(len(work))
+        if folder is not None:
+            raise OptionError(
+                f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
+                "inputs\n  Nothing was started. Leave folder out."
+            )
+        if save is not None:
+            _check_save(save)
+        source_of = getattr(work, "source_of", None)
+        return indices(len(work), source_of if callable(source_of) else None)
+    if save is not None:
+        raise OptionError(
+            "save= writes the samples of a Dataset, and the work is of type "
+            f"{type(work).__name__}\n  Nothing was started. A function(source, out) writes its "
+            "own files: leave save out."
+        )
     if not callable(work):
         raise OptionError(
             "work must be a function(source, out) or a map-style Dataset; got "
@@ -221,8 +265,8 @@ def listing_for(work: Any, inputs: Any) -> Listing:
             "inputs are missing: a function needs inputs to process\n  Nothing was started. "
             "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
         )
-    _check_callable(work)
-    return list_inputs(inputs)
+    _check_callable(work, ("source", "out"))
+    return list_inputs(inputs, folder)
 
 
 def is_dataset(work: object) -> bool:
@@ -230,8 +274,17 @@ def is_dataset(work: object) -> bool:
     return hasattr(work, "__getitem__") and hasattr(work, "__len__")
 
 
-def _check_callable(work: Callable[..., Any]) -> None:
-    """Raise OptionError if a function cannot be called as `work(source, out)`."""
+def _check_save(save: Any) -> None:
+    if not callable(save):
+        raise OptionError(
+            f"save must be a function(sample, out); got {type(save).__name__}\n"
+            "  Nothing was started."
+        )
+    _check_callable(save, ("sample", "out"))
+
+
+def _check_callable(work: Callable[..., Any], names: tuple[str, str]) -> None:
+    """Raise OptionError if a function cannot be called with two arguments of these names."""
     import inspect
 
     try:
@@ -239,10 +292,10 @@ def _check_callable(work: Callable[..., Any]) -> None:
     except ValueError:
         return  # a builtin without a signature
     try:
-        signature.bind("source", "out")
+        signature.bind(*names)
     except TypeError as error:
         name = getattr(work, "__name__", type(work).__name__)
         raise OptionError(
-            f"{name}{signature} cannot be called as {name}(source, out): {error}\n"
-            "  Nothing was started. Give it two parameters: the input and the output."
+            f"{name}{signature} cannot be called as {name}({', '.join(names)}): {error}\n"
+            f"  Nothing was started. Give it two parameters: the {names[0]} and the output."
         ) from error

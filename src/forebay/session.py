@@ -6,7 +6,7 @@
 
 Inputs are listed (`jobs/inputs/listing.py`), recorded (`jobs/ledger/ledger.py`) and processed
 (`jobs/preprocess_job.py`); outputs are staged (`jobs/outputs/staged_output.py`), and the table is
-written at the end (`jobs/table/metadata_table.py`). preprocess, predict and cache use it.
+written at the end (`jobs/table/ledger_table.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 from forebay.engine.pools.base import Pool
@@ -36,7 +35,7 @@ from forebay.jobs.outputs.output_names import PRIVATE, table_name
 from forebay.jobs.outputs.output_places import check_in_reach, in_reach, local_inputs, open_place
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
-from forebay.jobs.table.metadata_table import write_metadata
+from forebay.jobs.table.ledger_table import write_ledger_table
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress, label_of
@@ -108,7 +107,12 @@ class Session:
         self._closing.__exit__(kind, error, traceback)
 
     def start_workers(
-        self, kind: str, inputs: Any = None, doing: Any = None, folder: str | None = None
+        self,
+        kind: str,
+        inputs: Any = None,
+        doing: Any = None,
+        folder: str | None = None,
+        save: Any = None,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed.
 
@@ -117,6 +121,7 @@ class Session:
             inputs: What the user named, if anything.
             doing: What the workers call, if it is not the work itself.
             folder: Where a row's relative `destination` starts.
+            save: Called with each sample of a Dataset; see `preprocess`.
 
         Raises:
             OutputError: There is a file with the table's name that no run wrote.
@@ -125,7 +130,7 @@ class Session:
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder)
+        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder, save)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -321,7 +326,9 @@ class Session:
             replaces = form in self._tables
             try:
                 self.folder.write_table(
-                    name, lambda path: self._write_table(path, kind), replaces=replaces
+                    name,
+                    lambda path: write_ledger_table(path, form, self.ledger, kind),
+                    replaces=replaces,
                 )
             except (OSError, OutputError) as error:
                 self.ledger.set_tables(stale)
@@ -335,14 +342,3 @@ class Session:
                     "then make the same call again."
                 ) from error
         self.ledger.set_tables({**current, form: True})
-
-    def _write_table(self, path: Path, kind: str) -> None:
-        with reading("columns"):
-            columns = tuple(map(str, json.loads(self.ledger.get_meta("columns") or "[]")))
-
-        def records() -> Iterator[tuple[str | int, str | None, str]]:
-            for result in self.ledger.results():
-                source = int(result.source) if kind == "indices" else result.source
-                yield source, result.row, result.metadata
-
-        write_metadata(path, self.options.metadata, columns, records)

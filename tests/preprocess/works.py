@@ -109,3 +109,30 @@ words = Words()
 def size_of_destination(row: dict[str, Any], out: Any) -> dict[str, int]:
     """Return the size of the file that an earlier step wrote, found by its table."""
     return {"size": Path(row["destination"]).stat().st_size}
+
+
+class Letters:
+    """A Dataset that knows its samples by name: sample k is a letter and a number."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[str, int]:
+        return "abc"[index], index
+
+    def source_of(self, index: int) -> str:
+        """Return the name of a sample."""
+        return f"letter {'abc'[index]}"
+
+
+letters = Letters()
+
+
+def save_letter(sample: tuple[str, int], out: Any) -> Iterator[dict[str, Any]]:
+    """Write a file for each sample but those whose number is in the environment."""
+    letter, number = sample
+    if str(number) in os.environ.get("WORK_REFUSES", ""):
+        raise ValueError(f"{letter} is refused")
+    path = out.file(f"{out.source.replace(' ', '/')}.txt")
+    path.write_text(letter * (number + 1))
+    yield {"destination": path, "number": number}

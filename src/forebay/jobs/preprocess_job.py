@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.errors import OutputError
-from forebay.jobs.inputs.manifest import located
+from forebay.jobs.inputs.row_paths import located
 from forebay.jobs.ledger.records import OutputFile
 from forebay.jobs.outputs.staged_output import Output
 from forebay.jobs.table.rows import encode, rows_of
@@ -65,6 +65,7 @@ class PreprocessJob:
         fetch: Downloads inputs that are URLs.
         turns: For thread workers, which share the random generators of the process.
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+        save: Called with a sample of the Dataset and `out`; its metadata are those of the input.
     """
 
     keeps_tasks = False
@@ -77,8 +78,10 @@ class PreprocessJob:
         fetch: Fetch | None = None,
         turns: ThreadTurns | None = None,
         folder: str | None = None,
+        save: Callable[[Any, Output], Any] | None = None,
     ) -> None:
         self._turns = turns
+        self._save = save
         self._folder = folder
         self._work = work
         self._kind = kind
@@ -110,7 +113,7 @@ class PreprocessJob:
         """
         source, row = assignment.payload
         seed = seed_of_text(source if row is None else row)
-        out = self._outputs.begin()
+        out = self._begin(source)
 
         def call(seeds: Seeds) -> str:
             seeds(seed)
@@ -123,7 +126,7 @@ class PreprocessJob:
         def undo() -> None:
             nonlocal out
             out.discard()
-            out = self._outputs.begin()
+            out = self._begin(source)
 
         try:
             if self._turns is not None:
@@ -141,6 +144,11 @@ class PreprocessJob:
             raise
         return Answer((files, metadata), len(metadata))
 
+    def _begin(self, source: str) -> Output:
+        out = self._outputs.begin()
+        out.source = source
+        return out
+
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
         with suppress(OSError):
@@ -154,7 +162,10 @@ class PreprocessJob:
     def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            return self._work[int(source)], out.final_name
+            sample = self._work[int(source if row is None else row)]
+            if self._save is not None:
+                sample = _exhausted(self._save(sample, out))
+            return sample, out.final_name
         if row is not None:
             listed = located(json.loads(row), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name

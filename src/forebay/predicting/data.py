@@ -1,21 +1,19 @@
-"""Create the reader for the `data` argument: a Dataset, a DataLoader or a metadata table."""
+"""Create the reader for the `data` argument: a Dataset, a DataLoader or a table."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
-from forebay.jobs.table.table_reader import find_table
+from forebay.jobs.inputs.memory_tables import is_table
 from forebay.options import (
     Ray,
     check_backend,
@@ -24,19 +22,12 @@ from forebay.options import (
     cluster_of,
     usable_cores,
 )
-from forebay.predicting.metadata_rows import open_table
+from forebay.predicting.metadata_rows import Table, open_table
 from forebay.predicting.range_reader import RangeReader
 
 BATCH_SIZE = 64
 # Arguments of a loader that are used for its workers.
 _KEPT = ("prefetch_factor", "worker_init_fn", "multiprocessing_context")
-
-
-class Table(NamedTuple):
-    """A metadata table and its path."""
-
-    path: Path
-    rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +43,36 @@ class ReaderSettings:
     part_size: int
 
 
-def table_of(data: Any, load: Callable[[dict[str, Any]], Any] | None) -> Table | None:
-    """Return the table that `data` names; None if it is not a path.
+def table_of(
+    data: Any,
+    load: Callable[[dict[str, Any]], Any] | None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Table | None:
+    """Return the table that `data` is or names; None if it is neither a table nor a path.
+
+    A list of dicts is a table if there is `load`; otherwise it is a Dataset of samples.
 
     Raises:
-        OptionError: There is a table without `load`, or `load` without a table.
+        OptionError: There is a table without `load`, or `load` or `folder` without a table.
         InputError: It cannot be read.
     """
-    if isinstance(data, str | os.PathLike):
-        path = find_table(data)
+    is_named = isinstance(data, str | os.PathLike)
+    is_list = isinstance(data, list | tuple)
+    if is_named or (is_table(data) and not (is_list and load is None and folder is None)):
         if not callable(load):
+            shown = repr(os.fspath(data)) if is_named else f"the {type(data).__name__}"
             raise OptionError(
-                f"{os.fspath(data)!r} is a table, and no function makes samples from its rows\n"
+                f"{shown} is a table, and no function makes samples from its rows\n"
                 "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
                 "as a dict and returns the sample."
             )
-        return Table(path, open_table(path))
-    if load is not None:
-        raise OptionError(
-            f"load= is for the rows of a table, and data is a {type(data).__name__}\n"
-            "  Nothing was started. Leave load out, or pass the table's path as data."
-        )
+        return open_table(data, folder)
+    for name, value in (("load", load), ("folder", folder)):
+        if value is not None:
+            raise OptionError(
+                f"{name}= is for the rows of a table, and data is a {type(data).__name__}\n"
+                f"  Nothing was started. Leave {name} out, or pass a table or its path as data."
+            )
     return None
 
 
@@ -96,7 +96,7 @@ def reader_of(
     check_timeout(timeout or None)
     if table is not None:
         assert load is not None, "table_of made sure"
-        dataset = from_table(table.path, load)
+        dataset = from_table(table.rows, load, folder=table.listing.folder)
     elif isinstance(data, TorchDataLoader):
         dataset = data.dataset
         batch_size = batch_size or _batch_size_of(data)
@@ -152,7 +152,7 @@ def _check_dataset(dataset: Any) -> None:
         )
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise OptionError(
-            "data must be a map-style Dataset, a DataLoader, or the path of a table; got "
+            "data must be a map-style Dataset, a DataLoader, or a table or its path; got "
             f"{type(dataset).__name__}\n  Nothing was started."
         )
 

@@ -88,10 +88,18 @@ def test_columns_are_the_manifests_then_source_destination_and_the_users(tmp_pat
 
 
 def test_a_table_is_the_next_stages_manifest(tmp_path):
-    """Its `source` and `destination` make way for those of the next stage."""
+    """Its `source` becomes `origin`, and its `destination` the next `source`."""
     row = {"source": "a.wav", "destination": "a.flac", "rate": 16000}
     table = table_of(tmp_path, [("a.flac", row, [{"destination": "a.npy"}])], row)
-    assert table.to_pylist() == [{"rate": 16000, "source": "a.flac", "destination": "a.npy"}]
+    expected = {"rate": 16000, "origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
+    assert table.to_pylist() == [expected]
+
+
+def test_the_origin_stays_over_three_stages(tmp_path):
+    """A table that has the column keeps its values, wherever it stands."""
+    row = {"origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
+    table = table_of(tmp_path, [("a.npy", row, [{"destination": "a.pt"}])], row)
+    assert table.to_pylist() == [{"origin": "a.wav", "source": "a.npy", "destination": "a.pt"}]
 
 
 def test_a_manifest_without_paths_keeps_its_own_source(tmp_path):

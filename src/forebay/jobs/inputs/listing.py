@@ -11,6 +11,7 @@ Long because all kinds of input are distinguished here, and nowhere else.
 from __future__ import annotations
 
 import glob
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +20,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError
+from forebay.errors import InputError, OptionError
 from forebay.jobs.inputs.manifest import SUFFIXES, Manifest, open_manifest
+from forebay.jobs.inputs.memory_tables import is_table, memory_manifest
 from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.records import Input
 from forebay.jobs.outputs.output_names import PRIVATE
@@ -37,11 +39,11 @@ class Listing:
     **Order.** The user's for a list and a manifest; by path, as strings, for a folder or a glob.
 
     Attributes:
-        kind: "paths", "rows" (of a manifest) or "indices" (of a Dataset).
+        kind: "paths", "rows" (of a table) or "indices" (of a Dataset).
         columns: The manifest's columns in its order; () otherwise.
         description: One line for messages, such as "manifest dataset.csv".
         is_search: Whether they were found in a folder or by a glob, and not named one by one.
-        folder: Where a manifest's relative `destination` starts: an absolute path, or a URL.
+        folder: Where a table's relative `destination` starts: an absolute path, or a URL.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class Listing:
         return self._walk()
 
 
-def list_inputs(inputs: object) -> Listing:
+def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) -> Listing:
     """Find out what `inputs` are, and make sure that there are any.
 
     Args:
@@ -68,21 +70,37 @@ def list_inputs(inputs: object) -> Listing:
             hidden ones left out), a glob, a manifest (.csv .jsonl .parquet), or a single file.
             An output folder of `preprocess` stands for the table in it, which is a manifest.
             A name that exists is taken literally, whatever characters it holds. To work on a
-            .csv file itself rather than its rows, put it into a list.
+            .csv file itself rather than its rows, put it into a list. Or a table in memory, of
+            pandas, polars or pyarrow, or an iterable of dicts.
+        folder: Where the relative `destination` of a table in memory starts.
 
     Raises:
         InputError: There is nothing there, it cannot be read, or it is not a path.
+        OptionError: There is a folder without a table in memory.
     """
+    # A set's order changes from run to run, and the metadata is written in the inputs' order.
+    if isinstance(inputs, set | frozenset):
+        inputs = sorted(inputs, key=str)
+    elif isinstance(inputs, Iterator):
+        inputs = tuple(inputs)
+    if is_table(inputs):
+        return _list_table(inputs, folder)
+    if folder is not None:
+        raise OptionError(
+            f"folder={os.fspath(folder)!r} is for tables in memory, and the inputs are a "
+            f"{type(inputs).__name__}\n  Nothing was started. Leave folder out: a table in a file "
+            "is in its own folder."
+        )
     if isinstance(inputs, str | os.PathLike):
         name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
         return _list_url(name) if "://" in name else _list_path(name)
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
         raise InputError(
             f"inputs: got {type(inputs).__name__} instead of paths\n"
-            "  Give a list of paths, a folder, a glob, or a .csv, .jsonl or .parquet manifest."
+            "  Give a list of paths, a folder, a glob, a .csv, .jsonl or .parquet manifest, a "
+            "DataFrame, or a list of dicts."
         )
-    # A set's order changes from run to run, and the metadata is written in the inputs' order.
-    paths = tuple(sorted(inputs, key=str) if isinstance(inputs, set | frozenset) else inputs)
+    paths = tuple(inputs)
     for place, path in enumerate(paths):
         if not isinstance(path, str):  # a fast path, since there may be millions
             _path_text(path, f"inputs[{place}]")
@@ -92,16 +110,39 @@ def list_inputs(inputs: object) -> Listing:
     return Listing("paths", (), description, lambda: _walk_list(paths))
 
 
-def indices(n: int) -> Listing:
+def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing:
     """List the indices of a Dataset of `n` samples as inputs.
 
+    Args:
+        n: Number of samples.
+        source_of: Returns the name of a sample; None if the Dataset knows none. The sample is
+            processed again if its name changes, or the file of that name.
+
     Raises:
-        InputError: The Dataset is empty.
+        InputError: The Dataset is empty. While listing: a name is neither a string nor a path.
     """
     if n < 1:
         raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
     description = f"a Dataset of {n} sample{'s' * (n != 1)}"
-    return Listing("indices", (), description, lambda: (Input(str(k)) for k in range(n)))
+
+    def walk_names(name_of: Callable[[int], object]) -> Iterator[Input]:
+        for index in range(n):
+            given = name_of(index)
+            given = str(given) if isinstance(given, int) else given
+            name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
+            identity = "" if "://" in name else _identity(name)
+            # The name is a part of the identity: another item may have this index by now.
+            yield Input(name, str(index), json.dumps([name, identity]))
+
+    def walk() -> Iterator[Input]:
+        return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
+
+    return Listing("indices", (), description, walk)
+
+
+def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
+    manifest, start = memory_manifest(table, folder)
+    return Listing("rows", manifest.columns, manifest.name, manifest.__iter__, folder=start)
 
 
 def _list_path(name: str) -> Listing:
@@ -349,7 +390,7 @@ def _path_text(path: object, what: str) -> str:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         kind = type(path).__name__
-        advice = "A path is a str or a pathlib.Path; rows go into a .csv or .jsonl manifest."
+        advice = "A path is a str or a pathlib.Path. Rows are a list of dicts alone, or a manifest."
         raise InputError(f"{what}: got {kind} instead of a path\n  {advice}")
     return str(text)
 

@@ -11,23 +11,19 @@ import codecs
 import csv
 import io
 import json
-import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
-from forebay.errors import InputError, shortened
+from forebay.errors import InputError
+from forebay.jobs.inputs.row_paths import DESTINATION, path_in
+from forebay.jobs.inputs.row_values import plain
 from forebay.jobs.ledger.records import Input
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
-# The column of `preprocess`'s tables that names an output, relative to the table's folder.
-DESTINATION = "destination"
-# The columns that may hold an input's path, best first. `destination` comes first because the table
-# that one step writes is the manifest of the next, which reads the files that it names.
-PATH_COLUMNS = (DESTINATION, "source", "path", "file", "filename", "input")
 
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 28
@@ -35,7 +31,7 @@ _PARQUET_BATCH_ROWS = 1024
 
 _Row = dict[str, Any]
 # A row and its position, such as "line 7".
-_Placed = tuple[str, _Row]
+Placed = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +47,36 @@ class Manifest:
     name: str
     columns: tuple[str, ...]
     folder: str | None
-    _rows: Callable[[], Iterator[_Placed]]
+    _rows: Callable[[], Iterator[Placed]]
 
     def __iter__(self) -> Iterator[Input]:
-        """Yield one input for each row, in the manifest's order."""
-        encode = json.JSONEncoder(
-            ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_as_text
-        ).encode
-        path_columns = [name for name in PATH_COLUMNS if name in self.columns]
-        for place, row in self._rows():
-            try:
-                text = encode({name: row[name] for name in self.columns if name in row})
-                text.encode()  # a lone surrogate ("\ud800" in JSON) fits into no ledger
-            except ValueError as error:
-                reason = f"a value that JSON in UTF-8 cannot hold: {error}"
-                _refuse(f"{self.name}, {place}", reason, "Fix or remove that value.", error)
-            column = next((c for c in path_columns if row.get(c) not in (None, "")), "")
-            source = str(row[column]) if column else ""
+        """Yield one input for each row, in the manifest's order.
+
+        Raises:
+            InputError: A row is damaged, or JSON in UTF-8 cannot hold one of its values.
+        """
+        for row, text in self.rows():
+            source, column = path_in(row)
             yield Input(source, text, self._identity(source, column))
+
+    def rows(self) -> Iterator[tuple[_Row, str]]:
+        """Yield each row with values that JSON has, and its JSON; as `__iter__` otherwise."""
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+        for place, values in self._rows():
+            column = ""
+            try:
+                row = {}
+                for column in self.columns:
+                    if column in values:
+                        row[column] = plain(values[column])
+                column = ""
+                text = encode(row)
+                text.encode()  # a lone surrogate ("\ud800" in JSON) fits into no ledger
+            except (ValueError, TypeError) as error:
+                reason = f"a value that JSON in UTF-8 cannot hold: {error}"
+                where = f"{self.name}, {place}" + (f", column {column!r}" if column else "")
+                refuse(where, reason, "Fix or remove that value.", error)
+            yield row, text
 
     def _identity(self, source: str, column: str) -> str:
         """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
@@ -111,54 +119,31 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         ".parquet": (_parquet_columns, _parquet_rows),
     }[os.path.splitext(name)[1].lower()]
 
-    def rows() -> Iterator[_Placed]:
+    def rows() -> Iterator[Placed]:
         with _refusing(shown, open_file), open_file() as file:
             yield from read_rows(shown, file)
 
     with _refusing(shown, open_file), open_file() as file:
         columns = read_columns(shown, file)
-    _check_columns(shown, columns)
+    check_columns(shown, columns)
     if next(rows(), None) is None:
-        _refuse(shown, "no rows", "A manifest needs one row for each input.")
+        refuse(shown, "no rows", "A manifest needs one row for each input.")
     return Manifest(shown, tuple(columns), folder, rows)
-
-
-def located(row: _Row, folder: str | None) -> _Row:
-    """Return a row whose `destination` can be opened from any working folder.
-
-    Args:
-        row: A row of a table. A destination that is absolute, or a URL, stays as it is.
-        folder: The folder of the table, or its URL; None for a table in memory.
-
-    Raises:
-        InputError: The destination would leave the folder.
-    """
-    path = row.get(DESTINATION)
-    if not folder or not isinstance(path, str) or not path or "://" in path:
-        return row
-    if not os.path.isabs(path) and ".." in path.split("/"):
-        raise InputError(
-            f"the table in {folder} names the output {shortened(path)}, which would leave that "
-            "folder\n  preprocess never writes such a name. Correct it, or give an absolute path."
-        )
-    if "://" in folder and not os.path.isabs(path):
-        return {**row, DESTINATION: f"{folder}/{path}"}
-    return {**row, DESTINATION: os.path.join(folder, path)}
 
 
 def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
     columns = next((fields for _, fields in _csv_records(name, file)), None)
     if columns is None:
-        _refuse(name, "no header", "Its first line must name the columns.")
+        refuse(name, "no header", "Its first line must name the columns.")
     return columns
 
 
-def _csv_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
+def _csv_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
     records = _csv_records(name, file)
     _, columns = next(records)
     for line, fields in records:
         if (count := len(fields)) != len(columns):
-            _refuse(
+            refuse(
                 f"{name}, line {line}",
                 f"{count} field{'s' * (count != 1)} where the header has {len(columns)}",
                 "Quote a field that holds a comma or a newline.",
@@ -177,7 +162,7 @@ def _csv_records(name: str, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
             fields = next(reader, None)
         except csv.Error as error:
             advice = "Quotes inside a quoted field are doubled, and every quote is closed."
-            _refuse(f"{name}, line {line}", f"not CSV: {error}", advice, error)
+            refuse(f"{name}, line {line}", f"not CSV: {error}", advice, error)
         finally:
             csv.field_size_limit(limit)
         if fields is None:
@@ -190,7 +175,7 @@ def _without_nul(name: str, lines: Iterator[str]) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if "\0" in line:
             advice = "It is damaged, or UTF-16 without a byte order mark: save it as UTF-8."
-            _refuse(f"{name}, line {number}", "a NUL byte", advice)
+            refuse(f"{name}, line {number}", "a NUL byte", advice)
         yield line
 
 
@@ -199,11 +184,11 @@ def _json_columns(name: str, file: BinaryIO) -> Sequence[str]:
     for _, row in _json_rows(name, file):
         columns.update(dict.fromkeys(row))
     if not columns:
-        _refuse(name, "no rows with a key", "A manifest needs one JSON object for each input.")
+        refuse(name, "no rows with a key", "A manifest needs one JSON object for each input.")
     return list(columns)
 
 
-def _json_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
+def _json_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
     decode = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
     for number, line in enumerate(_text_lines(file, newline="\n"), 1):
         if not line.strip():
@@ -212,7 +197,7 @@ def _json_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
         try:
             row = decode(line)
         except (ValueError, RecursionError) as error:
-            _refuse(
+            refuse(
                 place,
                 f"not JSON: {getattr(error, 'msg', error)}",
                 "Each line must hold one JSON object.",
@@ -220,7 +205,7 @@ def _json_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
             )
         if not isinstance(row, dict):
             got = f"a JSON {type(row).__name__} instead of an object"
-            _refuse(place, got, 'Each line must hold one object such as {"path": "a.wav"}.')
+            refuse(place, got, 'Each line must hold one object such as {"path": "a.wav"}.')
         yield f"line {number}", row
 
 
@@ -240,14 +225,11 @@ def _parquet_columns(name: str, file: BinaryIO) -> Sequence[str]:
         from pyarrow import parquet
 
         schema = parquet.ParquetFile(file).schema_arrow
-    for field in schema:
-        if _is_binary(field.type):
-            advice = "Rows become JSON: leave the column out, or write its bytes to files."
-            _refuse(name, f"column {field.name!r} holds bytes ({field.type})", advice)
+    check_types(name, schema)
     return list(schema.names)
 
 
-def _parquet_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
+def _parquet_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
     number = 0
     with _arrow_refusing(name):
         from pyarrow import parquet
@@ -257,7 +239,15 @@ def _parquet_rows(name: str, file: BinaryIO) -> Iterator[_Placed]:
         for batch in table.iter_batches(_PARQUET_BATCH_ROWS, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                yield f"row {number}", _without_nan(row)
+                yield f"row {number}", row
+
+
+def check_types(name: str, schema: Any) -> None:
+    """Raise InputError if a column of an Arrow schema cannot become JSON."""
+    for field in schema:
+        if _is_binary(field.type):
+            advice = "Rows become JSON: leave the column out, or write its bytes to files."
+            refuse(name, f"column {field.name!r} holds bytes ({field.type})", advice)
 
 
 def _is_binary(kind: Any) -> bool:
@@ -267,28 +257,15 @@ def _is_binary(kind: Any) -> bool:
     return "binary" in str(kind)
 
 
-def _without_nan(value: Any) -> Any:
-    """Turn NaN into null: pandas writes a missing number as NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _as_text(value: Any) -> str:
-    """Return a date, time, decimal or UUID of a Parquet file as a string."""
-    return str(value.isoformat() if hasattr(value, "isoformat") else value)
-
-
-def _check_columns(name: str, columns: Sequence[str]) -> None:
+def check_columns(name: str, columns: Sequence[str]) -> None:
+    """Raise InputError if there are no columns, or one has no name or the name of another."""
     for place, column in enumerate(columns, 1):
         if not column.strip():
-            _refuse(name, f"column {place} has no name", "Give every column a name.")
+            refuse(name, f"column {place} has no name", "Give every column a name.")
         if column in columns[: place - 1]:
-            _refuse(name, f"two columns are called {column!r}", "Rename one of them.")
+            refuse(name, f"two columns are called {column!r}", "Rename one of them.")
     if not columns:
-        _refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
+        refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
 
 
 def _text_lines(file: BinaryIO, newline: str) -> Iterator[str]:
@@ -303,10 +280,10 @@ def _refusing(name: str, open_file: Callable[[], BinaryIO]) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         where, reason = _undecodable(open_file)
-        _refuse(name + where, reason, "Save it as UTF-8.", error)
+        refuse(name + where, reason, "Save it as UTF-8.", error)
     except OSError as error:
         reason = f"it cannot be read: {error}"
-        _refuse(name, reason, "Check its path and permissions.", error)
+        refuse(name, reason, "Check its path and permissions.", error)
 
 
 @contextmanager
@@ -315,10 +292,10 @@ def _arrow_refusing(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        _refuse(name, "reading parquet needs pyarrow", "Run: pip install pyarrow", error)
+        refuse(name, "reading parquet needs pyarrow", "Run: pip install pyarrow", error)
     except Exception as error:  # noqa: BLE001 - ArrowException, OSError, ValueError, KeyError...
         reason = f"pyarrow cannot read it: {error}"
-        _refuse(name, reason, "If it is truncated or not a parquet file, write it again.", error)
+        refuse(name, reason, "If it is truncated or not a parquet file, write it again.", error)
 
 
 def _undecodable(open_file: Callable[[], BinaryIO]) -> tuple[str, str]:
@@ -340,5 +317,6 @@ def _undecodable(open_file: Callable[[], BinaryIO]) -> tuple[str, str]:
     return "", "it is not UTF-8"
 
 
-def _refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
+def refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
+    """Raise InputError with a message of two lines."""
     raise InputError(f"{where}: {reason}\n  {advice}") from cause

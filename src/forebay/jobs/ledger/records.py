@@ -13,9 +13,10 @@ class Input:
     """One input as it was listed.
 
     Attributes:
-        source: Path or URL as the user gave it; for a manifest's row the value of its path
-            column ("" if it has none); for a Dataset the index as a string.
-        row: The manifest's row as a JSON object, columns in the manifest's order; None for a path.
+        source: Path or URL as the user gave it; for a table's row the value of its path
+            column ("" if it has none); for a Dataset the sample's name, or its index as a string.
+        row: The table's row as a JSON object, columns in the table's order; for a Dataset with
+            names the index; None otherwise.
         identity: Changes when the input does: "size:mtime_ns" or an etag;
             "missing" if there is no such file; "" if there is nothing to compare.
     """

@@ -18,11 +18,16 @@ class Output:
     """What a function receives as `out`: the way to name the files that it makes.
 
     Its paths are valid until the function returns (for a generator: until it is exhausted).
+
+    Attributes:
+        source: The input's name, as the column `source` of the table has it: its path or URL, or
+            for a sample of a Dataset its name, or its index as a string; "" for a row without one.
     """
 
     def __init__(self, folder: str) -> None:
         """Stage files in `folder`."""
         self.folder = folder
+        self.source = ""
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
         self._paths: dict[str, Path] = {}  # final name -> staged path
         self._folders: dict[str, str] = {}  # folders that the names need -> one of those names

@@ -4,6 +4,8 @@ r"""The metadata table: the rows of each input, in input order; identical bytes 
     pass 2   read every row again (a short table's are kept from pass 1), write it
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
+If the manifest is the table of an earlier step, this step's `source` is that step's `destination`;
+that step's `source` is kept in the column `origin`, which later steps leave as it is.
 Nothing in the file depends on when, how often or by how many workers the inputs were done. The
 rows are read in groups of 65,536, so memory does not grow with the table.
 
@@ -51,7 +53,8 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
     if fmt not in _WRITERS:
         raise OptionError(f"metadata={fmt!r} is not a table format: choose from {sorted(_WRITERS)}")
     front = [name for name in columns if name not in ("source", "destination")]
-    kinds = dict.fromkeys([*front, "source", "destination"], NULL)
+    own = ["origin", "source"] if _adds_origin(columns) else ["source"]
+    kinds = dict.fromkeys([*front, *own, "destination"], NULL)
     rows = _rows(records(), columns)
     head = list(islice(rows, GROUP_ROWS))
     count = 0
@@ -75,16 +78,24 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
 def _rows(
     records: Iterable[tuple[str | int, str | None, str]], columns: tuple[str, ...]
 ) -> Iterator[Row]:
+    keeps_origin = _adds_origin(columns)
     with reading("metadata"):
         for source, text, metadata in records:
             listed = {} if text is None else json.loads(text)
             row = {name: listed.get(name) for name in columns}
+            if keeps_origin:
+                row["origin"] = row["source"]
             # A manifest's `destination` is this step's source, if anything.
             row["destination"] = None
             if source != "":  # the manifest has a path column
                 row["source"] = source
             for given in json.loads(metadata):
                 yield {**row, **given}
+
+
+def _adds_origin(columns: tuple[str, ...]) -> bool:
+    """Tell whether a manifest is the table of a first step, whose sources are the origins."""
+    return {"source", "destination"} <= set(columns) and "origin" not in columns
 
 
 def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError
 from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
+from forebay.jobs.inputs.memory_tables import arrow_table, memory_manifest, start_of
+from forebay.jobs.inputs.row_paths import DESTINATION
 from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
 
 if TYPE_CHECKING:
@@ -75,6 +77,30 @@ def read_table(path: Path) -> pyarrow.Table:
             f"{path} cannot be read: {error}\n  If it is truncated or has another format, write "
             "it again."
         ) from error
+
+
+def read_memory_table(
+    table: Any, folder: str | os.PathLike[str] | None
+) -> tuple[pyarrow.Table, str]:
+    """Return a table in memory as pyarrow has it, and where its relative `destination` starts.
+
+    Args:
+        table: Of pandas, polars or pyarrow; or a list of dicts, read as a JSONL file of them.
+        folder: A folder or URL; None for the working folder.
+
+    Raises:
+        InputError: A column or value cannot be held; or there is no folder, and the first relative
+            destination is not in the working folder.
+    """
+    if isinstance(table, list | tuple):
+        manifest, start = memory_manifest(table, folder)
+        return _table_of(lambda: (row for row, _ in manifest.rows())), start
+    arrow = arrow_table(table)
+    chunks: list[Any] = []
+    if DESTINATION in arrow.column_names:
+        chunks = arrow.column(arrow.column_names.index(DESTINATION)).chunks
+    destinations = (value.as_py() for chunk in chunks for value in chunk)
+    return arrow, start_of(folder, destinations, f"the {type(table).__name__}")
 
 
 def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
@@ -142,15 +168,22 @@ def _read_parquet(path: Path) -> pyarrow.Table:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        return file.read()
+        table = file.read()
+    table.validate(full=True)  # strings of other writers may not be UTF-8
+    return table
 
 
 def _read_jsonl(path: Path) -> pyarrow.Table:
-    import pyarrow
-
     def rows() -> Iterator[Row]:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             yield from (json.loads(line) for line in file if line.strip())
+
+    return _table_of(rows)
+
+
+def _table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
+    """Return the table of rows that JSON can hold; `rows` is called twice."""
+    import pyarrow
 
     kinds: dict[str, Kind] = {}
     for row in rows():
