@@ -110,7 +110,7 @@ def test_handles_of_stopped_workers_have_no_process() -> None:
     next(iterator)
     feed = iterator.pipeline.feed
     feed.resize(1)
-    settle(feed, lambda: len(alive(feed)) == 1)
+    settle(feed, lambda: not iterator._workers[1].is_alive())
     states = [(worker.is_alive(), worker.exitcode) for worker in iterator._workers]
     assert states == [(True, None), (False, None)]
     loader.close()

@@ -5,7 +5,6 @@ What a random kill meets once in a thousand times is met here every time.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -17,9 +16,7 @@ from forebay.cli import main
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs import output_folder
 from forebay.jobs.outputs.output_folder import OutputFolder
-
-# `forebay.preprocess` is the function.
-SESSION = importlib.import_module("forebay.session")
+from forebay.jobs.table import ledger_table
 
 
 def die() -> None:
@@ -81,7 +78,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "in the midst of publishing": lambda: before(output_folder, "rename_new", Third()),
     "after publishing": lambda: after(OutputFolder, "perform", has_file_changes),
     "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),
-    "before the table": lambda: before(SESSION, "write_metadata"),
+    "before the table": lambda: before(ledger_table, "write_metadata"),
     "before the table has its name": lambda: before(output_folder, "rename_new", is_table),
     "after the table": lambda: after(OutputFolder, "write_table"),
 }
