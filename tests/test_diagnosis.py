@@ -138,14 +138,14 @@ def test_a_processor_that_is_the_limit_has_no_number_of_workers():
     found = told([0.005] * 200, setup, 0.08, cpu=0.5, queued=0.5)
     assert (found.cause, found.advice, found.expected_rate) == ("cpu", {}, None)
     assert found.evidence["cores_needed"] == pytest.approx(8, rel=0.02)
-    assert "has 2 cores: no number of workers helps" in str(found)
+    assert "have 2 cores: no number of workers helps" in str(found)
 
 
 def test_a_quota_of_a_part_of_a_core_counts():
     """Half a core is busy with one worker that is slowed down by its quota."""
     found = told([0.005] * 200, replace(workers(1), cores=0.5), 0.04, cpu=0.5, queued=0.5)
     assert found.cause == "cpu"
-    assert "has 0.5 cores" in str(found)
+    assert "have 0.5 cores" in str(found)
 
 
 def test_strangers_on_the_cores():
@@ -487,3 +487,16 @@ def test_a_loader_with_auto_can_be_asked():
         assert loader.diagnose().wait_share >= 0.0
     setup = Setup(num_workers=2, most_workers=8, takes_turns=True)
     assert setup.depth(1.0) == 16
+
+
+def test_steps_that_wait_for_a_core_are_contention_though_batches_are_ready():
+    """Other programs slow the training step itself down, and the workers with it."""
+    setup = replace(workers(2), cores=2)
+    steps, batches = trace_of(STEPS, setup, 0.03, cpu=0.5, queued=0.5)
+    assert diagnose(steps, batches, setup).cause in ("healthy", "consumer")
+    slowed = [step._replace(trainer_queued_s=0.005 * step.taken) for step in steps]
+    found = diagnose(slowed, batches, setup)
+    assert found.cause == "contention"
+    assert "The training step itself waits for a core 25% of its time." in str(found)
+    assert found.evidence["trainer_queued_s"] == pytest.approx(0.005)
+    assert found.expected_rate > 1.1 * found.rate

@@ -18,6 +18,8 @@ from forebay.predicting.prediction_report import PredictionReport
 HOSTILE = "<script>alert('1')</script>\"&amp;\x1b[2J\u202e\udcff\n$x$"
 TAGS = {"div", "strong", "table", "tr", "th", "td", "details", "summary", "ul", "li"}
 
+UNKNOWN = Diagnosis("unknown", 0.0, {}, 0.0, None, {}, "There is too little to judge by.")
+
 
 class Reader(HTMLParser):
     """Collects tags, attributes and text."""
@@ -66,7 +68,7 @@ def test_a_report_is_shown_with_its_failures():
         failures(12),
         2.0,
         Path("out/metadata.parquet"),
-        Diagnosis("unknown", 0.0, {}, 0.0, None, {}, "There is too little to judge by."),
+        UNKNOWN,
     )
     words = read(report)
     assert "1,234" in words
@@ -77,7 +79,7 @@ def test_a_report_is_shown_with_its_failures():
 
 def test_a_report_of_predict_is_shown():
     """Likewise; without failures there is no list."""
-    words = read(PredictionReport(Path("out"), 5, 0, 0, (), 100.0))
+    words = read(PredictionReport(Path("out"), 5, 0, 0, (), 100.0, UNKNOWN))
     assert "1 min 40 s" in words
     assert "failure" not in words
 

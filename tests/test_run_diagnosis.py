@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 import forebay
 from forebay.observe.run_diagnosis import RunTimes, diagnose_run
@@ -74,3 +75,42 @@ def test_a_real_run_reports_what_it_waited_for(arguments, tmp_path):
         sleepy, inputs, tmp_path / "outputs", num_workers=2, progress=False, **arguments
     )
     assert again.diagnosis.cause == "unknown"
+
+
+class Slow(torch.utils.data.Dataset):
+    """Samples that wait for their storage."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.tensor([float(index)])
+
+
+def test_predict_says_what_the_model_waited_for(tmp_path):
+    """In the words of predict: no step of a training, and nothing to say where nothing was left."""
+    report = forebay.predict(
+        torch.nn.Identity(), Slow(), tmp_path, batch_size=1, num_workers=1, progress=False
+    )
+    found = report.diagnosis
+    assert found.cause == "storage"
+    assert found.wait_share > 0.5
+    assert str(found).startswith("The model waits ")
+    assert "raining" not in str(found)
+    again = forebay.predict(
+        torch.nn.Identity(), Slow(), tmp_path, batch_size=1, num_workers=1, progress=False
+    )
+    assert again.diagnosis.cause == "unknown"
+
+
+def identity():
+    """Return a model; a factory for each worker."""
+    return torch.nn.Identity()
+
+
+def test_predict_with_a_factory_has_the_diagnosis_of_its_workers(tmp_path):
+    """Each makes whole parts, of which there are few here."""
+    report = forebay.predict(identity, Slow(), tmp_path, num_workers=1, progress=False)
+    assert report.diagnosis.cause == "unknown"
+    assert report.done == 60

@@ -33,6 +33,7 @@ from forebay.loading.loader_progress import (
     position_of,
     restore_states,
     reweighted,
+    setup_of,
     statistics_of,
 )
 from forebay.loading.pipeline import Pipeline
@@ -289,7 +290,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
         It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
         """
-        return diagnosis_of(self, Settings(self), self._trace)
+        return diagnosis_of(self._trace, setup_of(self, Settings(self), self._trace))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.

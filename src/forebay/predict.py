@@ -30,6 +30,7 @@ from forebay.tracebacks import short_tracebacks
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
+    from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.metadata_rows import Table
     from forebay.predicting.prediction_report import PredictionReport
     from forebay.predicting.range_reader import RangeReader
@@ -146,7 +147,7 @@ def predict(
         with Session(
             model, output, options, fingerprint=described, has_table=False, verb=_VERB
         ) as session:
-            resumed = _process_parts(
+            resumed, diagnosis = _process_parts(
                 session,
                 model,
                 reader,
@@ -167,6 +168,7 @@ def predict(
         resumed=resumed,
         failures=tuple(failures),
         elapsed_s=took,
+        diagnosis=diagnosis,
         decisions=tuple(reason for _, reason in trace.decisions),
         details=details,
     )
@@ -182,8 +184,12 @@ def _process_parts(
     makes: bool,
     retry_failed: bool,
     trace: Trace,
-) -> int:
-    """Make the parts that are not done; return how many samples were done before."""
+) -> tuple[int, Diagnosis]:
+    """Make the parts that are not done.
+
+    Returns:
+        How many samples were done before, and what this run waited for.
+    """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.metadata_rows import identities
     from forebay.predicting.parts import PartWork
@@ -201,7 +207,7 @@ def _process_parts(
     todo = sorted([*ledger.todo(reader.samples), *again])
     if not todo:
         session.remember_work()
-        return before.samples
+        return before.samples, reader.diagnosis(trace)
     resumed = before.samples - sum(_range(each)["count"] for each in again)
     label, visible = label_of(_VERB, session.output), session.options.progress
     progress = SampleProgress(reader.samples, resumed, visible, size, label, by_batch=not makes)
@@ -219,15 +225,15 @@ def _process_parts(
     try:
         if makes:
             session.start_workers("rows", doing=work)
-            session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
-        else:
-            session.process_inputs_here(work, todo, progress)
+            report = session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
+            return resumed, report.diagnosis
+        session.process_inputs_here(work, todo, progress)
     except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
     finally:
         work.close()
-    return resumed
+    return resumed, reader.diagnosis(trace)
 
 
 def _check_workers(reader: RangeReader, makes: bool) -> None:

@@ -203,12 +203,12 @@ def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
     )
 
 
-def diagnosis_of(loader: Any, settings: Settings, trace: Trace) -> Diagnosis:
-    """Return why training with a loader waits."""
+def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
+    """Return why the user of a loader waits."""
     steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
     if trace.decisions:  # with another number of workers before
         since = trace.decisions[-1][0]
         steps = [each for each in steps if each.asked_at >= since]
         batches = [each for each in batches if each.ended_at - each.seconds >= since]
     slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup_of(loader, settings, trace), slowest, pressure())
+    return diagnose(steps, batches, setup, slowest, pressure())

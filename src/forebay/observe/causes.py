@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.errors import shortened
@@ -31,6 +31,8 @@ HEALTHY_SHARE = 0.03
 SMALL_SHARE = 0.1
 # The simulation of the present settings must be that close to what was measured.
 TOLERANCE = 0.15
+# Steps that wait for a core for a larger share of their time are slowed down by other programs.
+QUEUEING_STEPS = 0.1
 # A loader that could do so many times what training takes leaves training as the limit.
 AMPLE = 2.0
 # Of the cores: used so far, they are the limit.
@@ -76,7 +78,7 @@ class Causes:
         """Return the cause."""
         recorded, present = self._recorded, self._trial.present
         if recorded.wait_share < HEALTHY_SHARE:
-            return self._enough()
+            return self._steps_contend() or self._enough()
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
             return Finding(
                 "unknown",
@@ -101,11 +103,23 @@ class Causes:
             return Finding("healthy", "No single change would remove that.")
         return Finding("unknown", "No single change would remove the waits.")
 
+    def _steps_contend(self) -> Finding | None:
+        """Handle steps that wait for a core, so that batches are ready in time for them."""
+        recorded = self._recorded
+        share = recorded.trainer_queued_s / max(recorded.step_s, 1e-9)
+        found = self._contention() if share >= QUEUEING_STEPS else None
+        if found is None:
+            return None
+        step = sentence_case(self._setup.step)
+        return replace(
+            found, why=f"{step} itself waits for a core {share:.0%} of its time. {found.why}"
+        )
+
     def _enough(self) -> Finding:
         capacity, wanted = self._trial.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
         could = f"the loader could make {capacity:,.3g} batches/s"
         if capacity >= AMPLE * wanted:
-            return Finding("consumer", f"The training step is the limit: {could}.")
+            return Finding("consumer", f"{sentence_case(self._setup.step)} is the limit: {could}.")
         return Finding("healthy", f"There is nothing to change: {could}.")
 
     def _in_trainer(self) -> Finding | None:
@@ -160,7 +174,7 @@ class Causes:
         name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
             f"A few slow samples{name}, of up to {_time(slow)}, hold up the others: with all as "
-            f"fast as most, training would come to {even.outcome.rate:,.3g} batches/s."
+            f"fast as most, it would come to {even.outcome.rate:,.3g} batches/s."
         )
         deeper = trial.deeper()
         if deeper is not None and trial.helps(deeper):
@@ -185,8 +199,8 @@ class Causes:
             return None
         return Finding(
             "cpu",
-            f"The threads and the training use {busy:.1f} cores together: Python runs its code in "
-            "one thread at a time, so more threads do not help.",
+            f"The threads and {self._setup.consumer} use {busy:.1f} cores together: Python runs "
+            "its code in one thread at a time, so more threads do not help.",
             Change({"backend": "process"}, self._trial.present, setup.num_workers),
             is_expected=False,
         )
@@ -237,8 +251,8 @@ class Causes:
             return None
         return Finding(
             "cpu",
-            f"Training needs {needed:.1f} cores at full speed and has {_cores(self._setup)}: no "
-            "number of workers helps.",
+            f"{sentence_case(self._setup.consumer)} and its workers need {needed:.1f} cores at "
+            f"full speed and have {_cores(self._setup)}: no number of workers helps.",
             remedy="Spend less on each sample: forebay.cache() for what is the same in every "
             "epoch, smaller samples, or decoding on the GPU.",
         )
@@ -251,6 +265,11 @@ class Causes:
     def _waits_for_storage(self) -> bool:
         """Whether workers wait for neither a processor nor a request, most of the time."""
         return self._storage_share > 0.5
+
+
+def sentence_case(words: str) -> str:
+    """Return words as the beginning of a sentence."""
+    return words[:1].upper() + words[1:]
 
 
 def _time(seconds: float) -> str:

@@ -102,11 +102,11 @@ class Trial:
         """Return what would limit training after a change, as the end of a sentence."""
         recorded, cores, outcome = self.recorded, self.setup.cores, change.outcome
         if outcome.wait_share < 0.1:
-            return "the training step is the limit"
+            return f"{self.setup.step} is the limit"
         used = (recorded.cpu_s + self.trainer_cpu_s) * outcome.rate
         if cores is not None and used > 0.85 * cores:
             return f"the {cores:g} core{'s' * (cores != 1)} are the limit"
-        return f"training still waits {outcome.wait_share:.0%} of the time"
+        return f"{self.setup.consumer} still waits {outcome.wait_share:.0%} of the time"
 
     @property
     def cores_needed(self) -> float:

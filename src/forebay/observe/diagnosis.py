@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.observe.causes import Cause, Causes, Finding
+from forebay.observe.causes import Cause, Causes, Finding, sentence_case
 from forebay.observe.changes_to_try import Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work
@@ -114,6 +114,7 @@ def _evidence(trial: Trial) -> dict[str, float]:
         "batch_s": recorded.batch_s,
         "cpu_s": recorded.cpu_s,
         "queued_s": recorded.queued_s,
+        "trainer_queued_s": recorded.trainer_queued_s,
         "other_s": recorded.other_s,
         "nbytes": recorded.nbytes,
         "num_workers": setup.num_workers,
@@ -130,7 +131,8 @@ def _evidence(trial: Trial) -> dict[str, float]:
 
 def _verdict(trial: Trial, finding: Finding, expected: float | None) -> str:
     rate, change, remedy = trial.recorded.rate, finding.change, finding.remedy
-    sentences = [f"Training waits {trial.recorded.wait_share:.0%} of the time. {finding.why}"]
+    waits = f"{sentence_case(trial.setup.consumer)} waits {trial.recorded.wait_share:.0%}"
+    sentences = [f"{waits} of the time. {finding.why}"]
     if change is not None and change.advice:
         values = ", ".join(f"{name}={value!r}" for name, value in change.advice.items())
         remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"

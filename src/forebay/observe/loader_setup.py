@@ -31,6 +31,8 @@ class Setup:
         is_sliced: Whether batches are slices of tensors in memory.
         prefetches_tiny: Batches that are prefetched per worker while batches are tiny; 0 if that
             makes no difference.
+        consumer: What takes the batches, in the words of the verdict.
+        step: What it does with one.
     """
 
     num_workers: int
@@ -49,6 +51,8 @@ class Setup:
     is_iterable: bool = False
     is_sliced: bool = False
     prefetches_tiny: int = 0
+    consumer: str = "training"
+    step: str = "the training step"
 
     @property
     def has_buffer(self) -> bool:

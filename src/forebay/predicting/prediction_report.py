@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.failures import Failure
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
 from forebay.observe.progress import duration
 from forebay.reports.run_report import save
@@ -25,6 +26,8 @@ class PredictionReport:
         resumed: Samples of parts that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
+        diagnosis: What the model waited for or, if a factory makes models, what their workers
+            waited for; rates are in batches or, there, in parts per second.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         details: What `save` shows besides these: what took how long, and when.
     """
@@ -35,6 +38,7 @@ class PredictionReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
+    diagnosis: Diagnosis
     decisions: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 from forebay.batches import pinned
 from forebay.failures import Failure
 from forebay.loader import DataLoader
+from forebay.loading.loader_progress import diagnosis_of, setup_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.pipeline import feed_of
 from forebay.loading.planner import Planner
 from forebay.loading.set_epoch import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.trace import Trace
 from forebay.options import Ray
 
@@ -98,11 +100,15 @@ class RangeReader:
             for begin in range(first, end, self.batch_size):
                 yield range(begin, min(begin + self.batch_size, end))
 
-    def _read(
-        self, batches: Iterable[Sequence[int]], num_workers: int, trace: Trace | None = None
-    ) -> Iterator[Loaded]:
+    def diagnosis(self, trace: Trace) -> Diagnosis:
+        """Return why the model waited, while a trace was recorded."""
+        loader = self._loader(self.num_workers or 0)
+        setup = setup_of(loader, Settings(loader), trace)
+        return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
+
+    def _loader(self, num_workers: int) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": self.backend, "timeout": self.timeout}
-        loader: DataLoader[Any] = DataLoader(
+        return DataLoader(
             self.dataset,
             batch_size=self.batch_size,
             collate_fn=self.collate_fn,
@@ -111,7 +117,11 @@ class RangeReader:
             on_error="skip",
             **(in_workers | self.settings if num_workers else {}),
         )
-        settings = Settings(loader)
+
+    def _read(
+        self, batches: Iterable[Sequence[int]], num_workers: int, trace: Trace | None = None
+    ) -> Iterator[Loaded]:
+        settings = Settings(self._loader(num_workers))
         planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
         trace = Trace() if trace is None else trace
         feed = feed_of(settings, settings.spec(seed=SEED), trace, settings.tuning(trace))

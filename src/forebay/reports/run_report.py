@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.failures import Failure
+from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.progress import counted, duration
 from forebay.reports.charts import Series, bars_chart, columns_chart, short, time_ticks
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
@@ -33,6 +34,8 @@ class RunReport(Protocol):
     def failures(self) -> Sequence[Failure]: ...  # noqa: D102
     @property
     def elapsed_s(self) -> float: ...  # noqa: D102
+    @property
+    def diagnosis(self) -> Diagnosis: ...  # noqa: D102
     @property
     def details(self) -> Mapping[str, Any]: ...  # noqa: D102
 
@@ -62,14 +65,13 @@ def summary_of(report: RunReport) -> dict[str, Any]:
     details = report.details
     folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
     work = details.get("work", "")
-    diagnosis = getattr(report, "diagnosis", None)
     return run_summary(
         details,
         title=" ".join(filter(None, [details.get("kind", "run"), work, f"→ {folder}"])),
         counts={"done": report.done, "failed": report.failed, "resumed": report.resumed},
         elapsed_s=report.elapsed_s,
         failures=report.failures,
-        verdict="" if diagnosis is None else str(diagnosis),
+        verdict=str(report.diagnosis),
     )
 
 
