@@ -205,3 +205,14 @@ def test_without_a_trainer_only_cores_and_the_limit_count(cpu_s, wait_s, expecte
     assert numbers[-1] == expected
     assert len(decisions) == (expected != 2)
     assert all(each.reason.startswith("inputs take") for each in decisions)
+
+
+def test_a_look_at_two_loads_at_once_is_not_acted_on():
+    """The load changes between two looks: a growth judged by their mean would be undone."""
+    tuner, before = Tuner(2, 8, 2.0), Model(step_s=0.005, cpu_s=0.02)
+    run(tuner, before, 3)
+    after = Model(step_s=0.005, cpu_s=0.01, wait_s=0.03, totals=before.run(2, 0.8))
+    tuner.look(after.run(2, 0.2))  # mostly the old load
+    numbers, decisions = run(tuner, after, 6)
+    assert numbers[-1] == 8
+    assert not any("more do not help" in each.reason for each in decisions)

@@ -35,6 +35,8 @@ HEADROOM = 1.1
 UNEVEN = 1.5
 # How many looks in a row have to agree before the number is lowered.
 LOOKS_BEFORE_FEWER = 5
+# Batches that take so many times more or less than before are of another load.
+SAME_LOAD = 1.25
 # More workers have helped if there are so many times as many batches as before, or if the trainer
 # waits for less than half as much of its time.
 HELPED = 1.05
@@ -82,6 +84,8 @@ class _Trial(NamedTuple):
     rate: float
     waiting: float
     headroom: float
+    batch_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +167,20 @@ class Tuner:
         present, tried = self.num_workers, self._tried
         self._tried = None
         is_waiting = window.waiting > WAITING
-        if tried is not None and is_waiting and not _has_helped(tried, window):
+        is_judged = tried is not None and _is_same_load(tried, window, present)
+        if tried is not None and is_judged and is_waiting and not _has_helped(tried, window):
             return self._go_back(tried, window, at)
         bound = min(self._by_cores(window), self._ceiling)
         on_average = window.batch_s / window.step_s
         needed = max(min(math.ceil(on_average * self._headroom), self._most), 1)
-        trial = _Trial(present, window.rate, window.waiting, self._headroom)
+        trial = _Trial(
+            present,
+            window.rate,
+            window.waiting,
+            self._headroom,
+            window.batch_s,
+            window.cpu_s,
+        )
         # What the trainer waits is the most that it can gain. While new workers start, it still
         # waits as before.
         can_gain = tried is None and window.waiting > 1 - 1 / HELPED
@@ -196,7 +208,7 @@ class Tuner:
         return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
 
     def _go_back(self, tried: _Trial, window: _Window, at: float) -> Decision:
-        fewer, rate, _, self._headroom = tried
+        fewer, rate, self._headroom = tried.num_workers, tried.rate, tried.headroom
         self._ceiling, self._until = fewer, at + self._pause_s
         self._pause_s *= 2
         self._needed.clear()
@@ -229,6 +241,16 @@ class Tuner:
             f"workers are busy {window.busy:.0%} of the time and training waits "
             f"{window.waiting:.0%}: {target} workers are enough instead of {present}"
         )
+
+
+def _is_same_load(tried: _Trial, window: _Window, num_workers: int) -> bool:
+    """Return whether batches take as much as before, or what more workers at a time explain."""
+    more = num_workers / tried.num_workers
+    batch, cpu = window.batch_s / tried.batch_s, window.cpu_s / max(tried.cpu_s, 1e-9)
+    is_bound_to_cpu = max(window.cpu_s, tried.cpu_s) > window.batch_s / 4
+    if is_bound_to_cpu and not 1 / SAME_LOAD <= cpu <= SAME_LOAD:
+        return False
+    return 1 / SAME_LOAD <= batch <= more * SAME_LOAD
 
 
 def _has_helped(tried: _Trial, window: _Window) -> bool:
