@@ -22,16 +22,18 @@ from forebay.cli_look import compare_command, top_command
 from forebay.errors import BusyError, ForebayError, OptionError
 from forebay.failures import Failure
 from forebay.jobs.inputs.manifest import SUFFIXES
+from forebay.jobs.ledger.packed_members import read_shards
 from forebay.jobs.outputs.commits import settle
 from forebay.jobs.outputs.output_names import table_name
 from forebay.jobs.outputs.output_places import look_at, open_place
 from forebay.jobs.report import verify as hold_against
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
-from forebay.options import TABLE_FORMATS
+from forebay.options import SHARD_BYTES, TABLE_FORMATS
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
 from forebay.sample_ranges import look_at_run, verb_of
+from forebay.units import counted
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 # Interval of `status --watch` in seconds.
@@ -70,6 +72,12 @@ def cli() -> None:
 )
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
 @click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
+@click.option(
+    "--shard-bytes",
+    type=click.IntRange(1),
+    default=SHARD_BYTES,
+    help="About how large a tar file of packed outputs is.",
+)
 @options.save
 @options.version
 @options.quiet
@@ -239,7 +247,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
             if traceback and not as_json:
                 rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
                 click.echo("".join(f"    {line}\n" for line in rest), nl=False)
-    click.echo(f"{_counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
+    click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
     return DONE
 
 
@@ -255,8 +263,9 @@ def verify_command(output: str) -> int:
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
         lost = settle(ledger, folder)
-        own = frozenset(map(table_name, ledger.tables()))
-        result = hold_against(ledger.outputs(), folder.files(), own)
+        own = frozenset([*map(table_name, ledger.tables()), *read_shards(ledger).names])
+        found = [*folder.files(), *folder.packed_outputs(ledger)]
+        result = hold_against(ledger.outputs(), found, own)
         ledger.mark_todo(result.damaged)
     for name in (*lost, *result.missing):
         click.echo(f"missing  {name}")
@@ -265,12 +274,12 @@ def verify_command(output: str) -> int:
     for name in result.orphans:
         click.echo(f"orphan   {name}: no input is known to have made it")
     click.echo(
-        f"{_counted(result.checked, 'output')} checked: "
+        f"{counted(result.checked, 'output')} checked: "
         f"{len(lost) + len(result.missing):,} missing, "
-        f"{len(result.altered):,} altered, {_counted(len(result.orphans), 'orphan')}"
+        f"{len(result.altered):,} altered, {counted(len(result.orphans), 'orphan')}"
     )
     if result.damaged:
-        click.echo(f"{_counted(len(result.damaged), 'input')} will be redone by the next run")
+        click.echo(f"{counted(len(result.damaged), 'input')} will be redone by the next run")
     return DONE if result.is_sound and not lost else FAILURES
 
 
@@ -311,10 +320,6 @@ def _count_or_fraction(text: str | None) -> int | float | None:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a number", param_hint="--max-failures") from None
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:

@@ -11,11 +11,10 @@ from functools import partial
 import click
 
 from forebay import cli_options as options
-from forebay.errors import OptionError
+from forebay.errors import OptionError, one_line
 from forebay.live.top_display import live_views, signs_for, text_of, watch
 from forebay.live.top_screen import Signs
 from forebay.reports.comparison import compare
-from forebay.reports.units import one_line
 from forebay.sample_ranges import look_at_run
 
 # Columns of a text that goes to a file.

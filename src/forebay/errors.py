@@ -71,3 +71,8 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a string on one line of at most `most` characters, safe to print on a terminal."""
+    return printable(" ".join(text[:most].split()))[:most]

@@ -24,8 +24,9 @@ from forebay.jobs.inputs.listing import list_folder, tables_in
 from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.row_paths import located, path_in
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_memory_table, read_table
-from forebay.observe.notebook_html import nbytes_as_text, summary
+from forebay.observe.notebook_html import summary
 from forebay.packed import PackedSequence
+from forebay.units import byte_size
 
 if TYPE_CHECKING:
     import pyarrow
@@ -97,7 +98,7 @@ class ItemDataset(Dataset[Any]):
         """Return the summary for a notebook."""
         facts: dict[str, object] = {
             "samples": len(self),
-            "memory": nbytes_as_text(self.items.nbytes),
+            "memory": byte_size(self.items.nbytes),
         }
         if len(self):
             facts |= {

@@ -14,8 +14,10 @@ from forebay.observe import machine
 
 BACKENDS = ("process", "thread", "ray")
 TABLE_FORMATS = ("parquet", "csv", "jsonl")
+# About how large a shard of packed outputs is.
+SHARD_BYTES = 256 * 2**20
 # The most workers, where the user names no number: waiting for storage takes more than cores.
-MOST_AT_LEAST, MOST_AT_MOST = 8, 64
+MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ class PreprocessOptions:
     resume: bool = True
     metadata: str = "parquet"
     version: str | None = None
+    shard_bytes: int = SHARD_BYTES
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -135,6 +138,12 @@ class PreprocessOptions:
             "version",
             self.version,
             "a string such as '2', or None",
+        )
+        _check(
+            _is_count(self.shard_bytes) and self.shard_bytes > 0,
+            "shard_bytes",
+            self.shard_bytes,
+            "1, 2, 3, …",
         )
         if self.cluster is not None and self.num_workers == 0:
             raise OptionError(
@@ -202,7 +211,7 @@ class AutoWorkers(int):
     def __new__(cls, max: int | None = None) -> Self:
         """Check the limit."""
         if max is None:
-            max = sorted((MOST_AT_LEAST, 2 * usable_cores(), MOST_AT_MOST))[1]
+            max = sorted((MAX_WORKERS_FLOOR, 2 * usable_cores(), MAX_WORKERS_CEILING))[1]
         if type(max) is not int or max < 1:
             raise OptionError(f"AutoWorkers(max={max!r}) is not valid; it must be 1, 2, 3, …")
         return super().__new__(cls, max)

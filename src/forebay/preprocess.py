@@ -6,18 +6,20 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-from forebay.errors import LedgerError, OptionError, shortened
+from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.jobs.inputs.listing import Listing, indices, list_inputs
 from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.ledger.database import reading
+from forebay.jobs.ledger.records import RowsInPlace
 from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
-from forebay.options import PreprocessOptions, Ray, workers_of_run
+from forebay.options import SHARD_BYTES, PreprocessOptions, Ray, workers_of_run
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -41,12 +43,14 @@ def preprocess(
     resume: bool = True,
     metadata: str = "parquet",
     version: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
-    the inputs are a table's rows; `out.file(name)` gives a path to write an output to, and
+    the inputs are a table's rows; `out.file(name)` gives a path to write an output to;
+    `out.pack(name, data)` appends a small output to a tar file, for many small ones; and
     `out.source` is the input's name. It returns or yields its metadata: None, a dict, or any
     iterable of dicts, one for each row it adds to the table. The function may change the working
     directory: it is restored after each input.
@@ -87,13 +91,15 @@ def preprocess(
             first failure ends the run.
         on_error: "skip" records failures and continues; "raise" stops at the first and raises the
             function's own exception. None means "skip", or "raise" if `limit` is set.
-        max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01.
+        max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01 of those
+            that are listed by then.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
+        shard_bytes: About how large a tar file of packed outputs is (`out.pack`).
         progress: Show progress on stderr.
 
     Returns:
@@ -123,6 +129,7 @@ def preprocess(
         resume=resume,
         metadata=metadata,
         version=version,
+        shard_bytes=shard_bytes,
         progress=progress,
     )
     if output is None:
@@ -130,7 +137,7 @@ def preprocess(
     listing = listing_for(work, inputs, save=save, folder=folder)
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
-    with Session(work, output, options, fingerprint=_described(work, save)) as session:
+    with Session(work, output, options, described=partial(_described, work, save)) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
         session.enrol(listing)
         return session.process_inputs(listing.kind)
@@ -188,7 +195,7 @@ def retry(
         version=version,
         progress=progress,
     )
-    with Session(work, output, options, fingerprint=_described(work, save)) as session:
+    with Session(work, output, options, described=partial(_described, work, save)) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
@@ -198,8 +205,26 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
+            manifest = call.get("manifest")
+        if manifest is not None:
+            session.ledger.use_rows(_rows_of(str(manifest)))
         session.start_workers(kind, folder=folder, save=save)
         return session.process_inputs(kind, failed_only=True)
+
+
+def _rows_of(manifest: str) -> RowsInPlace:
+    """Return the rows of a manifest that a ledger names, which it checks to be the same.
+
+    Raises:
+        InputError: It is not there, or not as large as it was.
+    """
+    rows = list_inputs(manifest).in_place
+    if rows is None:
+        raise InputError(
+            f"{manifest} is not the manifest that was processed: it has few rows, or is a folder\n"
+            "  Nothing was started. Make the call that processes its rows again."
+        )
+    return rows
 
 
 def _described(work: Any, save: Any) -> Fingerprint:

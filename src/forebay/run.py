@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from forebay.engine.engine import COLLECT_S, Engine, Outcome, pool_for
-from forebay.engine.events import DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.engine import Engine, pool_for
+from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
@@ -37,6 +36,8 @@ MAX_BYTES = 256 * 2**20
 GROUP_S = 0.1
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
+# How long to collect answers while every worker has more to do.
+COLLECT_S = 0.01
 
 
 def workers_for(
@@ -85,7 +86,7 @@ def _say_nothing(text: str) -> None:
 def run(
     pool: Pool,
     num_workers: int,
-    todo: Iterator[tuple[int, Any]],
+    todo: Iterable[Todo],
     ledger: Ledger,
     folder: OutputPlace,
     options: PreprocessOptions,
@@ -99,7 +100,7 @@ def run(
     Args:
         pool: The workers.
         num_workers: Their number.
-        todo: Ordinals and payloads.
+        todo: The inputs; more of them may be listed meanwhile.
         ledger: Where results are recorded.
         folder: Where outputs are published.
         options: The settings of the run.
@@ -124,17 +125,19 @@ def run(
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
-    engine = Engine(pool, limits, todo, name_of=_name_of)
+    engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
     commits = Commits(ledger, folder)
     committed, record_s = 0, 0.0
     began, cpu_before = time.monotonic(), _processor_time(options)
     try:
         while not engine.finished or commits.waiting:
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
-            for outcome in outcomes:
-                commits.add(outcome)
+            others = commits.add(outcomes, progress.trace.took)
+            if len(others) < len(outcomes):
+                budget.succeeded()
+            for outcome in others:
                 _record(outcome, progress.trace)
-            for outcome in outcomes:
+            for outcome in others:
                 _stop_if_due(outcome, budget, options, ledger)
             if tuning is not None and not engine.finished:
                 tuning.look(time.monotonic(), progress.trace, engine.resize)
@@ -154,6 +157,7 @@ def run(
             committed += commits.close()
         finally:
             progress.close()
+    commits.finish()
     cpu_after = _processor_time(options)
     return RunTimes(
         inputs=progress.trace.tasks,
@@ -167,6 +171,17 @@ def run(
         cores=None if options.cluster else machine.usable_cores(),
         decisions=() if tuning is None else tuple(tuning.decisions),
     )
+
+
+def _payloads(
+    listed: Iterable[Todo], progress: Progress, budget: FailureBudget
+) -> Iterator[tuple[int, tuple[str, str | None]]]:
+    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer."""
+    for each in listed:
+        if each.ordinal > progress.total:
+            progress.total = each.ordinal
+            budget.set_total(each.ordinal)
+        yield each.ordinal, each[1:]
 
 
 def _processor_time(options: PreprocessOptions) -> float | None:
@@ -221,8 +236,8 @@ def run_here(
                     _full(Failure.of(cause)) if refusal.kind == "environment" else cause
                 ) from None
             seconds = time.monotonic() - began
-            commits.add(DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result))
-            progress.trace.took(each.ordinal, seconds)
+            result = DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result)
+            commits.add([result], progress.trace.took)
             commit = commits.go_on(at_once=True)
             assert commit is not None
             progress.update(commit.done, commit.failed, commit.metadata)
@@ -237,9 +252,7 @@ def run_here(
 
 
 def _record(outcome: Outcome, trace: RunTrace) -> None:
-    if isinstance(outcome, DeliverResult):
-        trace.took(outcome.task, outcome.seconds)
-    elif isinstance(outcome, ReportFailure):
+    if isinstance(outcome, ReportFailure):
         trace.spent(outcome.seconds)
     elif isinstance(outcome, ReportRetry):
         trace.retries += 1
@@ -250,7 +263,6 @@ def _stop_if_due(
 ) -> None:
     """Raise the exception that ends the run, if this outcome requires that."""
     if not isinstance(outcome, ReportRetry | ReportFailure):
-        budget.succeeded()
         return
     failure = outcome.failure
     if failure.kind == "environment":

@@ -108,7 +108,7 @@ def enrol_ranges(
     dataset no longer has are removed.
     """
     ledger = session.ledger
-    session.enrol(cut.listing(identities))
+    session.enrol(cut.listing(identities), whole=True)
     there = dict(session.folder.files())
     ledger.mark_todo(
         [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]

@@ -7,6 +7,8 @@
 Inputs are listed (`jobs/inputs/listing.py`), recorded (`jobs/ledger/ledger.py`) and processed
 (`jobs/preprocess_job.py`); outputs are staged (`jobs/outputs/staged_output.py`), and the table is
 written at the end (`jobs/table/ledger_table.py`). preprocess, predict and cache use it.
+
+Long because all parts of a run meet here.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 from forebay.engine.pools.base import Pool
@@ -45,6 +48,9 @@ from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.reports.run_summary import run_details
 from forebay.run import run, run_here, workers_for
 
+# How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
+AHEAD = 16_384
+
 
 class Session:
     """One run on one output folder, from locking to unlocking it.
@@ -53,7 +59,7 @@ class Session:
         work: What the workers do.
         output: The folder, or its URL.
         options: The settings.
-        fingerprint: The description of the work; None to make it from `work`.
+        described: Returns the description of the work; called once. None to make it from `work`.
         has_table: Whether a table of metadata is part of the output.
         verb: The entry point: "preprocess", "predict" or "cache".
 
@@ -68,32 +74,32 @@ class Session:
         output: str | os.PathLike[str],
         options: PreprocessOptions,
         *,
-        fingerprint: Fingerprint | None = None,
+        described: Callable[[], Fingerprint] | None = None,
         has_table: bool = True,
         verb: str = "preprocess",
     ) -> None:
-        self.options = options
-        self.starts_over = False
+        self.options, self.starts_over = options, False
         check_in_reach(os.fspath(output), options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work, self._fingerprint = work, fingerprint
+        self._work, self._describe = work, described or partial(describe, work)
         self.output = os.fspath(output)
-        self._began = time.monotonic()
-        self._changed = False
+        self._began, self._changed = time.monotonic(), False
+        self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self._verb = has_table, verb
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
+        self._listed = 0  # inputs of the listing, if it knows their number
         self._tables: dict[str, bool] = {}  # formats that runs wrote, and whether up to date
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
             self._tables = self.ledger.tables()
-            # If the run is killed from here on, they are out of date.
-            self.ledger.set_tables(dict.fromkeys(self._tables, False))
+            if any(self._tables.values()):  # if the run is killed from here on, they are stale
+                self.ledger.set_tables(dict.fromkeys(self._tables, False))
             self.settle()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -130,28 +136,51 @@ class Session:
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(work, kind, self.folder.staging(), fetch, turns, folder, save)
+        job = PreprocessJob(
+            work, kind, self.folder.staging(self.options.shard_bytes), fetch, turns, folder, save
+        )
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
         self.ledger.keep_alive()  # starts a thread, so only after the fork of the zygote
 
-    def enrol(self, listing: Listing) -> None:
-        """Merge the listing into the ledger."""
-        self._merge(listing)
+    def enrol(self, listing: Listing, *, whole: bool = False) -> None:
+        """Merge the listing into the ledger.
+
+        Args:
+            listing: The inputs.
+            whole: List all of them before the work begins, however many there are.
+        """
+        _ = self._described  # before a Dataset's own code is called, and while workers start
+        ahead = None if whole else AHEAD
+        _ = self._described  # before a Dataset's own code is called, and while workers start
+        self._listed = listing.total or 0
+        self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
             self._tables = {}
-            self._merge(listing)
+            self._merge(listing, ahead)
         self.settle()
-        metadata = self.options.metadata
-        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
-        self.ledger.set_meta("call", json.dumps(call))
+        rows = listing.in_place
+        call = {
+            "kind": listing.kind,
+            "folder": listing.folder,
+            "metadata": self.options.metadata,
+            "manifest": None if rows is None else rows.name,
+        }
+        self._call = {"call": json.dumps(call)}
 
-    def _merge(self, listing: Listing) -> None:
+    def _merge(self, listing: Listing, ahead: int | None) -> None:
         limit = self.options.limit
-        listed = in_reach(itertools.islice(listing, limit), self.options)
-        enrolment = self.ledger.enrol(listed, listing.columns, complete=limit is None)
+        listing = listing.through(lambda inputs: in_reach(inputs, self.options))
+        enrolment = self.ledger.enrol(
+            itertools.islice(listing, limit),
+            listing.columns,
+            complete=limit is None,
+            ahead=ahead,
+            is_distinct=listing.is_distinct,
+            in_place=listing.in_place,
+        )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
 
     def process_inputs(
@@ -175,22 +204,23 @@ class Session:
         ledger, options = self.ledger, self.options
         label = label_of("retry" if failed_only else "preprocess", self.output)
         before = self._begin_work()
-        last = options.limit if options.limit is not None else before.total
-        total = min(last, before.total)
-        listed = ledger.todo(last, failed_only=failed_only) if todo is None else todo
+        total = max(before.total, self._listed)
+        total = total if options.limit is None else min(options.limit, total)
+        listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
         assert self._pool is not None, "start_workers comes first"
         progress = progress or Progress(total, before.done, options.progress, label=label)
+        budget = FailureBudget(options.max_failures, total, watch=not before.done)
         self._show(progress)
         kept = generators_kept if options.workers == 0 else nullcontext
         with generators_restored() if options.backend == "thread" else kept():
             times = run(
                 self._pool,
                 self._num_workers,
-                ((each.ordinal, each[1:]) for each in listed),
+                listed,
                 ledger,
                 self.folder,
                 options,
-                FailureBudget(options.max_failures, total, watch=not before.done),
+                budget,
                 progress,
                 at_once=at_once,
             )
@@ -230,12 +260,10 @@ class Session:
 
     def _begin_work(self) -> Counts:
         """Record that this process runs now; return the counts before it."""
-        self.remember_work()
         self.ledger.free_contested()
         before = self.ledger.counts()
-        self.ledger.set_meta(
-            "run", json.dumps({"pid": os.getpid(), "began": time.time(), "done": before.done})
-        )
+        run = {"pid": os.getpid(), "began": time.time(), "done": before.done}
+        self.remember_work(**self._call, run=json.dumps(run))
         return before
 
     def _show(self, progress: Progress) -> None:
@@ -246,7 +274,7 @@ class Session:
         """Return what the report shows besides its counts; empty if nothing was left to be done."""
         if self._progress is None:
             return {}
-        name, names = (self._fingerprint or describe(self._work)).name, self.ledger.name_of
+        name, names = self._described.name, self.ledger.name_of
         return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
 
     def settle(self) -> None:
@@ -264,16 +292,15 @@ class Session:
         renamed = None not in (options.version, was_version) and options.version != was_version
         if was is None or not options.resume or renamed:
             return was is not None
-        now = self._fingerprint or describe(self._work)
         with reading("the work"):
-            changes = difference(Fingerprint.from_json(was), now)
+            changes = difference(Fingerprint.from_json(was), self._described)
         if not changes or options.version is not None:
             return False
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
         raise ChangedError(
-            f"{now.name} changed since the earlier run: {self.output!r} would mix "
+            f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
@@ -282,17 +309,20 @@ class Session:
             "  - another output folder."
         )
 
-    def remember_work(self) -> None:
-        """Record the description of the work, for the next run to compare."""
+    def remember_work(self, **others: str) -> None:
+        """Record the description of the work, for the next run to compare, and other strings."""
         ledger, options = self.ledger, self.options
-        now = self._fingerprint or describe(self._work)
-        ledger.set_meta("work", now.to_json())
         if options.version is not None:
-            ledger.set_meta("version", options.version)
+            others["version"] = options.version
         if options.limit is None:
-            ledger.set_meta("trial", "no")
+            others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
-            ledger.set_meta("trial", "yes")
+            others["trial"] = "yes"
+        ledger.set_meta("work", self._described.to_json(), **others)
+
+    @cached_property
+    def _described(self) -> Fingerprint:
+        return self._describe()
 
     def _check_table(self) -> None:
         """Raise OutputError if the table of this run would replace a file that no run wrote."""
@@ -311,7 +341,7 @@ class Session:
         )
 
     def _update_table(self, kind: str) -> None:
-        """Write the metadata table, unless it exists and is up to date.
+        """Write the metadata table and complete the shards, unless both are up to date.
 
         Raises:
             OutputError: It cannot be written, or would replace a file that no run wrote.
@@ -323,6 +353,7 @@ class Session:
             # Recorded first: otherwise, after a kill, the table would look like a foreign file.
             self.ledger.set_tables({**stale, form: False})
             self.folder.keep(self.ledger, now=form not in self._tables)
+            self.folder.complete_shards(self.ledger)
             replaces = form in self._tables
             try:
                 self.folder.write_table(

@@ -16,6 +16,7 @@ from forebay.cli import main
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs import output_folder
 from forebay.jobs.outputs.output_folder import OutputFolder
+from forebay.jobs.packed import shards
 from forebay.jobs.table import ledger_table
 
 
@@ -83,7 +84,16 @@ POINTS: dict[str, Callable[[], None]] = {
     "after the table": lambda: after(OutputFolder, "write_table"),
 }
 
+# Those that only a run meets that packs its outputs.
+PACKING_POINTS: dict[str, Callable[[], None]] = {
+    "before a shard is completed": lambda: before(shards, "_completed"),
+    "when shards are complete": lambda: before(shards, "_publish"),
+    "when the shards are recorded": lambda: after(shards, "write_shards"),
+    "when the shards have their names": lambda: after(shards, "rename_new"),
+    "after the shards": lambda: after(OutputFolder, "complete_shards"),
+}
+
 
 if __name__ == "__main__":
-    POINTS[sys.argv.pop(1)]()
+    (POINTS | PACKING_POINTS)[sys.argv.pop(1)]()
     main()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import forebay
+from forebay.cli import main
 
 WORKS = Path(__file__).with_name("works.py")
 # The very package that is under test, wherever a run is started.
@@ -27,6 +32,29 @@ def make_inputs(folder: Path, count: int, lines: int = 1) -> Path:
         text = "".join(f"line {line} of {number}\n" for line in range(lines))
         (folder / f"{number:04d}.txt").write_text(text)
     return folder
+
+
+def table(output: Path) -> bytes:
+    """Return the table of an output folder."""
+    return (output / "metadata.parquet").read_bytes()
+
+
+def undisturbed_run(
+    folder: Path,
+    count: int,
+    arguments: Callable[[Path, Path], Sequence[Any]],
+    found: Callable[[Path], dict[str, bytes]],
+) -> tuple[Path, dict[str, bytes], bytes, float]:
+    """Return inputs, outputs, table and seconds of a run over so many inputs, not killed.
+
+    `arguments` are those of the run, given inputs and output; `found` reads the outputs.
+    """
+    inputs, output = make_inputs(folder / "in", count, lines=2), folder / "out"
+    began = time.monotonic()
+    code, _, err = call(*arguments(inputs, output))
+    assert code == 0, err
+    took = time.monotonic() - began
+    return inputs, found(output), table(output), took
 
 
 def start(
@@ -58,6 +86,23 @@ def call(*arguments: Any, **others: Any) -> tuple[int, str, str]:
     return finish(start(*arguments, **others))
 
 
+def here(*arguments: Any) -> tuple[int, str, str]:
+    """Run `forebay ARGUMENTS` to its end in this process, which takes a fraction of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, handler = sys.argv, signal.getsignal(signal.SIGTERM)
+    sys.argv = ["forebay", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGTERM, handler)
+    assert isinstance(code, int)
+    return code, out.getvalue(), err.getvalue()
+
+
 def marked_processes() -> list[int]:
     """Return the process ids of every run started from here that lives, workers included."""
     found = []
@@ -77,7 +122,7 @@ def await_no_processes() -> None:
     deadline = time.monotonic() + PATIENCE_S
     while left := marked_processes():
         assert time.monotonic() < deadline, f"processes left: {left}"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def published(output: Path) -> dict[str, bytes]:

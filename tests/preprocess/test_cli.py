@@ -17,7 +17,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from driving import WORKS, await_no_processes, call, calls, finish, make_inputs, published, start
+from driving import (
+    WORKS,
+    await_no_processes,
+    call,
+    calls,
+    finish,
+    here,
+    make_inputs,
+    published,
+    start,
+)
 from test_kills import Gates
 
 import forebay
@@ -41,10 +51,8 @@ def output(tmp_path):
     return tmp_path / "out"
 
 
-def preprocess(name, inputs, output, *options, **others):
-    return call(
-        "preprocess", f"{WORKS}:{name}", inputs, output, "--num-workers", 2, *options, **others
-    )
+def preprocess(name, inputs, output, *options, run=here):
+    return run("preprocess", f"{WORKS}:{name}", inputs, output, "--num-workers", 2, *options)
 
 
 # ---- exit codes ---------------------------------------------------------------------------------
@@ -53,7 +61,7 @@ def preprocess(name, inputs, output, *options, **others):
 @pytest.mark.slow
 def test_all_done_is_0(inputs, output):
     """The summary is on the standard output, and nothing on the other stream."""
-    code, out, err = preprocess("copy", inputs, output)
+    code, out, err = preprocess("copy", inputs, output, run=call)
     assert (code, err) == (DONE, "")
     assert out.splitlines()[0].startswith("6 done, 0 failed in ")
     assert out.splitlines()[1:] == [
@@ -65,7 +73,7 @@ def test_all_done_is_0(inputs, output):
 @pytest.mark.slow
 def test_finished_with_failures_is_3(inputs, output):
     """They are listed, with the way on."""
-    code, out, _ = preprocess("fail_odd", inputs, output)
+    code, out, _ = preprocess("fail_odd", inputs, output, run=call)
     assert code == FAILURES
     assert out.startswith("3 done, 3 failed")
     assert f"{inputs / '0003.txt'}: ValueError: number 3 is odd" in out
@@ -108,7 +116,7 @@ def test_finished_with_failures_is_3(inputs, output):
 )
 def test_wrong_usage_is_2(arguments, words):
     """With what is wrong, and no traceback."""
-    code, out, err = call(*arguments)
+    code, out, err = here(*arguments)
     assert (code, out) == (USAGE, "")
     assert words in err
     assert "Traceback" not in err
@@ -117,7 +125,7 @@ def test_wrong_usage_is_2(arguments, words):
 @pytest.mark.parametrize("command", ["status", "failures", "verify", "retry"])
 def test_a_folder_without_a_run_is_1(tmp_path, command):
     """And nothing is made there."""
-    code, _, err = call(command, tmp_path)
+    code, _, err = here(command, tmp_path)
     assert code == COULD_NOT_RUN
     assert "not an output folder of forebay's" in err
     assert list(tmp_path.iterdir()) == []
@@ -246,10 +254,10 @@ def test_the_shell_completes_paths(tmp_path):
 def test_status_of_a_finished_and_of_an_interrupted_run(inputs, output):
     """Counts, and whether it goes on."""
     preprocess("fail_odd", inputs, output)
-    code, out, _ = call("status", output)
+    code, out, _ = here("status", output)
     assert (code, out) == (DONE, "3 of 6 inputs done, 3 failed, 0 to do\nfinished\n")
     (inputs / "0001.txt").touch()
-    code, out, _ = call("status", output)
+    code, out, _ = here("status", output)
     assert out.startswith("3 of 6 inputs done")
 
 
@@ -284,10 +292,10 @@ def test_status_and_failures_look_on_while_it_runs(tmp_path):
 def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
     """Fit for grep; the count goes to the other stream."""
     preprocess("fail_odd", inputs, output)
-    code, out, err = call("failures", output)
+    code, out, err = here("failures", output)
     assert (code, err) == (DONE, "3 inputs failed\n")
     assert out.splitlines()[1] == f"{inputs / '0003.txt'}: ValueError: number 3 is odd"
-    _, out, _ = call("failures", output, "--traceback")
+    _, out, _ = here("failures", output, "--traceback")
     assert "    ValueError: number 3 is odd" in out
     assert "in fail_odd" in out
 
@@ -296,7 +304,7 @@ def test_failures_come_one_a_line_with_tracebacks_on_request(inputs, output):
 def test_failures_as_json_are_one_object_a_line(inputs, output):
     """For programs: what `Failure` has."""
     preprocess("fail_odd", inputs, output)
-    code, out, err = call("failures", output, "--json")
+    code, out, err = here("failures", output, "--json")
     assert (code, err) == (DONE, "3 inputs failed\n")
     found = [json.loads(line) for line in out.splitlines()]
     assert [Path(one["source"]).name for one in found] == ["0001.txt", "0003.txt", "0005.txt"]
@@ -348,7 +356,7 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     """By the function that is named; new inputs are left for later."""
     assert preprocess("fail_once", inputs, output, "--retries", 0)[0] == FAILURES
     (inputs / "more.txt").write_text("new\n")
-    code, out, err = call("retry", output, f"{WORKS}:fail_once", "--num-workers", 1)
+    code, out, err = here("retry", output, f"{WORKS}:fail_once", "--num-workers", 1)
     assert (code, err) == (DONE, "")
     assert out.startswith("6 done, 0 failed")
     assert len(calls(tmp_path)) == 12
@@ -358,7 +366,7 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
 def test_retry_of_what_fails_again_is_3(inputs, output):
     """As for a run."""
     preprocess("fail_odd", inputs, output)
-    code, out, _ = call("retry", output, f"{WORKS}:fail_odd")
+    code, out, _ = here("retry", output, f"{WORKS}:fail_odd")
     assert code == FAILURES
     assert out.startswith("3 done (3 of them earlier), 3 failed")
 
@@ -367,7 +375,7 @@ def test_retry_of_what_fails_again_is_3(inputs, output):
 def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
     """With the function that the folder names, for the user to judge."""
     preprocess("fail_odd", inputs, output)
-    code, out, err = call("retry", output)
+    code, out, err = here("retry", output)
     assert (code, out) == (USAGE, "")
     assert err.startswith("forebay: retry loads no code because a folder names it: give it the ")
     assert err.splitlines()[-1] == f"  forebay retry {output} {WORKS}:fail_odd"
@@ -383,9 +391,9 @@ def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output
     with Ledger.open(output / ".forebay") as ledger:
         work = json.loads(ledger.get_meta("work")) | {"reference": f"{trap}:work"}
         ledger.set_meta("work", json.dumps(work))
-    call(command, output)
+    here(command, output)
     assert not mark.exists()
-    (_, _, err), expected = call("retry", output, f"{trap}:work"), "changed since the earlier run"
+    (_, _, err), expected = here("retry", output, f"{trap}:work"), "changed since the earlier run"
     assert mark.exists() and expected in err  # the user named it; and it is another function
 
 
@@ -396,7 +404,7 @@ def test_no_command_runs_code_because_a_folder_names_it(tmp_path, inputs, output
 def test_verify_of_a_sound_folder_is_0(inputs, output):
     """Every output is looked at."""
     preprocess("split", inputs, output)
-    assert call("verify", output) == (
+    assert here("verify", output) == (
         DONE,
         "12 outputs checked: 0 missing, 0 altered, 0 orphans\n",
         "",
@@ -411,7 +419,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     (output / "0001.txt").unlink()
     (output / "0003.txt").write_text("other")
     (output / "stranger.txt").write_text("whose?")
-    code, out, _ = call("verify", output)
+    code, out, _ = here("verify", output)
     assert code == FAILURES
     assert out.splitlines() == [
         "missing  0001.txt",
@@ -427,7 +435,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     (output / "stranger.txt").unlink()
     assert published(output) == before
     assert (output / "metadata.parquet").read_bytes() == table
-    assert call("verify", output)[0] == DONE
+    assert here("verify", output)[0] == DONE
 
 
 @pytest.mark.slow
@@ -435,8 +443,8 @@ def test_verify_twice_is_as_good_as_once(inputs, output):
     """The second look finds the altered output gone with its input's record."""
     preprocess("copy", inputs, output)
     (output / "0003.txt").write_text("other")
-    assert call("verify", output)[0] == FAILURES
-    assert call("verify", output)[0] == DONE
+    assert here("verify", output)[0] == FAILURES
+    assert here("verify", output)[0] == DONE
     assert preprocess("copy", inputs, output)[1].startswith("6 done (5 of them earlier)")
 
 

@@ -7,7 +7,6 @@ import random
 import select
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,16 @@ from driving import (
     await_no_processes,
     call,
     finish,
+    here,
     make_inputs,
     published,
     staged,
     start,
+    table,
+    undisturbed_run,
 )
 
-INPUTS = 200
+INPUTS = 60
 CRASHES = Path(__file__).with_name("crash_points.py")
 
 
@@ -36,22 +38,12 @@ def split(inputs, output, *options):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """A run that was not killed: its inputs, its outputs, its table, and the seconds it took."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    inputs = make_inputs(folder / "in", INPUTS, lines=2)
-    began = time.monotonic()
-    code, _, err = call(*split(inputs, folder / "out"))
-    assert code == 0, err
-    took = time.monotonic() - began
-    return inputs, published(folder / "out"), table(folder / "out"), took
-
-
-def table(output):
-    return (output / "metadata.parquet").read_bytes()
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), INPUTS, split, published)
 
 
 def verify(output):
     """Return the exit code of `forebay verify` and what it says."""
-    code, out, err = call("verify", output)
+    code, out, err = here("verify", output)
     return code, out + err
 
 
@@ -63,7 +55,7 @@ def assert_all_whole(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("total", [12, pytest.param(50, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("total", [6, pytest.param(50, marks=pytest.mark.thorough)])
 def test_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path, total):
     """Every output once and whole, the same table, no staging, no process."""
     inputs, expected, expected_table, took = undisturbed
@@ -117,7 +109,7 @@ def test_a_kill_at_every_point_of_a_commit_is_made_good(undisturbed, tmp_path, p
     assert_all_whole(published(output), expected)
     code, said = verify(output)
     assert " 0 missing, 0 altered" in said
-    code, _, err = call(*split(inputs, output))
+    code, _, err = here(*split(inputs, output))
     assert code == 0, err
     assert published(output) == expected
     assert table(output) == expected_table
@@ -130,12 +122,12 @@ def test_a_kill_between_the_last_input_and_the_table_leaves_no_stale_table(tmp_p
     """A table of an earlier run stands there; the next call knows that it is out of date."""
     inputs = make_inputs(tmp_path / "in", 10)
     output = tmp_path / "out"
-    assert call(*split(inputs, output))[0] == 0
+    assert here(*split(inputs, output))[0] == 0
     (inputs / "more.txt").write_text("one more\n")
     code, _, _ = finish(start(*split(inputs, output), program=(CRASHES, "before the table")))
     assert code == -signal.SIGKILL
-    assert call(*split(inputs, output))[0] == 0
-    assert call(*split(inputs, tmp_path / "fresh"))[0] == 0
+    assert here(*split(inputs, output))[0] == 0
+    assert here(*split(inputs, tmp_path / "fresh"))[0] == 0
     assert table(output) == table(tmp_path / "fresh")
 
 

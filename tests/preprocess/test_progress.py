@@ -79,7 +79,11 @@ def run(command, *, prefix=(), stderr=subprocess.PIPE):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture(scope="module", params=["preprocess", "predict", "cache"])
+# Both take torch, and what they show is shown by the same lines.
+THOROUGH = [pytest.param(verb, marks=pytest.mark.thorough) for verb in ("predict", "cache")]
+
+
+@pytest.fixture(scope="module", params=["preprocess", *THOROUGH])
 def readable(request, tmp_path_factory):
     """A verb, and a run of it whose lines are read: its exit code and what it printed."""
     command = command_in(tmp_path_factory.mktemp(request.param))
@@ -100,8 +104,8 @@ def test_lines_are_shown_where_a_person_reads_them(readable):
         ("preprocess", "closed"),
         ("preprocess", "full"),
         ("preprocess", "no reader"),
-        pytest.param("predict", "no reader", marks=pytest.mark.slow),
-        pytest.param("cache", "closed", marks=pytest.mark.slow),
+        pytest.param("predict", "no reader", marks=pytest.mark.thorough),
+        pytest.param("cache", "closed", marks=pytest.mark.thorough),
     ],
 )
 def test_a_stderr_that_cannot_be_written_to_ends_nothing(command, verb, where):

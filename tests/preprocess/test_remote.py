@@ -6,6 +6,7 @@ processes of their own, with process workers.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from driving import (
     make_inputs,
     published,
     start,
+    undisturbed_run,
 )
 from works import copy, fail_once, split
 
@@ -495,10 +497,7 @@ def test_a_url_without_a_ledger_is_left_alone(memory, words):
 def undisturbed(tmp_path_factory):
     """A run into a folder: its inputs, its outputs and its table."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    inputs = make_inputs(folder / "in", 30, lines=2)
-    code, _, err = call(*arguments(inputs, folder / "out"))
-    assert code == 0, err
-    return inputs, published(folder / "out"), (folder / "out" / "metadata.parquet").read_bytes()
+    return undisturbed_run(folder, 30, arguments, published)[:3]
 
 
 def arguments(inputs, output):
@@ -538,7 +537,7 @@ def test_process_workers_read_from_a_bucket(bucket, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["here", "there"])
+@pytest.mark.parametrize("place", [pytest.param("here", marks=pytest.mark.thorough), "there"])
 def test_a_killed_run_is_continued_on_any_machine(bucket, undisturbed, machine, place):
     """SIGKILL in the middle, then the same call, with the local ledger or without it."""
     inputs, _, _ = undisturbed
@@ -591,13 +590,17 @@ def test_a_missing_bucket_stops_the_run_before_it_starts(bucket, undisturbed):
 def test_a_bucket_that_goes_away_stops_the_run_and_blames_no_input(bucket, undisturbed):
     """Its inputs stay to be done: the local ledger has no failure."""
     inputs, _, _ = undisturbed
-    process = start(*arguments(inputs, f"s3://{bucket.name}/out"), WORK_PAUSE_S="0.05")
-    bucket.await_outputs(8)
-    while bucket.name in [each["Name"] for each in bucket.client.list_buckets()["Buckets"]]:
-        try:
-            bucket.remove()
-        except bucket.client.exceptions.ClientError:
-            continue  # a worker was quicker: it is not empty
+    command = arguments(inputs, f"s3://{bucket.name}/out")
+    command[1] = f"{WORKS}:split_unless_held"
+    with inputs.with_name("calls").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = start(*command)
+        bucket.await_outputs(8)
+        while bucket.name in [each["Name"] for each in bucket.client.list_buckets()["Buckets"]]:
+            try:
+                bucket.remove()
+            except bucket.client.exceptions.ClientError:
+                continue  # a worker was quicker: it is not empty
     code, _, err = finish(process)
     assert code == 1
     assert "can no longer be written" in err

@@ -55,7 +55,7 @@ def inputs(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("way", ["", "thread", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["", "thread", pytest.param("spawn", marks=pytest.mark.thorough)])
 def test_a_script_may_use_the_package_in_its_function(tmp_path, inputs, way):
     """Forked workers, those of an interpreter of their own, and spawned ones."""
     script = tmp_path / "script.py"

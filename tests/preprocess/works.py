@@ -5,6 +5,7 @@ Each call of one that counts adds a line to the file `calls` beside the input fo
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import time
@@ -33,6 +34,26 @@ def nothing(source: Any, out: Any) -> None:
     """Make nothing and say nothing."""
 
 
+def copy_alone(source: Path, out: Any) -> dict[str, int]:
+    """Copy the input, without a note of it."""
+    body = source.read_bytes()
+    out.file(source.name).write_bytes(body)
+    return {"bytes": len(body)}
+
+
+def row_alone(source: Path, out: Any) -> dict[str, int]:
+    """Return a row, and write no file."""
+    return {"bytes": len(source.read_bytes())}
+
+
+def burn(source: Path, out: Any) -> dict[str, int]:
+    """Use 5 ms of processor time, then copy the input."""
+    until = time.process_time() + 0.005
+    while time.process_time() < until:
+        pass
+    return copy_alone(source, out)
+
+
 def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:
     """Write each line to a file in the input's own folder, as slowly as `WORK_PAUSE_S` says."""
     for number, line in enumerate(source.read_text().splitlines()):
@@ -44,6 +65,14 @@ def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:
             time.sleep(float(os.environ.get("WORK_PAUSE_S", "0")))
             file.write(line[3:])
         yield {"destination": path, "number": number}
+
+
+def split_unless_held(source: Path, out: Any) -> Iterator[dict[str, Any]]:
+    """Split, but wait at input 20 and later while somebody has a lock on the file of calls."""
+    if int(source.stem) >= 20:
+        with source.parent.with_name("calls").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+    yield from split(source, out)
 
 
 def draw(source: Path, out: Any) -> dict[str, float]:

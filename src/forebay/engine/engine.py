@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from forebay.engine.events import (
     Finish,
     GiveUp,
     KillWorker,
+    Outcome,
     ReportFailure,
     ReportRetry,
     ResultsReleased,
@@ -47,8 +47,6 @@ from forebay.observe.event_log import (
     log_worker_killed,
     log_worker_replaced,
 )
-
-Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
 
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
@@ -189,11 +187,14 @@ class Engine:
             self._perform(self._flow.handle(events, self._clock()))
 
     def _perform(self, commands: Sequence[Command]) -> None:
-        todo = deque(commands)
-        while todo:
-            command = todo.popleft()
+        todo = list(commands)
+        for command in todo:  # it grows on the way
+            if type(command) is DeliverResult:  # nearly all are
+                del self._payloads[command.task]
+                self._outcomes.append(command)
+                continue
             match command:
-                case DeliverResult() | DropTask():
+                case DropTask():
                     del self._payloads[command.task]
                     self._outcomes.append(command)
                 case ReportFailure():

@@ -248,3 +248,6 @@ Command = (
     | GiveUp
     | Finish
 )
+
+# What the consumer of an engine sees of a task.
+Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask

@@ -145,9 +145,10 @@ class Flow:
         """Process events, all at time `now`, and return the commands to perform, in order."""
         commands: list[Command] = []
         for event in events:
+            if type(event) is TaskFinished:  # nearly all are
+                self._on_finished(event, now, commands)
+                continue
             match event:
-                case TaskFinished():
-                    self._on_finished(event, now, commands)
                 case TaskFailed():
                     self._on_failed(event, now, commands)
                 case TasksQueued():
@@ -225,9 +226,14 @@ class Flow:
         if task.unwanted:
             self._drop(key, commands)
             return
-        task.nbytes, task.seconds, task.result = nbytes, event.seconds, event.result
+        task.nbytes = nbytes
         self.held_bytes += nbytes
         self._move(Move.FINISHED, key)
+        if not self._order and not self.limits.in_order:  # the usual case without an order
+            self._move(Move.DELIVERED, key)
+            commands.append(DeliverResult(key, task.attempt, event.seconds, nbytes, event.result))
+            return
+        task.seconds, task.result = event.seconds, event.result
         if not self.limits.in_order:
             self._order.append(key)
         if self._order[0] == key:
@@ -526,7 +532,7 @@ class Flow:
             if idle:
                 self._begin(worker, now)
             else:
-                self._begun.append(worker)
+                self._look_at(worker)
             tasks = self._tasks
             commands.append(
                 SendTasks(incarnation, tuple((key, tasks[key].attempt) for key in keys))
@@ -577,7 +583,12 @@ class Flow:
     def _begin(self, worker: _Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks else None
-        self._begun.append(worker)
+        self._look_at(worker)
+
+    def _look_at(self, worker: _Worker) -> None:
+        """Look at when the worker exceeds its time limit, once the events are processed."""
+        if not self._begun or self._begun[-1] is not worker:  # answers come in series
+            self._begun.append(worker)
 
     def _set_alarm(self, commands: list[Command]) -> None:
         """Set the alarm for when the next running task exceeds its time limit."""

@@ -17,16 +17,18 @@ class FailureBudget:
     """
 
     def __init__(self, max_failures: int | float | None, total: int, watch: bool = True) -> None:
-        self._limit = (
-            max_failures
-            if max_failures is None or isinstance(max_failures, int)
-            else int(max_failures * total)
-        )
-        self._total = total
+        self._max_failures = max_failures
+        self.set_total(total)
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs, until one of them differs
         self._alike: str | None = None
         self._watching = watch
+
+    def set_total(self, total: int) -> None:
+        """Set the number of inputs, once more of them are known."""
+        allowed = self._max_failures
+        self._limit = int(allowed * total) if isinstance(allowed, float) else allowed
+        self._total = total
 
     def succeeded(self) -> None:
         """Stop watching the first inputs: one of them succeeded."""

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import copy
 from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
@@ -45,6 +46,9 @@ class WorkerEnd(Protocol):
     def is_full(self) -> bool:
         """Tell whether the output's disk is full."""
         ...
+
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class Fetch(Protocol):
@@ -91,13 +95,15 @@ class PreprocessJob:
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Make the staging folder, and record the working directory."""
+        self._outputs = copy(self._outputs)  # worker threads share what their jobs refer to
         self._outputs.open(incarnation)
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
 
     def close(self) -> None:
-        """Stop seeding libraries that are imported."""
+        """Stop seeding libraries that are imported; close the outputs."""
+        self._outputs.close()
         seed_on_import(False)
 
     def abandon(self, thread: Thread) -> bool:
@@ -105,7 +111,9 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((OutputFile, …), metadata JSON)` for one input `(source, row)`.
+        """Return `((name, size, staged), …), metadata JSON` for one input `(source, row)`.
+
+        The files are plain tuples, since pickle calls Python code for each `OutputFile`.
 
         Raises:
             Refusal: "input": there is no such file. "output": a name, a file or the metadata is
@@ -115,24 +123,22 @@ class PreprocessJob:
         seed = seed_of_text(source if row is None else row)
         out = self._begin(source)
 
-        def call(seeds: Seeds) -> str:
-            seeds(seed)
-            try:
-                returned, final_name = self._call(source, row, out)
-                return _checked(encode(rows_of(returned), out.names(), final_name))
-            finally:
-                self._restore_directory()
-
         def undo() -> None:
             nonlocal out
             out.discard()
             out = self._begin(source)
 
         try:
-            if self._turns is not None:
-                metadata = self._turns.run(call, undo)
+            if self._turns is None:
+                seed_generators(seed)
+                metadata = self._metadata(source, row, out)
             else:
-                metadata = call(seed_generators)
+
+                def call(seeds: Seeds) -> str:
+                    seeds(seed)
+                    return self._metadata(source, row, out)
+
+                metadata = self._turns.run(call, undo)
             files = self._outputs.commit(out)  # last: into a bucket, it publishes them
         except BaseException as error:
             full = isinstance(error, Exception) and self._is_environment(error)
@@ -142,21 +148,32 @@ class PreprocessJob:
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
-        return Answer((files, metadata), len(metadata))
+        return Answer((tuple(map(tuple, files)), metadata), len(metadata))
 
     def _begin(self, source: str) -> Output:
         out = self._outputs.begin()
         out.source = source
         return out
 
+    def _metadata(self, source: str, row: str | None, out: Output) -> str:
+        """Call the function for one input; return the metadata as JSON."""
+        try:
+            returned, final_name = self._call(source, row, out)
+            return _checked(encode(out.rows(rows_of(returned)), out.names(), final_name))
+        finally:
+            self._restore_directory()
+
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        with suppress(OSError):
-            try:
-                is_same = os.getcwd() == self._directory
-            except FileNotFoundError:  # the function has removed the one that it changed to
-                is_same = False
-            if self._directory is not None and not is_same:
+        try:
+            if os.getcwd() == self._directory:
+                return
+        except FileNotFoundError:  # the function has removed the one that it changed to
+            pass
+        except OSError:
+            return
+        if self._directory is not None:
+            with suppress(OSError):
                 os.chdir(self._directory)
 
     def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
@@ -182,15 +199,14 @@ class PreprocessJob:
     def _local(self, source: str) -> AbstractContextManager[Path]:
         if "://" in source and self._fetch is not None:
             return self._fetch(source)
-        path = Path(source)
         try:
-            mode = os.stat(path).st_mode
+            mode = os.stat(source).st_mode
         except OSError as error:
             raise NoInputError from error
         if (mode & 0o170000) == 0o040000:
             cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
             raise NoInputError from cause
-        return nullcontext(path)
+        return nullcontext(Path(source))
 
     def _is_environment(self, error: Exception) -> bool:
         if isinstance(error, OSError) and error.errno in _ENVIRONMENT:

@@ -12,8 +12,8 @@ from forebay.failures import Failure
 from forebay.jobs.inputs.download import fetched
 from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
-from forebay.observe.progress import duration
 from forebay.reports.run_report import save
+from forebay.units import duration
 
 if TYPE_CHECKING:
     import pyarrow

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
+from forebay.jobs.ledger import done_blocks
 from forebay.jobs.ledger.enrolment import Enrolment
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import (
@@ -28,6 +29,12 @@ from forebay.jobs.ledger.snapshot import read_failures
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
+
+
+@pytest.fixture(autouse=True, params=[done_blocks.BLOCK, 2], ids=["rows", "compressed"])
+def block(request, monkeypatch):
+    """Blocks of usual size, and of two inputs, so that almost all that is done is compressed."""
+    monkeypatch.setattr(done_blocks, "BLOCK", request.param)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def write(path, records, columns=()):
     packed = [
         (source, row and json.dumps(row), json.dumps(given)) for source, row, given in records
     ]
-    return write_metadata(path, path.suffix[1:], tuple(columns), lambda: iter(packed))
+    return write_metadata(path, path.suffix[1:], tuple(columns), packed)
 
 
 def table_of(tmp_path, records, columns=(), form="parquet"):
@@ -288,15 +288,13 @@ def test_a_table_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, form, 
     path = tmp_path / f"metadata.{form}"
     write(path, [("a", None, [{"x": 1}])])
     before = path.read_bytes()
-    calls = []
-    monkeypatch.setattr(module, "GROUP_ROWS", 1)  # so that two rows need a second pass
 
-    def records():
-        calls.append(1)
-        yield "b", None, '[{"x": 2}]'
-        yield "c", None, '[{"x": 3}]'
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
+    def full(self):
+        yield {"source": "b", "destination": None, "x": 2}
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.KeptRows, "__iter__", full)
+    records = [("b", None, '[{"x": 2}]'), ("c", None, '[{"x": 3}]')]
 
     with pytest.raises(OutputError, match="cannot be written: No space left on device"):
         write_metadata(path, form, (), records)
@@ -304,10 +302,24 @@ def test_a_table_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, form, 
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_long_table_is_kept_on_the_disk_between_the_passes(tmp_path, form, monkeypatch):
+    """The same values come out, odd ones too, and no file is left."""
+    values = ["x", "\udcff", 1 << 70, 0.1, float("inf"), None, True, [1, {"a": None}], {"b": "\n"}]
+    records = [(f"{at}", None, [{"v": value, f"c{at}": at}]) for at, value in enumerate(values)]
+    write(tmp_path / f"short.{form}", records)
+    monkeypatch.setattr(module, "PAGE_ROWS", 2)
+    monkeypatch.setattr(module, "GROUP_ROWS", 3)
+    write(tmp_path / f"long.{form}", records)
+    short, long = (read_table(tmp_path / f"{name}.{form}") for name in ("short", "long"))
+    assert long.equals(short)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_unknown_formats_are_named(tmp_path):
     """Neither writing nor reading guesses."""
     with pytest.raises(OptionError, match="xlsx"):
-        write_metadata(tmp_path / "t.xlsx", "xlsx", (), lambda: iter(()))
+        write_metadata(tmp_path / "t.xlsx", "xlsx", (), ())
     with pytest.raises(InputError, match="does not exist"):
         read_table(tmp_path / "metadata.csv")
     (tmp_path / "t.xlsx").write_text("")

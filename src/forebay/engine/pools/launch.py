@@ -112,7 +112,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
 def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
     with os.fdopen(zygote.scratch_file(), "w+b") as file:
-        pickle.dump(sys.path, file)
+        pickle.dump((sys.path, sys.argv), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered
         descriptors = control.fileno(), news, file.fileno()

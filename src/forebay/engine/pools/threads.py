@@ -31,13 +31,19 @@ class _Worker:
         self, incarnation: int, worker_id: int, job: Job, events: queue.SimpleQueue[Event | None]
     ) -> None:
         self.tasks: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
+        self._has_ended = False
         self.thread = threading.Thread(
             target=serve,
-            args=(incarnation, worker_id, job, self._receive, events.put),
+            args=(incarnation, worker_id, job, self._receive, events.put, lambda: self._has_ended),
             name=f"forebay-worker-{incarnation}",
             daemon=True,
         )
         self.thread.start()
+
+    def end(self) -> None:
+        """Make the thread end after its current task."""
+        self._has_ended = True
+        self.tasks.put(None)
 
     def _receive(self, wait: bool) -> Sequence[Assignment] | None:
         try:
@@ -78,7 +84,7 @@ class ThreadPool(Pool):
     def kill(self, incarnation: int) -> None:
         """Abandon a thread, and record where it hangs."""
         abandoned = self._workers.pop(incarnation)
-        abandoned.tasks.put(None)
+        abandoned.end()
         waited = self._abandoned is not None and self._abandoned(abandoned.thread)
         frame = sys._current_frames().get(abandoned.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
@@ -89,7 +95,7 @@ class ThreadPool(Pool):
         """Put the end into the thread's queue."""
         worker = self._workers.pop(incarnation, None)
         if worker is not None:
-            worker.tasks.put(None)
+            worker.end()
             alive = [each for each in self._stopping if each.thread.is_alive()]
             self._stopping = [*alive, worker]
 
@@ -110,7 +116,7 @@ class ThreadPool(Pool):
     def close(self) -> None:
         """Tell every thread to stop; wait briefly for those in the middle of a task."""
         for worker in self._workers.values():
-            worker.tasks.put(None)
+            worker.end()
         ending = [*self._workers.values(), *self._stopping]
         share = CLOSE_S / max(len(ending), 1)
         for worker in ending:

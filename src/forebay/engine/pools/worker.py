@@ -61,6 +61,7 @@ def serve(
     job: Job,
     receive: Callable[[bool], Sequence[Assignment] | None],
     report: Callable[[Event], None],
+    has_ended: Callable[[], bool] = bool,
 ) -> None:
     """Run tasks until `receive` returns None.
 
@@ -71,6 +72,7 @@ def serve(
         receive: Returns tasks, or None at the end. If called with True it waits for a task; if
             called with False it returns at once, with an empty sequence if there is none.
         report: Sends an event to the driver.
+        has_ended: Returns whether to leave out the remaining tasks; by default never.
     """
     try:
         job.open(incarnation, worker_id)
@@ -79,23 +81,20 @@ def serve(
         return
     report(WorkerStarted(incarnation))
     held: deque[Assignment] = deque()
-    received: Sequence[Assignment] | None = ()
+    received = receive(True)
     while received is not None:
-        began = time.monotonic()
-        received = receive(False) if held else receive(True)
-        if received is None:
-            break
-        if not held:
-            began = time.monotonic()  # waiting does not count
         held.extend(received)
-        if not held:
-            continue
-        report(perform(incarnation, job, held.popleft()))
-        if not job.keeps_tasks and time.monotonic() - began > GIVE_BACK_S:
-            while received := receive(False):
-                held.extend(received)
-            report(TasksReturned(incarnation, tuple(each.task for each in held)))
-            held.clear()
+        received = ()
+        while held and not has_ended():
+            event = perform(incarnation, job, held.popleft())
+            report(event)
+            if event.seconds > GIVE_BACK_S and not job.keeps_tasks:
+                while received := receive(False):
+                    held.extend(received)
+                report(TasksReturned(incarnation, tuple(each.task for each in held)))
+                held.clear()
+        if received is not None:
+            received = receive(True)
     job.close()
 
 

@@ -27,7 +27,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,10 +90,11 @@ def main(control: int, news: int, payload: int) -> NoReturn:
     Args:
         control: Descriptor of the socket that `run` takes.
         news: See `run`.
-        payload: Descriptor of a file: the driver's `sys.path`, pickled, then the pickled job.
+        payload: Descriptor of a file: the driver's `sys.path` and `sys.argv`, pickled, then the
+            pickled job.
     """
     with os.fdopen(payload, "rb") as file:
-        sys.path[:] = pickle.load(file)  # noqa: S301 - from the driver
+        sys.path[:], sys.argv[:] = pickle.load(file)  # noqa: S301 - from the driver
         body = file.read()
     run(socket.socket(fileno=control), news, body)
 
@@ -266,7 +266,8 @@ def _run_worker(
         if isinstance(event, TaskFailed):
             event = portable(event)
         try:
-            channel.send(event)
+            # A plain tuple, since pickle calls Python code for each named one.
+            channel.send(tuple(event) if isinstance(event, TaskFinished) else event)
         except ConnectionError:
             os._exit(0)  # the driver has ended, so the answer is not needed
         except Exception as error:  # the result cannot be pickled
@@ -297,6 +298,8 @@ def scratch_file() -> int:
     """
     with suppress(AttributeError, OSError):  # not Linux, or not permitted
         return os.memfd_create("forebay")
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO, cast
@@ -24,8 +24,9 @@ from forebay.errors import InputError, OptionError
 from forebay.jobs.inputs.manifest import SUFFIXES, Manifest, open_manifest
 from forebay.jobs.inputs.memory_tables import is_table, memory_manifest
 from forebay.jobs.ledger.database import NAME
-from forebay.jobs.ledger.records import Input
+from forebay.jobs.ledger.records import Input, RowsInPlace
 from forebay.jobs.outputs.output_names import PRIVATE
+from forebay.jobs.packed.reader import packed_identity
 
 TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
 # The subfolder that marks an output folder of forebay.
@@ -44,6 +45,9 @@ class Listing:
         description: One line for messages, such as "manifest dataset.csv".
         is_search: Whether they were found in a folder or by a glob, and not named one by one.
         folder: Where a table's relative `destination` starts: an absolute path, or a URL.
+        total: The number of inputs; None if it is not known before the listing ends.
+        in_place: How to read a large manifest from any row on, so that its rows need not be copied;
+            None for any other listing.
     """
 
     kind: str
@@ -52,6 +56,21 @@ class Listing:
     _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
     is_search: bool = False
     folder: str | None = None
+    total: int | None = None
+    in_place: RowsInPlace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether no input can be listed twice."""
+        return self.is_search or self.kind == "indices"
+
+    def through(self, check: Callable[[Iterable[Input]], Iterator[Input]]) -> Listing:
+        """Return this listing with a check that every input passes through when it is listed."""
+        rows = self.in_place
+        if rows is not None:
+            start = rows.start
+            rows = replace(rows, start=lambda ordinal: check(start(ordinal)))
+        return replace(self, _walk=lambda: check(self._walk()), in_place=rows)
 
     def __iter__(self) -> Iterator[Input]:
         """Yield the inputs as a stream.
@@ -107,7 +126,7 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
     if not paths:
         raise InputError("inputs: the list is empty\n  Give at least one path.")
     description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
-    return Listing("paths", (), description, lambda: _walk_list(paths))
+    return Listing("paths", (), description, lambda: _walk_list(paths), total=len(paths))
 
 
 def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing:
@@ -137,7 +156,7 @@ def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing
     def walk() -> Iterator[Input]:
         return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
 
-    return Listing("indices", (), description, walk)
+    return Listing("indices", (), description, walk, total=n)
 
 
 def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
@@ -259,7 +278,15 @@ def _list_url(url: str) -> Listing:
 
 def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
     name = f"manifest {manifest.name}"
-    return Listing("rows", manifest.columns, name, manifest.__iter__, folder=folder)
+    return Listing(
+        "rows",
+        manifest.columns,
+        name,
+        manifest.__iter__,
+        folder=folder,
+        total=manifest.total,
+        in_place=manifest.in_place,
+    )
 
 
 def _found(
@@ -319,7 +346,7 @@ def _identity(path: str) -> str:
         status = os.stat(path)
     except (OSError, ValueError) as error:
         # For other errors, the function raises a better message when it opens the file.
-        return "missing" if _is_absent(error) else ""
+        return packed_identity(path) or ("missing" if _is_absent(error) else "")
     if stat.S_ISDIR(status.st_mode):
         return "directory"
     return f"{status.st_size}:{status.st_mtime_ns}"

@@ -3,31 +3,38 @@
 A manifest is opened once to learn its columns and that it has rows, and read again by every
 iteration, a row at a time: ten million rows need no more memory than ten. Every problem with
 it is an `InputError` that names the file and, if possible, the line.
+
+Long because the formats of manifests are read here, and nowhere else.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import hashlib
 import io
 import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, BinaryIO, NoReturn
 
 from forebay.errors import InputError
 from forebay.jobs.inputs.row_paths import DESTINATION, path_in
 from forebay.jobs.inputs.row_values import plain
-from forebay.jobs.ledger.records import Input
+from forebay.jobs.ledger.records import Input, RowsInPlace
+from forebay.jobs.packed.reader import packed_identity
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 28
 _PARQUET_BATCH_ROWS = 1024
+# A Parquet manifest with as many rows is not copied into the ledger.
+IN_PLACE_ROWS = 1 << 16
 
 _Row = dict[str, Any]
 # A row and its position, such as "line 7".
@@ -42,27 +49,35 @@ class Manifest:
         name: The name that the user gave, for messages.
         columns: Names in the manifest's order; for .jsonl in order of first appearance.
         folder: Where relative paths may start besides the current folder; None if it is remote.
+        total: The number of rows; None if it is not known before the last one is read.
+        in_place: For a large Parquet file on a local disk: how to read it from any row on.
     """
 
     name: str
     columns: tuple[str, ...]
     folder: str | None
-    _rows: Callable[[], Iterator[Placed]]
+    _rows: Callable[[int], Iterator[Placed]]
+    total: int | None = None
+    in_place: RowsInPlace | None = None
 
     def __iter__(self) -> Iterator[Input]:
-        """Yield one input for each row, in the manifest's order.
+        """Yield one input for each row, as `inputs` does."""
+        return self.inputs()
+
+    def inputs(self, first: int = 1) -> Iterator[Input]:
+        """Yield one input for each row from the `first` on, in the manifest's order.
 
         Raises:
             InputError: A row is damaged, or JSON in UTF-8 cannot hold one of its values.
         """
-        for row, text in self.rows():
+        for row, text in self.rows(first - 1):
             source, column = path_in(row)
             yield Input(source, text, self._identity(source, column))
 
-    def rows(self) -> Iterator[tuple[_Row, str]]:
-        """Yield each row with values that JSON has, and its JSON; as `__iter__` otherwise."""
+    def rows(self, skipped: int = 0) -> Iterator[tuple[_Row, str]]:
+        """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
         encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-        for place, values in self._rows():
+        for place, values in self._rows(skipped):
             column = ""
             try:
                 row = {}
@@ -81,6 +96,8 @@ class Manifest:
     def _identity(self, source: str, column: str) -> str:
         """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
 
+        That of a packed output is "size:CRC-32".
+
         Neither "missing" nor "directory": only the user's function knows what the column means.
         URLs are not checked; a request for each row could take longer than the work.
         """
@@ -95,7 +112,7 @@ class Manifest:
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
             return "" if is_folder else f"{status.st_size}:{status.st_mtime_ns}"
-        return ""
+        return packed_identity(os.path.join(self.folder or "", source))
 
 
 def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | None) -> Manifest:
@@ -113,22 +130,27 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         InputError: It cannot be read, or it has no columns or no rows.
     """
     shown = name if name.isprintable() else ascii(name)
-    read_columns, read_rows = {
-        ".csv": (_csv_columns, _csv_rows),
-        ".jsonl": (_json_columns, _json_rows),
-        ".parquet": (_parquet_columns, _parquet_rows),
-    }[os.path.splitext(name)[1].lower()]
+    suffix = os.path.splitext(name)[1].lower()
+    read_columns = {".csv": _csv_columns, ".jsonl": _json_columns, ".parquet": _parquet_columns}
+    read_rows = {".csv": _csv_rows, ".jsonl": _json_rows}.get(suffix)
 
-    def rows() -> Iterator[Placed]:
+    def rows(skipped: int = 0) -> Iterator[Placed]:
         with _refusing(shown, open_file), open_file() as file:
-            yield from read_rows(shown, file)
+            if read_rows is None:
+                yield from _parquet_rows(shown, file, skipped)
+            else:
+                yield from islice(read_rows(shown, file), skipped, None)
 
     with _refusing(shown, open_file), open_file() as file:
-        columns = read_columns(shown, file)
+        columns = read_columns[suffix](shown, file)
+        total = None if read_rows is not None else _parquet_total(shown, file)
     check_columns(shown, columns)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
-    return Manifest(shown, tuple(columns), folder, rows)
+    manifest = Manifest(shown, tuple(columns), folder, rows, total)
+    if folder is None or total is None or total < IN_PLACE_ROWS:
+        return manifest
+    return replace(manifest, in_place=_in_place(name, manifest))
 
 
 def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
@@ -229,17 +251,61 @@ def _parquet_columns(name: str, file: BinaryIO) -> Sequence[str]:
     return list(schema.names)
 
 
-def _parquet_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
+def _parquet_total(name: str, file: BinaryIO) -> int:
+    with _arrow_refusing(name):
+        from pyarrow import parquet
+
+        return int(parquet.read_metadata(file).num_rows)
+
+
+def _parquet_rows(name: str, file: BinaryIO, skipped: int) -> Iterator[Placed]:
     number = 0
     with _arrow_refusing(name):
         from pyarrow import parquet
 
         # buffer_size: otherwise all columns of a row group are in memory at once.
         table = parquet.ParquetFile(file, buffer_size=1 << 20)
-        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"row {number}", row
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if number + rows <= skipped:
+                number += rows
+                continue
+            # One reader for many groups keeps something of each: 9 MB for a million rows.
+            batches = table.iter_batches(_PARQUET_BATCH_ROWS, row_groups=[group], use_threads=False)
+            for batch in batches:
+                before = min(max(skipped - number, 0), batch.num_rows)
+                number += before
+                for row in batch.slice(before).to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+
+
+def _in_place(name: str, manifest: Manifest) -> RowsInPlace:
+    """Return how to read a Parquet file from any row on, as long as it is the same file."""
+    path = os.path.abspath(name)
+    fingerprint = _fingerprint(path)
+
+    def start(ordinal: int) -> Iterator[Input]:
+        if _fingerprint(path) != fingerprint:
+            advice = "Completed work is kept. Make the same call again, which compares all rows."
+            refuse(manifest.name, "it changed while it was read", advice)
+        return manifest.inputs(ordinal)
+
+    return RowsInPlace(path, fingerprint, start)
+
+
+def _fingerprint(path: str) -> str:
+    """Return a string that changes with a Parquet file: its size and time, a hash of its footer."""
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            file.seek(-8, os.SEEK_END)
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(-min(8 + length, status.st_size), os.SEEK_END)
+            footer = hashlib.blake2b(file.read(), digest_size=16).hexdigest()
+    except OSError as error:
+        refuse(path, f"it cannot be read: {error}", "Check its path and permissions.", error)
+    return f"{status.st_size}:{status.st_mtime_ns}:{footer}"
 
 
 def check_types(name: str, schema: Any) -> None:

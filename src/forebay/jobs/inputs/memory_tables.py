@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError, shortened
 from forebay.jobs.inputs.manifest import Manifest, Placed, check_columns, check_types, refuse
 from forebay.jobs.inputs.row_paths import DESTINATION
+from forebay.jobs.packed.reader import packed_identity
 
 if TYPE_CHECKING:
     import pyarrow
@@ -56,7 +58,9 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
     local = None if "://" in start else start
-    return Manifest(name, columns, local, rows), start
+    total = len(table) if isinstance(table, list | tuple) else arrow.num_rows
+    manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
+    return manifest, start
 
 
 def arrow_table(table: Any) -> pyarrow.Table:
@@ -102,7 +106,8 @@ def start_of(folder: str | os.PathLike[str] | None, destinations: Iterable[Any],
     here = os.getcwd()
     texts = (each for each in destinations if isinstance(each, str) and each)
     first = next((each for each in texts if "://" not in each and not os.path.isabs(each)), None)
-    if first is None or "\0" in first or os.path.lexists(os.path.join(here, first)):
+    path = os.path.join(here, first or "")
+    if first is None or "\0" in first or os.path.lexists(path) or packed_identity(path):
         return here
     raise InputError(
         f"{name}: its destination {shortened(first)} is not in the working folder {here}\n"

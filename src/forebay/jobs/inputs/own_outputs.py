@@ -6,8 +6,7 @@ It may be reached by a glob, through a symbolic link, or by its name in a list o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.errors import InputError, OptionError
@@ -53,9 +52,9 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
         return listing
     is_output, shown = _Inside(output), os.fspath(output)
 
-    def walk() -> Iterator[Input]:
-        for each in listing:
-            if not is_output(_path_of(each, listing.folder)):
+    def checked(inputs: Iterable[Input]) -> Iterator[Input]:
+        for each in inputs:
+            if not each.source or not is_output(_path_of(each, listing.folder)):
                 yield each
             elif not listing.is_search:
                 raise InputError(
@@ -65,7 +64,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
                     f"out of {listing.description}, or choose another output folder."
                 )
 
-    rest = replace(listing, _walk=walk)
+    rest = listing.through(checked)
     if listing.is_search and next(iter(rest), None) is None:
         raise InputError(
             f"{listing.description}: all of its files lie in the output folder {shown!r}\n"

@@ -29,6 +29,7 @@ TODO, DONE, FAILED, GONE = range(4)
 # `outputs` is set if and only if the input was done, `error` if and only if it failed.
 # A name that two inputs claimed has no ordinal; `rival` is one of these inputs.
 # The index holds failed inputs only, so the others cost nothing.
+# `blocks` holds blocks of done inputs instead of their rows; see `done_blocks.py`.
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE inputs(
@@ -36,6 +37,7 @@ CREATE TABLE inputs(
     state INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
     seconds REAL NOT NULL DEFAULT 0, outputs TEXT, metadata TEXT, error TEXT);
 CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
+CREATE TABLE blocks(block INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
 CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 """
@@ -304,6 +306,8 @@ def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
 
 
 _COUNTS_KEY = "_counts"
+# The key that is there while the driver reads the listing on.
+UNLISTED = "_unlisted"
 
 
 def counts_in(meta: dict[str, str]) -> Counts:
@@ -321,10 +325,3 @@ def read_counts(db: sqlite3.Connection) -> Counts:
 def write_counts(db: sqlite3.Connection, counts: Counts) -> None:
     """Store the counts, in the transaction that changes the states."""
     put_meta(db, _COUNTS_KEY, json.dumps([counts.total, counts.done, counts.failed]))
-
-
-def recount(db: sqlite3.Connection) -> None:
-    """Count all inputs again, after a change of too many of them to keep track."""
-    states = dict(db.execute("SELECT state, count(*) FROM inputs WHERE ordinal > 0 GROUP BY state"))
-    total = sum(states.values())
-    write_counts(db, Counts(total, states.get(DONE, 0), states.get(FAILED, 0)))

@@ -1,7 +1,8 @@
 """Merge a listing into the ledger: which inputs are new, changed or gone, and their ordinals.
 
-A listing equal to the ledger is only compared with it. From the first difference on, it goes into
-temporary tables and SQLite does the joins, so memory does not grow with the listing:
+A listing equal to the ledger is only compared with it, and new inputs behind the known ones are
+appended, a page at a time, while earlier ones are worked on. From any other difference on, the
+whole listing goes into temporary tables and SQLite does the joins, so memory does not grow with it:
 
     listing   position, source, row, identity       what was listed, unique by key
     places    old ordinal -> new ordinal; `what` is 0 same, 1 changed, 2 not listed
@@ -11,15 +12,24 @@ temporary tables and SQLite does the joins, so memory does not grow with the lis
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import NamedTuple
 
 from forebay.errors import InputError
-from forebay.jobs.ledger.database import storable, storable_or_none
+from forebay.jobs.ledger.database import read_counts, storable, storable_or_none, write_counts
+from forebay.jobs.ledger.done_blocks import (
+    compress_all,
+    count_in_blocks,
+    expand_all,
+    listed_keys,
+    listed_rows,
+    query_of,
+    recount,
+)
+from forebay.jobs.ledger.duplicates import Duplicate, find_duplicate, listed_twice
 from forebay.jobs.ledger.records import Input
-
-_SHOWN = 80  # characters of a value in a message
 
 _KEY = "coalesce({0}row, {0}source)"
 
@@ -39,6 +49,12 @@ SELECT i.ordinal, l.position, l.identity != i.identity,
 FROM inputs i CROSS JOIN listing l ON {_KEY.format("l.")} = {_KEY.format("i.")}
 WHERE i.ordinal < 0 OR i.ordinal > :known
 """  # noqa: S608
+
+_ONE_MATCH = """
+DELETE FROM places WHERE new BETWEEN 1 AND :known OR (
+    new IN (SELECT new FROM places GROUP BY new HAVING count(*) > 1)
+    AND old NOT IN (SELECT max(old) FROM places GROUP BY new))
+"""
 
 _LIFT = """
 INSERT INTO lifted
@@ -77,35 +93,174 @@ class Enrolment:
     moved: int = 0
 
 
-def merge(db: sqlite3.Connection, listing: Iterable[Input], complete: bool) -> Enrolment:
-    """Merge a listing into the ledger within the caller's transaction."""
+class Merged(NamedTuple):
+    """The outcome of `merge`.
+
+    Attributes:
+        enrolment: How the listing compared, as far as it was read.
+        rest: New inputs that are still to be appended; None if there are none.
+    """
+
+    enrolment: Enrolment
+    rest: Iterator[Input] | None = None
+
+
+def merge(
+    db: sqlite3.Connection,
+    listing: Iterable[Input],
+    complete: bool,
+    ahead: int | None = None,
+    is_distinct: bool = False,
+    name_of: Callable[[int], str] | None = None,
+) -> Merged:
+    """Merge a listing into the ledger within the caller's transaction.
+
+    Args:
+        db: The ledger.
+        listing: The inputs.
+        complete: Whether inputs that are not listed are gone.
+        ahead: How many new inputs behind the known ones are read; the rest is left to `append`.
+        is_distinct: Whether no input can be listed twice.
+        name_of: Returns the row at an ordinal, if the ledger has only its hash.
+
+    Raises:
+        InputError: An input is listed twice, as far as the listing was read to its end.
+    """
     remaining = iter(listing)
-    known, first = _skip_known(db, remaining)
-    (left,) = db.execute("SELECT count(*) FROM inputs WHERE ordinal > ?", (known,)).fetchone()
-    if first is None and not (complete and left):
-        return Enrolment(0, known, 0, 0)
-    _load(db, known, remaining if first is None else chain((first,), remaining))
+    known, first, at_end = _skip_known(db, remaining)
+    if first is None and not (complete and _count_after(db, known)):
+        return Merged(Enrolment(0, known, 0, 0))
+    if first is not None and at_end and not _has_gone(db):
+        new, rest = append(db, known, chain((first,), remaining), ahead)
+        if rest is None and not is_distinct:
+            check_distinct(db, name_of, is_late=False)
+        return Merged(Enrolment(new, known, 0, 0), rest)
+    expand_all(db)
+    _load(db, known, remaining if first is None else chain((first,), remaining), name_of)
     enrolment = _rearrange(db, known, complete)
     for table in ("listing", "places", "unlisted", "lifted"):
         db.execute(f"DROP TABLE temp.{table}")
-    return enrolment
+    compress_all(db)
+    recount(db)
+    return Merged(enrolment)
 
 
-def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, Input | None]:
-    """Read the listing beside the ledger; return how many are equal, and the first that is not."""
+def extend(
+    db: sqlite3.Connection, known: int, more: Iterator[Input], ahead: int | None
+) -> Merged | None:
+    """Append the rest of a listing whose beginning is known to be that of the ledger.
+
+    Args:
+        db: The ledger.
+        known: How many inputs it has.
+        more: The inputs behind them.
+        ahead: How many of them to read.
+
+    Returns:
+        The outcome; None if inputs that are gone could be among them, so that `merge` has to look.
+    """
+    first = next(more, None)
+    if first is None:
+        return Merged(Enrolment(0, known, 0, 0))
+    if _has_gone(db):
+        return None
+    new, rest = append(db, known, chain((first,), more), ahead)
+    # Even if nothing is left: the whole listing is searched for duplicates at its end.
+    return Merged(Enrolment(new, known, 0, 0), iter(()) if rest is None else rest)
+
+
+def append(
+    db: sqlite3.Connection, known: int, listing: Iterator[Input], ahead: int | None
+) -> tuple[int, Iterator[Input] | None]:
+    """Append new inputs behind the known ones.
+
+    Args:
+        db: The ledger.
+        known: How many inputs it has.
+        listing: The new inputs.
+        ahead: How many of them to read; None for all.
+
+    Returns:
+        How many were appended, and the others; None if there are none.
+    """
+    new = db.executemany(
+        "INSERT INTO inputs(ordinal, source, row, identity) "
+        "VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))",
+        _numbered(islice(listing, ahead), known),
+    ).rowcount
+    counts = read_counts(db)
+    write_counts(db, replace(counts, total=counts.total + new))
+    following = next(listing, None)
+    return new, None if following is None else chain((following,), listing)
+
+
+def check_distinct(
+    db: sqlite3.Connection, name_of: Callable[[int], str] | None, *, is_late: bool
+) -> None:
+    """Raise InputError if an input is listed twice.
+
+    Args:
+        db: A ledger to which the whole listing was appended.
+        name_of: Returns the row at an ordinal, if the ledger has only its hash.
+        is_late: Whether some inputs were worked on before.
+    """
+
+    def keys() -> Iterator[tuple[int, str]]:
+        rows = listed_rows(query_of(db))
+        return ((one.ordinal, one.source if one.row is None else one.row) for one in rows)
+
+    found = find_duplicate(listed_keys(query_of(db)), keys())
+    if found is None:
+        return
+    if name_of is not None:
+        value, is_row = name_of(found.first), True
+        if value != name_of(found.second):
+            return  # two rows with one hash
+    else:
+        rows = listed_rows(query_of(db))
+        one = next(one for one in rows if one.ordinal == found.first)
+        value, is_row = one.source if one.row is None else one.row, one.row is not None
+    raise listed_twice(value, is_row, found, is_late=is_late)
+
+
+def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, Input | None, bool]:
+    """Return how many are equal, the first that is not, and whether the ledger ends before it."""
     known = 0
-    rows = db.execute("SELECT source, row, identity FROM inputs WHERE ordinal > 0 ORDER BY ordinal")
-    try:
-        for one in listing:
-            if next(rows, None) != (one.source, one.row, one.identity):
-                return known, one
-            known += 1
-    finally:
-        rows.close()
-    return known, None
+    rows = listed_rows(query_of(db))
+    for one in listing:
+        row = next(rows, None)
+        if row is None or row[1:4] != one:
+            return known, one, row is None
+        known += 1
+    return known, None, False
 
 
-def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> None:
+def _numbered(
+    listing: Iterable[Input], known: int
+) -> Iterator[tuple[int, str | bytes, str | bytes | None, str | bytes]]:
+    """Yield ordinal, source, row and identity in the form in which SQLite stores them."""
+    return (
+        (place, storable(one.source), storable_or_none(one.row), storable(one.identity))
+        for place, one in enumerate(listing, known + 1)
+    )
+
+
+def _count_after(db: sqlite3.Connection, ordinal: int) -> int:
+    (rows,) = db.execute("SELECT count(*) FROM inputs WHERE ordinal > ?", (ordinal,)).fetchone()
+    return int(rows) + count_in_blocks(db, ordinal)
+
+
+def _has_gone(db: sqlite3.Connection) -> bool:
+    """Tell whether there are inputs that are gone, of which some could be listed again."""
+    return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
+
+
+def _load(
+    db: sqlite3.Connection,
+    known: int,
+    remaining: Iterator[Input],
+    name_of: Callable[[int], str] | None,
+) -> None:
     """Put the whole listing into its temporary table: from the ledger what equals it, then new."""
     *tables, index, _ = _TABLES.split(";\n")
     for statement in tables:
@@ -117,19 +272,16 @@ def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> Non
     )
     db.executemany(
         "INSERT INTO listing VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))",
-        (
-            (place, storable(one.source), storable_or_none(one.row), storable(one.identity))
-            for place, one in enumerate(remaining, known + 1)
-        ),
+        _numbered(remaining, known),
     )
     try:
         # Built last, by one external sort, which is far faster than sorting at each insertion.
         db.execute(index)
     except sqlite3.IntegrityError:
-        raise _duplicate(db) from None
+        raise _duplicate(db, name_of) from None
 
 
-def _duplicate(db: sqlite3.Connection) -> InputError:
+def _duplicate(db: sqlite3.Connection, name_of: Callable[[int], str] | None) -> InputError:
     key = _KEY.format("")
     groups = f"SELECT min(position) AS first FROM listing GROUP BY {key} HAVING count(*) > 1"  # noqa: S608
     number, first = db.execute(f"SELECT count(*), min(first) FROM ({groups})").fetchone()  # noqa: S608
@@ -141,24 +293,15 @@ def _duplicate(db: sqlite3.Connection) -> InputError:
         f"(SELECT {key} FROM listing WHERE position = :first)",
         {"first": first},
     ).fetchone()
-    value = source if row is None else row
-    shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
-    what = "input" if row is None else "row"
-    others = number - 1
-    more = f" (and so {'is' if others == 1 else 'are'} {others:,} more)" if others else ""
-    way = (
-        "List each input once."
-        if row is None
-        else "Remove one of them, or add a column that tells them apart."
-    )
-    return InputError(
-        f"{what} {shown} is listed twice: at positions {first} and {second}{more}\n"
-        f"  Nothing was started, and the ledger is unchanged. {way}"
-    )
+    found = Duplicate(first, second, number - 1)
+    value = source if row is None else row if name_of is None else name_of(first)
+    return listed_twice(value, row is not None, found, is_late=False)
 
 
 def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
     db.execute(_MATCH, {"known": known})
+    # A listing that is read while it is worked on may have named an input twice.
+    db.execute(_ONE_MATCH, {"known": known})
     (changed,) = db.execute("SELECT count(*) FROM places WHERE what = 1").fetchone()
     (matched,) = db.execute("SELECT count(*) FROM places").fetchone()
     unlisted = _place_unlisted(db, known, complete)

@@ -10,63 +10,81 @@ changes, and a driver that finds file changes performs them again: each is safe 
 
 The driver holds the folder's lock from `open` to `close`; other processes read through
 `forebay.jobs.ledger.snapshot`. A ledger belongs to the thread that opened it.
+
+Long because everything that a driver does with its ledger is here; the work is in the other files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from forebay.errors import LedgerError
+from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.jobs.ledger.database import (
     FAILED,
     GONE,
     NAME,
     TODO,
+    UNLISTED,
     Database,
     chunks,
     counts_in,
     put_meta,
     read_counts,
     reading,
-    recount,
     storable,
     write_counts,
 )
-from forebay.jobs.ledger.enrolment import Enrolment, merge
+from forebay.jobs.ledger.done_blocks import (
+    expand,
+    last_ordinal,
+    listed_rows,
+    recount,
+    row_in_block,
+)
+from forebay.jobs.ledger.enrolment import Enrolment, Merged, append, check_distinct, extend, merge
 from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
 from forebay.jobs.ledger.name_conflicts import (
     Recorded,
     add_file_changes,
-    files_of,
     release,
     settle,
     take_back,
-    unpacked,
 )
+from forebay.jobs.ledger.packed_members import read_shards
 from forebay.jobs.ledger.records import (
     Counts,
     Done,
     FailedInput,
     FileChange,
     Input,
+    RowsInPlace,
     Todo,
     Unpublished,
 )
+from forebay.jobs.ledger.result_columns import files_of, unpacked
+from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
 from forebay.options import TABLE_FORMATS
 
+# The fingerprint of the manifest whose rows are not copied; "" if it was listed in part.
+_PLACE = "_place"
+# The key that is there if rows that are not copied name files, which could have changed.
+_NAMES_FILES = "_names_files"
+# How many inputs of a listing are read at once while earlier ones are worked on.
+READ_ON = 8192
 _PAGE = 4096  # rows a query brings into memory at once
 _TODO_PAGE = 1024  # fewer, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What the ledger holds of a done input.
 
     Attributes:
@@ -93,6 +111,10 @@ class Ledger:
     def __init__(self, lock: FolderLock, database: Database) -> None:
         self._lock = lock
         self._database = database
+        self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
+        self._is_distinct = False
+        self._rows: RowsInPlace | None = None  # the manifest whose rows are not copied
+        self._placed: PlacedInputs | None = None
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
@@ -142,10 +164,11 @@ class Ledger:
         rows = self._database.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Store a string under `key`; keys of the ledger itself begin with "_"."""
+    def set_meta(self, key: str, value: str, **others: str) -> None:
+        """Store strings under `key` and other keys; the ledger's own keys begin with "_"."""
         with self._database.transaction() as db:
-            put_meta(db, key, value)
+            for name, text in {key: value, **others}.items():
+                put_meta(db, name, text)
 
     def tables(self) -> dict[str, bool]:
         """Return the formats in which a table was written, and whether it is up to date."""
@@ -170,43 +193,131 @@ class Ledger:
         self._database.load(path)
 
     def enrol(
-        self, listing_inputs: Iterable[Input], columns: Sequence[str], complete: bool
+        self,
+        listing_inputs: Iterable[Input],
+        columns: Sequence[str],
+        complete: bool,
+        *,
+        ahead: int | None = None,
+        is_distinct: bool = False,
+        in_place: RowsInPlace | None = None,
     ) -> Enrolment:
         """Merge a listing, which determines the inputs and their order.
 
         Args:
-            listing_inputs: Read once, to its end. If it raises, nothing has changed.
+            listing_inputs: Read once. If it raises, nothing has changed.
             columns: The manifest's columns, kept as the JSON list `get_meta("columns")`.
             complete: True if inputs that are not listed are gone; False if the listing was cut
                 short, so that they stay, behind those listed.
+            ahead: How many new inputs to read behind those that the ledger has; `todo` reads the
+                rest as it is needed. None to read the listing to its end.
+            is_distinct: Whether the listing cannot name an input twice.
+            in_place: The same listing, if its rows are not to be copied. `listing_inputs` is not
+                read then, as long as the manifest is the one that the ledger knows.
 
         Raises:
             InputError: An input is listed twice.
         """
+        self._rows, self._placed = in_place, None if in_place is None else PlacedInputs(in_place)
         with self._database.transaction() as db:
-            before = db.total_changes
-            enrolment = merge(db, listing_inputs, complete)
-            if db.total_changes > before:
-                recount(db)
+            if in_place is not None:
+                merged = self._merge_in_place(db, listing_inputs, complete, ahead, in_place)
+            elif self.get_meta(_PLACE) is None:
+                merged = merge(db, listing_inputs, complete, ahead, is_distinct)
+            else:
+                copies = CopiedRows(db)
+                merged = merge(db, copies.listed(listing_inputs), complete)
+                copies.restore()
+                db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PLACE, _NAMES_FILES))
             put_meta(db, "columns", json.dumps(list(columns)))
-        return enrolment
+            self._set_rest(db, merged.rest)
+        self._is_distinct = is_distinct
+        return merged.enrolment
+
+    def _merge_in_place(
+        self,
+        db: sqlite3.Connection,
+        listing_inputs: Iterable[Input],
+        complete: bool,
+        ahead: int | None,
+        in_place: RowsInPlace,
+    ) -> Merged:
+        assert self._placed is not None, "enrol sets it"
+        before, known = self.get_meta(_PLACE), last_ordinal(db)
+        merged: Merged | None = None
+        if complete and before == in_place.fingerprint and self.get_meta(_NAMES_FILES) is None:
+            more = self._placed.listed(in_place.start(known + 1), known + 1)
+            merged = extend(db, known, more, ahead)
+        if merged is None:
+            if before is None:
+                hash_rows(db)
+            db.execute("DELETE FROM meta WHERE key = ?", (_NAMES_FILES,))
+            listed = self._placed.listed(listing_inputs, 1)
+            merged = merge(db, listed, complete, ahead, name_of=self._name_of)
+        put_meta(db, _PLACE, in_place.fingerprint if complete else "")
+        return merged
+
+    def use_rows(self, in_place: RowsInPlace) -> None:
+        """Read rows that were not copied from their manifest, without enrolling it again.
+
+        Raises:
+            InputError: It is not the manifest that was enrolled.
+        """
+        if self.get_meta(_PLACE) != in_place.fingerprint:
+            raise InputError(
+                f"{in_place.name} has changed since its rows were processed\n"
+                "  Nothing was started. Make the call that processes them again, which compares "
+                "all rows."
+            )
+        self._rows, self._placed = in_place, PlacedInputs(in_place)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the listing was read to its end."""
+        return self._rest is None
+
+    def _set_rest(self, db: sqlite3.Connection, rest: Iterator[Input] | None) -> None:
+        if rest is not None:
+            put_meta(db, UNLISTED, "1")
+        else:
+            db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
+        if self._placed is not None and self._placed.names_files:
+            put_meta(db, _NAMES_FILES, "1")
+        self._rest = rest
+
+    def _read_on(self) -> bool:
+        """Append the next page of the listing; tell whether there was one.
+
+        Raises:
+            BusyError: A driver on another machine took the folder over; nothing has changed.
+            InputError: The listing cannot be read further, or names an input twice.
+        """
+        if self._rest is None:
+            return False
+        self._lock.check()
+        with self._database.transaction() as db:
+            _, rest = append(db, last_ordinal(db), self._rest, READ_ON)
+            self._set_rest(db, rest)
+            if rest is None and not self._is_distinct:
+                check_distinct(db, self._name_of, is_late=True)
+        return True
 
     def free_contested(self) -> None:
         """Free the names that several inputs claimed, because all of those are tried again."""
-        with self._database.transaction() as db:
-            if db.execute("SELECT 1 FROM meta WHERE key = '_contested'").fetchone():
+        if self.get_meta("_contested") is not None:
+            with self._database.transaction() as db:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
     def restart(self) -> None:
         """Forget everything; record that the outputs and tables are to be removed."""
-        tables = [FileChange(table_name(form)) for form in self.tables()]
+        own = [*map(table_name, self.tables()), *read_shards(self).names]
         with self._database.transaction() as db:
-            add_file_changes(db, tables)
+            add_file_changes(db, map(FileChange, own))
             db.execute(
                 "INSERT INTO file_changes SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
             )
-            for table in ("outputs", "inputs", "meta"):
+            for table in ("outputs", "inputs", "blocks", "meta"):
                 db.execute(f"DELETE FROM {table}")  # noqa: S608
 
     def counts(self) -> Counts:
@@ -217,19 +328,30 @@ class Ledger:
         """Return the next inputs that have no result, behind ordinal `after` (0: the first)."""
         return self._in_states((TODO, TODO), after, limit)
 
-    def todo(self, last: int, *, failed_only: bool = False) -> Iterator[Todo]:
-        """Yield the inputs to be tried in order, up to ordinal `last`.
+    def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
+        """Yield the inputs to be tried in order, up to ordinal `last`; None for all.
 
         Those that failed are among them; they stay failed until another result is recorded.
+
+        Raises:
+            InputError: The rest of the listing cannot be read, or names an input twice.
         """
         after = 0
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
-        while page := self._in_states(states, after, _TODO_PAGE):
+        while True:
+            page = self._in_states(states, after, _TODO_PAGE)
+            if not page and (failed_only or not self._read_on()):
+                return
             for each in page:
                 after = each.ordinal
-                if after > last:
+                if last is not None and after > last:
                     return
-                yield each
+                yield each if self._placed is None else self._placed_todo(each.ordinal)
+
+    def _placed_todo(self, ordinal: int) -> Todo:
+        assert self._placed is not None, "the rows are not copied"
+        found = self._placed.at(ordinal)
+        return Todo(ordinal, found.source, found.row)
 
     def _in_states(self, states: tuple[int, int], after: int, limit: int) -> list[Todo]:
         rows = self._database.rows(
@@ -239,10 +361,21 @@ class Ledger:
         )
         return [Todo(*row) for row in rows]
 
+    @property
+    def _name_of(self) -> Callable[[int], str] | None:
+        """What names an input in messages, if the ledger has no copy of it."""
+        return None if self._rows is None else self.name_of
+
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
+        if self._rows is not None and ordinal > 0:
+            recent = None if self._placed is None else self._placed.recent(ordinal)
+            found = PlacedInputs(self._rows).at(ordinal) if recent is None else recent
+            return found.source or found.row or ""
         rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
-        return next((source or row for source, row in rows), "")
+        block = None if rows else row_in_block(self._database.rows, ordinal)
+        source, row = rows[0] if rows else ("", "") if block is None else block[1:3]
+        return source or row or ""
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `pending` returned.
@@ -257,7 +390,7 @@ class Ledger:
         self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM file_changes")
-            recorded, more_done, more_failed = settle(db, done, failed)
+            recorded, more_done, more_failed = settle(db, done, failed, self._name_of)
             counts = read_counts(db)
             now_done, now_failed = counts.done + more_done, counts.failed + more_failed
             write_counts(db, replace(counts, done=now_done, failed=now_failed))
@@ -269,7 +402,7 @@ class Ledger:
         Their other files, if published, are to be removed. Other file changes stay.
         """
         with self._database.transaction() as db:
-            recorded = take_back(db, unpublished)
+            recorded = take_back(db, unpublished, self._name_of)
             counts, number = read_counts(db), recorded.withdrawn
             changed = replace(counts, done=counts.done - number, failed=counts.failed + number)
             write_counts(db, changed)
@@ -303,24 +436,29 @@ class Ledger:
 
     def results(self) -> Iterator[Result]:
         """Yield the done inputs in order; each call starts again."""
-        sql = (
-            "SELECT ordinal, source, row, outputs, metadata FROM inputs "
-            "WHERE ordinal > max(?, 0) AND state = 1 ORDER BY ordinal LIMIT ?"
-        )
+        placed = None if self._rows is None else PlacedInputs(self._rows)
         with reading("outputs"):
-            for ordinal, source, row, outputs, metadata in self._paged(sql):
-                yield Result(ordinal, source, row, files_of(outputs), metadata)
+            for each in listed_rows(self._database.rows, "state = 1"):
+                found = each if placed is None else placed.at(each.ordinal)
+                files = files_of(each.outputs)
+                yield Result(each.ordinal, found.source, found.row, files, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
-        sql = (
-            "SELECT ordinal, outputs FROM inputs "
-            "WHERE ordinal > ? AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
-        )
         with reading("outputs"):
-            for ordinal, outputs in self._paged(sql):
+            for ordinal, outputs in self.output_columns():
                 for name, size in files_of(outputs):
                     yield name, size, ordinal
+
+    def output_columns(self) -> Iterator[tuple[int, str]]:
+        """Yield ordinal and outputs, as the ledger keeps them, of every input that has any."""
+        sql = (
+            "SELECT ordinal, outputs FROM inputs "
+            "WHERE ordinal > ? AND ordinal <= 0 AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
+        )
+        yield from self._paged(sql)
+        for each in listed_rows(self._database.rows, "outputs IS NOT NULL"):
+            yield each.ordinal, each.outputs
 
     def knows(self, name: str) -> bool:
         """Tell whether an input, of this listing or gone, claimed this output name."""
@@ -331,6 +469,7 @@ class Ledger:
         """Make inputs todo again; free their names and record the removal of their outputs."""
         wanted = list(ordinals)
         with self._database.transaction() as db:
+            expand(db, wanted)
             add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
             for part, marks in chunks(wanted):
                 db.execute(
@@ -340,6 +479,10 @@ class Ledger:
                     part,
                 )
             recount(db)
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Commit what the block does, for records with a module of their own."""
+        return self._database.transaction()
 
     def _paged(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query by ordinal; no query is open while the caller uses a row."""

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable
+from forebay.jobs.ledger.done_blocks import compress, expand
 from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
-from forebay.jobs.outputs.output_names import recorded_name
+from forebay.jobs.ledger.result_columns import as_outputs, files_of, packed_failure
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
 _OVERWRITTEN = "an output was overwritten"
-# The attributes of a failure that are stored as one JSON object.
-_PACKED = ("kind", "error", "message", "traceback")
+
+# Returns the name of an input for messages, where the ledger has none: its path, or its row.
+NameOf = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,22 @@ class _Verdict:
     withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
     gone: dict[int, set[str]] = field(default_factory=dict)
 
+    def concerned(self) -> set[int]:
+        """Return the inputs that were recorded before, and lose a name or are named in messages."""
+        others = (
+            other for verdicts in (self.losers, self.withdrawn) for _, other in verdicts.values()
+        )
+        return {ordinal for ordinal in (*self.withdrawn, *others) if ordinal > 0}
+
 
 def settle(
-    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
+    db: sqlite3.Connection,
+    done: Sequence[Done],
+    failed: Sequence[FailedInput],
+    name_of: NameOf | None = None,
 ) -> tuple[Recorded, int, int]:
     """Write a batch of results; also return the changes of the counts of done and failed inputs."""
+    expand(db, [one.ordinal for one in done])
     before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     removals = dict.fromkeys(release(db, again))
@@ -68,6 +80,7 @@ def settle(
             claimants.setdefault(file.name, []).append(one.ordinal)
     held = _held(db, claimants)
     verdict = _judge(done, claimants, held)
+    expand(db, verdict.concerned())
 
     winners = [one for one in done if one.ordinal not in verdict.losers]
     published = {file.name: one.ordinal for one in winners for file in one.outputs}
@@ -80,13 +93,14 @@ def settle(
                 removals[file.staged or file.name] = None
                 if held.get(file.name, (0, 0))[0]:
                     removals[file.name] = None
-    lost, names = _withdraw(db, verdict.withdrawn)
+    lost, names = _withdraw(db, verdict.withdrawn, name_of)
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
-    lost += _lost(db, [one for one in done if one.ordinal in verdict.losers], verdict.losers)
+    losing = [one for one in done if one.ordinal in verdict.losers]
+    lost += _lost(db, losing, verdict.losers, name_of)
     _remove_overwritten(db, verdict.gone)
-    _write(db, winners, [*failed, *lost], published, contested)
+    _write(db, winners, [*failed, *lost], published, contested, name_of)
 
     staged = {file.name for one in winners for file in one.outputs if file.staged}
     # A file that a gone input left under such a name is replaced.
@@ -98,6 +112,7 @@ def settle(
         FileChange(file.name, file.staged) for one in winners for file in one.outputs if file.staged
     ]
     add_file_changes(db, file_changes)
+    compress(db, (one.ordinal for one in winners))
     recorded = Recorded(file_changes, [*failed, *lost], len(verdict.withdrawn))
     failed_before = sum(state == FAILED for state in before.values())
     return (
@@ -107,7 +122,9 @@ def settle(
     )
 
 
-def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
+def take_back(
+    db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
+) -> Recorded:
     """Mark inputs as failed of which some files could not be given their names.
 
     The files that they did publish are to be removed. Whatever has the other names stays.
@@ -115,6 +132,7 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
     owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
+    expand(db, owners)
     failed: list[FailedInput] = []
     for part, marks in chunks(owners):
         sql = (
@@ -134,7 +152,7 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     file_changes = [FileChange(name) for name in names if name not in reasons]
     file_changes += [FileChange(one.staged) for one in unpublished]
     add_file_changes(db, file_changes)
-    _write(db, [], failed, {}, {})
+    _write(db, [], failed, {}, {}, name_of)
     return Recorded(file_changes, failed, len(failed))
 
 
@@ -207,7 +225,7 @@ def _judge(
 
 
 def _withdraw(
-    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]]
+    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]], name_of: NameOf | None
 ) -> tuple[list[FailedInput], list[tuple[int, str]]]:
     """Mark inputs that were done as failed; return their failures and all of their names."""
     lost: list[FailedInput] = []
@@ -218,27 +236,38 @@ def _withdraw(
             part,
         )
         for ordinal, attempts, seconds, outputs in rows.fetchall():
-            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal]))
+            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal], name_of))
             with reading("outputs"):
                 names += [(ordinal, name) for name, _ in files_of(outputs)]
     return lost, names
 
 
 def _lost(
-    db: sqlite3.Connection, losing: list[Done], losers: dict[int, tuple[str, int]]
+    db: sqlite3.Connection,
+    losing: list[Done],
+    losers: dict[int, tuple[str, int]],
+    name_of: NameOf | None,
 ) -> list[FailedInput]:
     return [
-        _failure(db, one.ordinal, one.attempts, one.seconds, *losers[one.ordinal]) for one in losing
+        _failure(db, one.ordinal, one.attempts, one.seconds, *losers[one.ordinal], name_of)
+        for one in losing
     ]
 
 
 def _failure(
-    db: sqlite3.Connection, ordinal: int, attempts: int, seconds: float, name: str, other: int
+    db: sqlite3.Connection,
+    ordinal: int,
+    attempts: int,
+    seconds: float,
+    name: str,
+    other: int,
+    name_of: NameOf | None,
 ) -> FailedInput:
     found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
     source, row = found or ("another input", None)
+    rival = name_of(other) if found and name_of is not None else source or row
     message = (
-        f"output {name!r} is claimed by two inputs, this one and {source or row}\n"
+        f"output {name!r} is claimed by two inputs, this one and {rival}\n"
         "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
         "example with the input's folder or row in them, and run again."
     )
@@ -251,7 +280,8 @@ def _remove_overwritten(db: sqlite3.Connection, gone: dict[int, set[str]]) -> No
     for ordinal, names in gone.items():
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
         with reading("outputs"):
-            left = [[name, size] for name, size in files_of(text) if name not in names]
+            files_of(text)
+            left = [each for each in json.loads(text) if each[0] not in names]
         db.execute(
             "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
             (json.dumps(left), _OVERWRITTEN, ordinal),
@@ -264,6 +294,7 @@ def _write(
     failed: list[FailedInput],
     published: dict[str, int],
     contested: dict[str, int],
+    name_of: NameOf | None,
 ) -> None:
     db.executemany(
         "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
@@ -272,7 +303,7 @@ def _write(
             (
                 one.attempts,
                 one.seconds,
-                json.dumps([[file.name, file.size] for file in one.outputs]),
+                as_outputs(one.outputs),
                 storable(one.metadata),
                 one.ordinal,
             )
@@ -283,7 +314,12 @@ def _write(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
         "metadata = NULL, error = ? WHERE ordinal = ?",
         (
-            (failure.attempts, failure.seconds, _packed(failure), ordinal)
+            (
+                failure.attempts,
+                failure.seconds,
+                packed_failure(failure, None if name_of is None else name_of(ordinal)),
+                ordinal,
+            )
             for ordinal, failure in failed
         ),
     )
@@ -292,28 +328,3 @@ def _write(
     db.executemany(claims, ((storable(name), None, one) for name, one in contested.items()))
     if contested:
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
-
-
-def _packed(failure: Failure) -> str:
-    return json.dumps({name: getattr(failure, name) for name in _PACKED})
-
-
-def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
-    """Return the failure of an input from the columns that keep it.
-
-    Raises:
-        LedgerError: They are damaged.
-    """
-    with reading("a failure"):
-        found = json.loads(error).items()
-        kept: Any = {name: str(value) for name, value in found if name in _PACKED}
-        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
-
-
-def files_of(outputs: str) -> list[tuple[str, int]]:
-    """Return name and size of each file, from the column that keeps them; call it in `reading`.
-
-    Raises:
-        LedgerError: A name leads out of the output folder.
-    """
-    return [(recorded_name(name), int(size)) for name, size in json.loads(outputs)]

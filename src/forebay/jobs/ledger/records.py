@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.failures import Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One input as it was listed.
+class Input(NamedTuple):
+    """One input as it was listed. A tuple, since there may be very many.
 
     Attributes:
         source: Path or URL as the user gave it; for a table's row the value of its path
@@ -31,6 +31,21 @@ class Input:
         return self.source if self.row is None else self.row
 
 
+@dataclass(frozen=True, slots=True)
+class RowsInPlace:
+    """A listing that can be read from any of its inputs on, so the ledger need not copy them.
+
+    Attributes:
+        name: Absolute path of the manifest.
+        fingerprint: A string that changes with the manifest.
+        start: Called with an ordinal, from 1; yields the inputs from that one on.
+    """
+
+    name: str
+    fingerprint: str
+    start: Callable[[int], Iterator[Input]]
+
+
 class Todo(NamedTuple):
     """One input that still has to be worked on, as the ledger lists it."""
 
@@ -40,18 +55,39 @@ class Todo(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """One file an input produced. A tuple, since it is pickled for every one of them.
+    """One output of an input. A tuple, since it is pickled for every one of them.
 
     Attributes:
         name: Final name, relative to the output folder, with "/" between its parts.
         size: Bytes.
         staged: Its path in the staging folder, relative to the output folder; "" if the file
             already has its final name.
+        place: For a packed output: its shard, the offset of its data there, and their CRC-32. None
+            for a file.
     """
 
     name: str
     size: int
     staged: str = ""
+    place: tuple[int, int, int] | None = None
+
+
+class PackedMember(NamedTuple):
+    """A packed output, as a ledger or an index has it.
+
+    Attributes:
+        name: Final name; it begins with "packed/".
+        size: Bytes of the data.
+        shard: The number of the shard that holds it.
+        offset: Where the data begin in the shard.
+        crc: CRC-32 of the data.
+    """
+
+    name: str
+    size: int
+    shard: int
+    offset: int
+    crc: int
 
 
 class Done(NamedTuple):

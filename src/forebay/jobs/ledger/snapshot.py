@@ -17,19 +17,29 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
-from forebay.jobs.ledger.database import FAILED, NAME, check, connect, counts_in, in_words, reading
+from forebay.jobs.ledger.database import (
+    FAILED,
+    NAME,
+    UNLISTED,
+    check,
+    connect,
+    counts_in,
+    in_words,
+    reading,
+)
+from forebay.jobs.ledger.done_blocks import Query, listed_rows
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
-from forebay.jobs.ledger.name_conflicts import unpacked
 from forebay.jobs.ledger.records import Counts
-from forebay.observe.progress import counted, duration
+from forebay.jobs.ledger.result_columns import unpacked
+from forebay.units import counted, duration
 
 _JOURNAL = NAME + "-journal"
 # Never takes a lock, never writes, never rolls back a journal.
@@ -40,9 +50,10 @@ _PAUSE_S = 0.02
 _PAGE = 1000
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
-_COLUMNS = "SELECT ordinal, source, row, state, metadata, attempts, seconds, error FROM inputs "
-_FAILURES = _COLUMNS + "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
-_LISTED = _COLUMNS + "WHERE ordinal > max(?, 0) ORDER BY ordinal LIMIT ?"
+_FAILURES = (
+    "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
+    "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+)
 
 _Found = TypeVar("_Found")
 
@@ -56,12 +67,14 @@ class Snapshot:
         meta: What the driver stored with `set_meta`.
         live: The driver that is running now, or None.
         unit: What is counted.
+        is_listed: Whether the listing was read to its end; there may be more inputs otherwise.
     """
 
     counts: Counts
     meta: dict[str, str]
     live: Holder | None
     unit: str = "input"
+    is_listed: bool = True
 
     def text(self, now: float) -> str:
         """Describe the state of the run: counts, the process that runs it, the time left.
@@ -73,19 +86,20 @@ class Snapshot:
             LedgerError: The record of the run is damaged.
         """
         counts, total = self.counts, counted(self.counts.total, self.unit)
-        lines = [
-            f"{counts.done:,} of {total} done, {counts.failed:,} failed, {counts.todo:,} to do"
-        ]
+        done = f"{counts.done:,} of {total} done"
+        if not self.is_listed:
+            done = f"{counts.done:,} done of the {total} found so far"
+        lines = [f"{done}, {counts.failed:,} failed, {counts.todo:,} to do"]
         if self.live is not None:
             with reading("the run"):
                 run = json.loads(self.meta.get("run", "{}"))
                 elapsed = max(now - float(run.get("began", now)), 1e-9)
                 ended = max(counts.done + counts.failed - int(run.get("done", 0)), 0)
                 rate = ended / elapsed
-                left = duration(counts.todo / rate) if rate else "unknown"
+                left = duration(counts.todo / rate) if rate and self.is_listed else "unknown"
             lines.append(f"running: {self.live}")
             lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
-        elif counts.todo:
+        elif counts.todo or not self.is_listed:
             lines.append("not running; the same call continues it")
         else:
             lines.append("finished")
@@ -124,36 +138,36 @@ def read_snapshot(folder: Path) -> Snapshot:
 
     meta, live = _steadily(folder, read)
     kept = {key: value for key, value in meta.items() if not key.startswith("_")}
-    return Snapshot(counts_in(meta), kept, live)
+    return Snapshot(counts_in(meta), kept, live, is_listed=UNLISTED not in meta)
 
 
 def read_failures(folder: Path) -> Iterator[Failure]:
     """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
-    for entry in _paged(folder, _FAILURES):
-        assert entry.failure is not None, "the query asks for failed inputs"
-        yield entry.failure
+    after = _FIRST
+    while rows := _query(folder)(_FAILURES, (after, _PAGE)):
+        for _, source, row, attempts, seconds, error in rows:
+            yield unpacked(source or row or "", attempts, seconds, error)
+        after = rows[-1][0]
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:
     """Yield the listed inputs in order, as `read_snapshot` reads: a page at a time."""
-    return _paged(folder, _LISTED)
+    for each in listed_rows(_query(folder)):
+        failure = None
+        if each.state == FAILED:
+            name = each.source or each.row or ""
+            failure = unpacked(name, each.attempts, each.seconds, each.error or "")
+        yield Entry(each.row, each.state, each.metadata, failure)
 
 
-def _paged(folder: Path, sql: str) -> Iterator[Entry]:
-    after = _FIRST
-    while True:
+def _query(folder: Path) -> Query:
+    """Return a function that reads rows, each time while nothing changes."""
 
-        def read(db: sqlite3.Connection, after: int = after) -> list[Any]:
-            return db.execute(sql, (after, _PAGE)).fetchall()
+    def query(sql: str, parameters: Sequence[Any]) -> list[Any]:
+        rows, _ = _steadily(folder, lambda db: db.execute(sql, parameters).fetchall())
+        return rows
 
-        rows, _ = _steadily(folder, read)
-        if not rows:
-            return
-        for _, source, row, state, metadata, attempts, seconds, error in rows:
-            name = source or row or ""
-            failure = unpacked(name, attempts, seconds, error) if state == FAILED else None
-            yield Entry(row, state, metadata, failure)
-        after = rows[-1][0]
+    return query
 
 
 def _steadily(

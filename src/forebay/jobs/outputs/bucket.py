@@ -33,6 +33,7 @@ from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE, recorded_name
 from forebay.jobs.outputs.staged_output import Output, Staging
 from forebay.jobs.outputs.store import Store
+from forebay.options import SHARD_BYTES
 
 
 class Bucket:
@@ -75,7 +76,7 @@ class Bucket:
         """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
         self._copy.keep(ledger, now=now)
 
-    def staging(self) -> Uploads:
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> Uploads:
         """Return what the workers need to write here."""
         return Uploads(self._store, self._local.staging())
 
@@ -94,6 +95,13 @@ class Bucket:
         """
         self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
         return []
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Do nothing: only a local folder has shards."""
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return nothing: only a local folder has shards."""
+        return iter(())
 
     def size(self, name: str) -> int | None:
         """Return an object's bytes; None if there is none."""
@@ -169,6 +177,9 @@ class Uploads:
     def is_full(self) -> bool:
         """Tell whether the local disk has run out of bytes or of files."""
         return self._staging.is_full()
+
+    def close(self) -> None:
+        """Do nothing: every file was closed by the function."""
 
 
 class _Scratch(Output):

@@ -13,20 +13,21 @@ interpreter lock at each of them, and took three times as long.) One commit is u
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from forebay.engine.events import Command, DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import Done, FailedInput
+from forebay.jobs.ledger.records import Done, FailedInput, OutputFile
 from forebay.jobs.outputs.output_places import OutputPlace
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
-LOOK_S = 0.005
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +66,36 @@ class Commits:
         self._retrying: dict[int, FailedInput] = {}
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
+        self._has_changed = False  # the last commit changed files, which are not flushed yet
         self._is_publishing = (
             False  # the next `record` would delete file changes that are not performed yet
         )
         self._last = time.monotonic()
         self.flush_s = 0.0
 
-    def add(self, outcome: Command) -> None:
-        """Add an outcome of the engine to the next commit."""
+    def add(self, outcomes: Sequence[Outcome], took: Callable[[int, float], None]) -> list[Outcome]:
+        """Add outcomes of the engine to the next commit; return those that are no results.
+
+        Args:
+            outcomes: The outcomes.
+            took: Called with the task and the seconds of each result.
+        """
+        others: list[Outcome] = []
+        for outcome in outcomes:
+            if type(outcome) is not DeliverResult:
+                self._add_other(outcome)
+                others.append(outcome)
+                continue
+            task, attempt, seconds, _, (written, metadata) = outcome
+            files = tuple([OutputFile(*each) for each in written]) if written else ()
+            self._done.append(Done(task, attempt, seconds, files, metadata))
+            if self._retrying:
+                self._retrying.pop(task, None)
+            took(task, seconds)
+        return others
+
+    def _add_other(self, outcome: Outcome) -> None:
         match outcome:
-            case DeliverResult():
-                files, metadata = outcome.result
-                done = Done(outcome.task, outcome.attempt, outcome.seconds, files, metadata)
-                self._done.append(done)
-                if self._retrying:
-                    self._retrying.pop(outcome.task, None)
             case ReportFailure() if outcome.failure.kind != "environment":
                 self._retrying.pop(outcome.task, None)
                 self._failed[outcome.task] = _failed(outcome, outcome.seconds)
@@ -117,13 +133,15 @@ class Commits:
         if self._flushing is None:
             if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
                 return None
-            self._flushing = self._thread.submit(self._flush)
             self._batch = len(self._done)
-        if not (at_once or self._flushing.done()):
+            if self._has_changed or any(one.outputs for one in self._done):
+                self._flushing = self._thread.submit(self._flush)
+        if not (at_once or self._flushing is None or self._flushing.done()):
             return None
         flushing, self._flushing = self._flushing, None
         try:
-            flushing.result()
+            if flushing is not None:  # it is None if no input wrote a file
+                flushing.result()
             if at_once and self._batch < len(self._done):
                 return self.go_on(at_once)  # there are more results since that flush began
             return self._commit()
@@ -142,6 +160,24 @@ class Commits:
             self._thread.shutdown()
         return 0 if commit is None else len(commit.delivered) + commit.failed
 
+    def finish(self) -> None:
+        """Flush the files of the last commit, and have the ledger forget their renames.
+
+        Call it after `close`, if nothing was raised. Otherwise the next run does it, which tries
+        each of the renames again.
+
+        Raises:
+            OutputError: The disk is full or broken; nothing recorded is lost.
+        """
+        if not self._has_changed:
+            return
+        try:
+            self._folder.keep(self._ledger, now=True)
+            self._flush()
+        except OSError as error:
+            raise _unable(error) from error
+        self._ledger.clear_file_changes()
+
     def _flush(self) -> None:
         began = time.monotonic()
         try:
@@ -154,6 +190,7 @@ class Commits:
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
         recorded = self._ledger.record(delivered, failed)
         late, file_changes = recorded.failed[len(failed) :], recorded.file_changes
+        self._has_changed = bool(file_changes)
         self._is_publishing = True
         while unpublished := self._folder.perform(file_changes):
             taken_back = self._ledger.take_back(unpublished)

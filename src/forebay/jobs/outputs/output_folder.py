@@ -23,7 +23,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,12 +34,15 @@ from forebay.jobs.outputs.output_names import (
     PRIVATE,
     STAGING,
     folders_of,
+    is_packed,
     recorded_name,
     removable_name,
     staged_name,
 )
 from forebay.jobs.outputs.renames import rename_new
 from forebay.jobs.outputs.staged_output import Staging
+from forebay.jobs.packed.shards import complete_shards, intact_members
+from forebay.options import SHARD_BYTES
 
 if TYPE_CHECKING:
     from forebay.jobs.ledger.ledger import Ledger
@@ -123,9 +126,9 @@ class OutputFolder:
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:
         """Do nothing: the ledger is in the output folder."""
 
-    def staging(self) -> Staging:
-        """Return what the workers need to write here."""
-        return Staging(self.path.absolute())
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> Staging:
+        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
+        return Staging(self.path.absolute(), shard_bytes)
 
     def flush(self) -> None:
         """Flush everything written below the folder to disk, contents and names."""
@@ -155,7 +158,9 @@ class OutputFolder:
         removed, published = set(), []
         for file_change in file_changes:
             if file_change.staged is None:
-                removed.add(removable_name(file_change.name))
+                name = removable_name(file_change.name)
+                if not is_packed(name):  # its shard is written anew without it
+                    removed.add(name)
             else:
                 published.append((recorded_name(file_change.name), staged_name(file_change.staged)))
         self._remove(removed - {name for name, _ in published})
@@ -184,7 +189,7 @@ class OutputFolder:
 
     def _publish(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
         """Give a staged file its name; return the reason if that is impossible."""
-        final, parent = f"{self._root}/{name}", os.path.dirname(name)
+        final, parent = f"{self._root}/{name}", name.rpartition("/")[0]
         elsewhere = self._leads_elsewhere(parent)
         if elsewhere is not None:
             reason = (
@@ -196,7 +201,7 @@ class OutputFolder:
             if parent not in self._made:
                 os.makedirs(os.path.dirname(final), exist_ok=True)
                 self._made.update([parent, *folders_of(parent)])
-            if self._leads_elsewhere(os.path.dirname(staged)) is not None:
+            if self._leads_elsewhere(staged.rpartition("/")[0]) is not None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
             (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
             return None
@@ -247,6 +252,14 @@ class OutputFolder:
         if os.path.isdir(real):  # otherwise a link may still be created there
             self._plain.add(folder)
         return None
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Publish the shards of packed outputs, and their index; see `jobs/packed/shards.py`."""
+        complete_shards(ledger, self._root, self.flush)
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return name and bytes of the recorded packed outputs that are in their shards."""
+        return intact_members(ledger, self._root)
 
     def size(self, name: str) -> int | None:
         """Return a published file's bytes; None if there is none.

@@ -1,6 +1,7 @@
-"""Which names files may have in an output folder: relative, inside of it, not forebay's. PURE.
+"""Which names outputs may have in an output folder: relative, inside of it, not forebay's. PURE.
 
     out.file("a/../../x")            asked_name ─────> OutputError, in the worker
+    out.pack("a", data)              packed_name ────> "packed/a", which no file can have
     ledger: "../../x", "/etc/x"      recorded_name ──> LedgerError, before a path is made of it
 
 No name in a ledger, even a malicious one, reaches a file outside of the output folder.
@@ -9,6 +10,7 @@ No name in a ledger, even a malicious one, reaches a file outside of the output 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import PurePosixPath
 
 from forebay.errors import LedgerError, OutputError, shortened
@@ -17,6 +19,15 @@ from forebay.options import TABLE_FORMATS
 # forebay's own folder inside every output folder, and the staging folder in it.
 PRIVATE = ".forebay"
 STAGING = f"{PRIVATE}/staging"
+_IN_STAGING = f"{STAGING}/"
+# Where the names of packed outputs begin. The files in this folder are their shards and an index.
+PACKED = "packed"
+_IN_PACKED = f"{PACKED}/"
+MEMBER_INDEX = "index.sqlite"
+# Where shards are until they are complete.
+OPEN_SHARDS = f"{PRIVATE}/{PACKED}"
+
+_SHARD = re.compile(r"(\d{5}|[1-9]\d{5,9})\.tar", re.ASCII)
 
 
 def table_name(form: str) -> str:
@@ -24,8 +35,18 @@ def table_name(form: str) -> str:
     return f"metadata.{form}"
 
 
+def shard_name(number: int) -> str:
+    """Return the file name of a shard of packed outputs."""
+    return f"{number:05d}.tar"
+
+
+def shard_number(name: str) -> int | None:
+    """Return the number of a shard; None for any other file name."""
+    return int(name[:-4]) if name.endswith(".tar") and _SHARD.fullmatch(name) else None
+
+
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
-_OWN = frozenset([PRIVATE, *map(table_name, TABLE_FORMATS)])
+_OWN = frozenset([PRIVATE, PACKED, *map(table_name, TABLE_FORMATS)])
 
 
 def normalized(name: object) -> str:
@@ -38,7 +59,7 @@ def normalized(name: object) -> str:
         raise ValueError("is not the name of a file")
     if "\0" in name:
         raise ValueError("holds a NUL character")
-    if "/" not in name and name[0] != ".":
+    if name[0] not in "./" and name[-1] != "/" and "/." not in name and "//" not in name:
         return name  # a fast path for the usual case
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
@@ -47,23 +68,60 @@ def normalized(name: object) -> str:
 
 
 def asked_name(name: object) -> str:
-    """Return the name that a function gives an output.
+    """Return the name that a function gives a file.
 
     Raises:
         OutputError: It is not a relative name in the output folder, or it is forebay's own.
     """
-    name = os.fspath(name) if isinstance(name, os.PathLike) else name
-    try:
-        final = normalized(name)
-    except ValueError as error:
-        raise OutputError(
-            f"out.file({shortened(name)}) {error}\n"
-            "  Nothing was written. Give a name relative to the output folder, such as "
-            "'speaker1/a.flac'."
-        ) from None
+    final = _inside(name, "out.file")
     if final.partition("/")[0].casefold() in _OWN:
         raise OutputError(f"out.file({name!r}): that name is reserved for forebay; choose another")
     return final
+
+
+def packed_name(name: object) -> str:
+    """Return the name of an output to which a function gives a name in `out.pack`.
+
+    Raises:
+        OutputError: It is not a relative name, has no UTF-8 form, or is that of a shard.
+    """
+    final = f"{PACKED}/{_inside(name, 'out.pack')}"
+    if not is_packed(final):
+        raise OutputError(f"out.pack({name!r}): that name is reserved for forebay; choose another")
+    try:
+        final.encode()
+    except UnicodeEncodeError:
+        raise OutputError(
+            f"out.pack({name!r}): that name cannot be written as UTF-8, which a tar file needs\n"
+            "  Nothing was written. Replace the characters that are not Unicode."
+        ) from None
+    return final
+
+
+def is_packed(name: str) -> bool:
+    """Tell whether the name of an output is that of a packed one, rather than that of a file."""
+    if not name.startswith(_IN_PACKED):
+        return False
+    rest = name[len(_IN_PACKED) :]
+    return bool(rest) and rest != MEMBER_INDEX and shard_number(rest) is None
+
+
+def member_name(name: str) -> str:
+    """Return the name that a packed output has in its shard."""
+    return name[len(_IN_PACKED) :]
+
+
+def _inside(name: object, function: str) -> str:
+    """Return a name in normal form; `function` is what it was given to."""
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    try:
+        return normalized(name)
+    except ValueError as error:
+        raise OutputError(
+            f"{function}({shortened(name)}) {error}\n"
+            "  Nothing was written. Give a name relative to the output folder, such as "
+            "'speaker1/a.flac'."
+        ) from None
 
 
 def recorded_name(name: object) -> str:
@@ -88,12 +146,12 @@ def staged_name(name: object) -> str:
         LedgerError: It is not in the staging folder; the ledger was not written by forebay.
     """
     try:
-        staged = _as_written(name)
-        if not staged.startswith(f"{STAGING}/"):
-            raise ValueError(f"is not in {STAGING}")
+        if isinstance(name, str) and name.startswith(_IN_STAGING):
+            return _IN_STAGING + _as_written(name[len(_IN_STAGING) :])
+        _as_written(name)
+        raise ValueError(f"is not in {STAGING}")
     except ValueError as error:
         raise _foreign(name, error) from None
-    return staged
 
 
 def removable_name(name: object) -> str:
@@ -102,7 +160,7 @@ def removable_name(name: object) -> str:
     Raises:
         LedgerError: It is neither; the ledger was not written by forebay.
     """
-    is_staged = isinstance(name, str) and name.startswith(f"{STAGING}/")
+    is_staged = isinstance(name, str) and name.startswith(_IN_STAGING)
     return staged_name(name) if is_staged else recorded_name(name)
 
 

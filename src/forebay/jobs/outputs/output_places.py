@@ -18,7 +18,7 @@ from forebay.jobs.outputs.bucket import Bucket, newest_copy
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.preprocess_job import WorkerEnd
-from forebay.options import PreprocessOptions
+from forebay.options import SHARD_BYTES, PreprocessOptions
 
 _LOCAL = ("file://", "local://")
 
@@ -39,8 +39,8 @@ class OutputPlace(Protocol):
     def keep(self, ledger: Ledger, *, now: bool = False) -> None:
         """Copy the ledger to a bucket, so that it survives the loss of this machine."""
 
-    def staging(self) -> WorkerEnd:
-        """Return what the workers need to write here."""
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> WorkerEnd:
+        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
         ...
 
     def flush(self) -> None:
@@ -48,6 +48,13 @@ class OutputPlace(Protocol):
 
     def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
         """Remove and publish files; return those that cannot be published."""
+        ...
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Publish the shards of packed outputs, and their index."""
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return name and bytes of the recorded packed outputs that are in their shards."""
         ...
 
     def size(self, name: str) -> int | None:

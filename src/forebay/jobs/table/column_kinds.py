@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ class Kind:
 NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
 AS_THEY_ARE = frozenset({"bool", "int", "str"})
 _BY_NAME = {kind.name: kind for kind in (BOOL, FLOAT, STR)}
+# Types of which every value has the same kind.
+_BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
+_INTEGERS = {int, type(None)}
 
 
 def kind_of(value: Any) -> Kind:
@@ -84,6 +87,35 @@ def widen_row(kinds: dict[str, Kind], row: Row) -> None:
         kind = kinds.get(name, NULL)
         if type(value) is not str or kind is not STR:  # most columns hold strings
             kinds[name] = widen(kind, value)
+
+
+def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
+    """Widen each column's kind by its values in all of the rows, as `widen_row` does."""
+    if not rows:
+        return
+    first = rows[0]
+    if any(row.keys() != first.keys() for row in rows):
+        for row in rows:
+            widen_row(kinds, row)
+        return
+    for name in first:  # the usual case: the kinds of a column are those of its types
+        values = [row[name] for row in rows]
+        kind = kinds.get(name, NULL)
+        types = {*map(type, values)}
+        if types <= _BY_TYPE.keys():
+            for each in types:
+                kind = join(kind, _BY_TYPE[each])
+        elif types <= _INTEGERS and _fit_int64(values):
+            kind = join(kind, INT)
+        else:
+            for value in values:
+                kind = widen(kind, value)
+        kinds[name] = kind
+
+
+def _fit_int64(values: Sequence[int | None]) -> bool:
+    numbers = [each for each in values if each is not None]
+    return min(numbers) >= -_INT64 and max(numbers) < _INT64
 
 
 def join(one: Kind, other: Kind) -> Kind:

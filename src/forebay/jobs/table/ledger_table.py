@@ -35,4 +35,4 @@ def write_ledger_table(path: Path, fmt: str, ledger: Ledger, kind: str) -> None:
                 source = int(result.source) if result.row is None else result.source
                 yield source, None, result.metadata
 
-    write_metadata(path, fmt, columns, records)
+    write_metadata(path, fmt, columns, records())

@@ -1,7 +1,7 @@
 r"""The metadata table: the rows of each input, in input order; identical bytes in every run.
 
     pass 1   read every row, find the columns and their kinds
-    pass 2   read every row again (a short table's are kept from pass 1), write it
+    pass 2   read every row again, as `kept_rows.py` kept it, and write it
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
 If the manifest is the table of an earlier step, this step's `source` is that step's `destination`;
@@ -20,32 +20,39 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from forebay.errors import OptionError, OutputError
 from forebay.jobs.ledger.database import reading
-from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, fit, settled, widen_row
+from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, fit, settled, widen_rows
+from forebay.jobs.table.kept_rows import KeptRows
 from forebay.jobs.table.table_reader import GROUP_ROWS, batches, encoded, read_table, schema_of
 
 __all__ = ["read_table", "write_metadata"]
 
-Records = Callable[[], Iterator[tuple[str | int, str | None, str]]]
+Record = tuple[str | int, str | None, str]
+
+# Records that are parsed at once, and the characters of metadata after which there are fewer.
+PAGE_ROWS = 1024
+_PAGE_CHARACTERS = 1 << 20
 
 
-def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Records) -> int:
+def write_metadata(
+    path: Path, fmt: str, columns: tuple[str, ...], records: Iterable[Record]
+) -> int:
     """Write the table in one step, replacing an earlier one, and return how many rows it has.
 
     Args:
         path: The file; never contains a part of a table.
         fmt: "parquet", "csv" or "jsonl".
         columns: The manifest's columns.
-        records: Called once or twice, for the same sequence of (source, the manifest's row as a
-            JSON object or None, metadata as a JSON list of objects). A key of the metadata that
-            is also a column replaces the column's value.
+        records: Source, the manifest's row as a JSON object or None, and metadata as a JSON list of
+            objects, of each input. A key of the metadata that is also a column replaces the
+            column's value.
 
     Raises:
         OutputError: The file cannot be written.
@@ -55,42 +62,60 @@ def write_metadata(path: Path, fmt: str, columns: tuple[str, ...], records: Reco
     front = [name for name in columns if name not in ("source", "destination")]
     own = ["origin", "source"] if _adds_origin(columns) else ["source"]
     kinds = dict.fromkeys([*front, *own, "destination"], NULL)
-    rows = _rows(records(), columns)
-    head = list(islice(rows, GROUP_ROWS))
-    count = 0
-    for row in chain(head, rows):
-        widen_row(kinds, row)
-        count += 1
-    again = iter(head) if count == len(head) else _rows(records(), columns)
-    final = {name: settled(kind) for name, kind in kinds.items()}
+    rows = _rows(records, columns)
     try:
-        with _replacing(path) as file:
-            _WRITERS[fmt](file, final, again)
+        with closing(KeptRows(path.parent, GROUP_ROWS)) as kept:
+            while page := list(islice(rows, PAGE_ROWS)):
+                widen_rows(kinds, page)
+                kept.add(page)
+            final = {name: settled(kind) for name, kind in kinds.items()}
+            with _replacing(path) as file:
+                _WRITERS[fmt](file, final, iter(kept))
+            return kept.count
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"
             "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
             "  Free some space, or fix the folder's permissions, and run again to write it."
         ) from error
-    return count
 
 
-def _rows(
-    records: Iterable[tuple[str | int, str | None, str]], columns: tuple[str, ...]
-) -> Iterator[Row]:
+def _rows(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Row]:
     keeps_origin = _adds_origin(columns)
     with reading("metadata"):
-        for source, text, metadata in records:
-            listed = {} if text is None else json.loads(text)
-            row = {name: listed.get(name) for name in columns}
-            if keeps_origin:
-                row["origin"] = row["source"]
-            # A manifest's `destination` is this step's source, if anything.
-            row["destination"] = None
-            if source != "":  # the manifest has a path column
-                row["source"] = source
-            for given in json.loads(metadata):
-                yield {**row, **given}
+        for page in _pages(records):
+            listed_rows = _parsed(["{}" if text is None else text for _, text, _ in page])
+            rows_of_each = _parsed([metadata for _, _, metadata in page])
+            for (source, _, _), listed, rows in zip(page, listed_rows, rows_of_each, strict=True):
+                row = {name: listed.get(name) for name in columns}
+                if keeps_origin:
+                    row["origin"] = row["source"]
+                # A manifest's `destination` is this step's source, if anything.
+                row["destination"] = None
+                if source != "":  # the manifest has a path column
+                    row["source"] = source
+                for given in rows:
+                    yield {**row, **given}
+
+
+def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records in lists of a bounded size, to be parsed at once."""
+    page: list[Record] = []
+    characters = 0
+    for record in records:
+        page.append(record)
+        characters += len(record[2])
+        if len(page) == PAGE_ROWS or characters > _PAGE_CHARACTERS:
+            yield page
+            page, characters = [], 0
+    if page:
+        yield page
+
+
+def _parsed(texts: list[str]) -> list[Any]:
+    """Return what several strings of JSON hold; one call for all of them is much faster."""
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values if len(values) == len(texts) else [json.loads(text) for text in texts]
 
 
 def _adds_origin(columns: tuple[str, ...]) -> bool:

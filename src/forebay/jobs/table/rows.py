@@ -21,7 +21,7 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """
     if returned is None:
         return None
-    if isinstance(returned, Mapping):
+    if type(returned) is dict or isinstance(returned, Mapping):
         return [dict(returned)]
     is_scalar = isinstance(returned, str | bytes | os.PathLike)
     if is_scalar or not isinstance(returned, Iterable):

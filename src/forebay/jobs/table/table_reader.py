@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.arrow_arrays import array_of
 from forebay.errors import InputError
 from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
 from forebay.jobs.inputs.memory_tables import arrow_table, memory_manifest, start_of
@@ -136,9 +137,9 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
             if not _has_unicode_names(kind):  # or no value would be found under the clean name
                 values = _clean(values)
             try:
-                arrays.append(pyarrow.array(values, column.type))
+                arrays.append(array_of(values, column.type))
             except UnicodeEncodeError:
-                arrays.append(pyarrow.array(_clean(values), column.type))
+                arrays.append(array_of(_clean(values), column.type))
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -204,7 +205,7 @@ def _read_csv(path: Path) -> pyarrow.Table:
             chunks: list[list[pyarrow.Array]] = [[] for _ in names]
             while group := list(islice(rows, GROUP_ROWS)):
                 for chunk, column in zip(chunks, zip(*group, strict=True), strict=True):
-                    chunk.append(pyarrow.array([cell or None for cell in column], pyarrow.string()))
+                    chunk.append(array_of([cell or None for cell in column], pyarrow.string()))
     finally:
         csv.field_size_limit(limit)
     columns = [_typed(pyarrow.chunked_array(chunk, pyarrow.string())) for chunk in chunks]

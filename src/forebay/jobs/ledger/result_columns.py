@@ -1,0 +1,55 @@
+"""The columns `error` and `outputs` of the ledger's inputs, which are JSON, and what they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from forebay.failures import Failure
+from forebay.jobs.ledger.database import reading
+from forebay.jobs.ledger.records import OutputFile
+from forebay.jobs.outputs.output_names import recorded_name
+
+# The attributes of a failure that are stored as one JSON object.
+_PACKED = ("kind", "error", "message", "traceback")
+
+
+def packed_failure(failure: Failure, source: str | None) -> str:
+    """Return the column of a failure.
+
+    Args:
+        failure: Why the input failed.
+        source: Its path or row; None if another column has it.
+    """
+    kept = {name: getattr(failure, name) for name in _PACKED}
+    return json.dumps(kept if source is None else kept | {"source": source})
+
+
+def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
+    """Return the failure of an input from the columns that keep it.
+
+    Raises:
+        LedgerError: They are damaged.
+    """
+    with reading("a failure"):
+        found = json.loads(error)
+        kept: Any = {name: str(value) for name, value in found.items() if name in _PACKED}
+        source = found.get("source", source)
+        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
+
+
+def as_outputs(files: Iterable[OutputFile]) -> str:
+    """Return the outputs of an input as the column that keeps them: name, size, place of each."""
+    return json.dumps([[file.name, file.size, *(file.place or ())] for file in files])
+
+
+def files_of(outputs: str) -> list[tuple[str, int]]:
+    """Return name and size of each output, from the column that keeps them; call it in `reading`.
+
+    Raises:
+        LedgerError: A name leads out of the output folder.
+    """
+    if outputs == "[]":  # the usual case of inputs that have rows only
+        return []
+    return [(recorded_name(name), int(size)) for name, size, *_ in json.loads(outputs)]

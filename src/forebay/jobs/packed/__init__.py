@@ -1,0 +1,1 @@
+"""Packed outputs: many small outputs in few tar files, called shards."""

@@ -1,0 +1,223 @@
+"""A large Parquet manifest is read where it is: what a run promises does not depend on that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import forebay
+from forebay import session
+from forebay.errors import InputError
+from forebay.jobs.inputs import manifest as manifests
+from forebay.jobs.ledger import done_blocks
+from forebay.jobs.ledger import ledger as ledgers
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.snapshot import read_failures
+from forebay.preprocess import retry
+
+CALLED: list[str] = []
+
+
+def work(row, out):
+    """Write a file for a few rows; fail for some."""
+    CALLED.append(row["name"])
+    if row["name"].startswith("bad"):
+        raise ValueError("a bad one")
+    if row["name"].startswith("file"):
+        out.file(f"{row['label']}.txt").write_text(row["name"])
+    return {"length": len(row["name"])}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Manifests of four rows are large, and two inputs are a block."""
+    monkeypatch.setattr(manifests, "IN_PLACE_ROWS", 4)
+    monkeypatch.setattr(done_blocks, "BLOCK", 2)
+    monkeypatch.setattr(session, "AHEAD", 20)
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return tmp_path / "m.parquet"
+
+
+def write(target, names, labels=None, **columns):
+    labels = [*range(len(names))] if labels is None else labels
+    table = pyarrow.table({"name": names, "label": labels, **columns})
+    pyarrow.parquet.write_table(table, target, row_group_size=3)
+
+
+def run(inputs, output, function=work, **options):
+    """Return the report, and the rows for which the function was called."""
+    CALLED.clear()
+    report = forebay.preprocess(function, inputs, output, num_workers=0, progress=False, **options)
+    return report, [*CALLED]
+
+
+NAMES = ["a", "file b", "c", "bad d", "e", "f", "file g", "h"]
+
+
+def test_the_table_is_the_same_and_the_ledger_holds_no_row(tmp_path, manifest, monkeypatch):
+    """Byte for byte, with the failures named."""
+    write(manifest, NAMES)
+    report, called = run(manifest, tmp_path / "out")
+    assert (report.done, report.failed) == (7, 1)
+    assert set(called) == {*NAMES}
+    assert [each.source for each in report.failures] == ['{"name":"bad d","label":3}']
+    assert [*read_failures(tmp_path / "out" / ".forebay")] == [*report.failures]
+    body = (tmp_path / "out" / ".forebay" / "ledger.sqlite").read_bytes()
+    assert body.count(b'"label"') == body.count(b'\\"label\\"') == 1  # that of the failure
+    monkeypatch.setattr(manifests, "IN_PLACE_ROWS", 100)
+    run(manifest, tmp_path / "copied")
+    tables = [tmp_path / name / "metadata.parquet" for name in ("out", "copied")]
+    assert tables[0].read_bytes() == tables[1].read_bytes()
+
+
+def test_a_run_that_was_interrupted_reads_on_where_it_was(tmp_path, manifest, monkeypatch):
+    """The rows that are done are not read again before the first input is worked on."""
+    write(manifest, [str(each) for each in range(40)])
+
+    def interrupted(row, out):
+        if row["name"] == "20":
+            raise KeyboardInterrupt
+        return work(row, out)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(manifest, tmp_path / "out", interrupted, version="1")
+    starts = []
+    real = manifests.Manifest.inputs
+
+    def watched(self, first=1):
+        starts.append(first)  # once the first of its rows is wanted
+        yield from real(self, first)
+
+    monkeypatch.setattr(ledgers, "READ_ON", 4)
+    monkeypatch.setattr(manifests.Manifest, "inputs", watched)
+    report, called = run(manifest, tmp_path / "out", version="1")
+    assert (report.done, called) == (40, [str(each) for each in range(20, 40)])
+    assert starts[0] > 20
+    again, called = run(manifest, tmp_path / "out", version="1")
+    assert (again.resumed, called) == (40, [])
+
+
+CHANGES = {
+    "sorted": [*reversed(NAMES)],
+    "one fewer": [each for each in NAMES if each != "c"],
+    "one more": [*NAMES, "i"],
+    "one in the midst": [*NAMES[:3], "new", *NAMES[3:]],
+    "one changed": [*NAMES[:4], "other", *NAMES[5:]],
+}
+
+
+@pytest.mark.parametrize("names", CHANGES.values(), ids=CHANGES.keys())
+def test_a_manifest_that_changed_is_compared_row_by_row(tmp_path, manifest, names, monkeypatch):
+    """What was done for a row stays done wherever the row is now, as with copied rows."""
+    labels = {name: at for at, name in enumerate([*NAMES, "i", "new", "other"])}
+    seen = []
+    for limit, output in ((4, tmp_path / "out"), (100, tmp_path / "copied")):
+        monkeypatch.setattr(manifests, "IN_PLACE_ROWS", limit)
+        write(manifest, NAMES)
+        run(manifest, output)
+        write(manifest, names, [labels[each] for each in names])
+        report, called = run(manifest, output)
+        seen.append((report.done, sorted(called), (output / "metadata.parquet").read_bytes()))
+    assert seen[0] == seen[1]
+    assert set(seen[0][1]) == {*names} - {*NAMES} | {"bad d"}
+
+
+@pytest.mark.parametrize("first", ["in place", "copied"])
+def test_the_same_rows_are_the_same_inputs_however_they_are_read(tmp_path, manifest, first):
+    """In a file, in a table in memory, in place or copied: nothing is done twice."""
+    write(manifest, NAMES)
+    ways = [manifest, pyarrow.parquet.read_table(manifest)]
+    if first == "copied":
+        ways.reverse()
+    for at, inputs in enumerate([*ways, *ways]):
+        report, called = run(inputs, tmp_path / "out")
+        assert report.done == 7
+        assert at == 0 or {*called} == {"bad d"}
+    assert report.failures[0].source == '{"name":"bad d","label":3}'
+
+
+def test_rows_that_name_files_are_compared_with_them(tmp_path, manifest):
+    """A file that changed is another input, although the manifest is the same."""
+    paths = [tmp_path / f"{each}.txt" for each in range(6)]
+    for path in paths:
+        path.write_text("x")
+    write(manifest, [path.name for path in paths], path=[str(path) for path in paths])
+    assert run(manifest, tmp_path / "out")[0].done == 6
+    assert run(manifest, tmp_path / "out")[1] == []
+    paths[4].write_text("longer")
+    assert run(manifest, tmp_path / "out")[1] == ["4.txt"]
+
+
+def test_a_conflict_names_the_rows(tmp_path, manifest):
+    """Two rows that write one file both fail, and each message shows the other's row."""
+    write(manifest, ["file a", "b", "c", "d", "file e"], [7, 1, 2, 3, 7])
+    report, _ = run(manifest, tmp_path / "out")
+    assert report.failed == 2
+    first, second = report.failures
+    assert first.source == '{"name":"file a","label":7}'
+    assert 'this one and {"name":"file e","label":7}\n' in first.message
+    assert 'this one and {"name":"file a","label":7}\n' in second.message
+
+
+def test_a_row_that_is_listed_twice_is_shown(tmp_path, manifest):
+    """As with copied rows."""
+    write(manifest, ["a", "b", "c", "b"], [1, 2, 3, 2])
+    with pytest.raises(InputError, match=r'row {"name":"b","label":2} is listed twice: .* 2 and 4'):
+        run(manifest, tmp_path / "out")
+    write(manifest, ["a", "b", "c", "d"], [1, 2, 3, 2])
+    run(manifest, tmp_path / "out")
+    write(manifest, ["a", "c", "b", "b"], [1, 3, 2, 2])
+    with pytest.raises(InputError, match=r'row {"name":"b","label":2} is listed twice: .* 3 and 4'):
+        run(manifest, tmp_path / "out")
+
+
+def test_retry_reads_the_manifest_that_was_enrolled(tmp_path, manifest):
+    """And refuses another in its place."""
+    write(manifest, NAMES)
+    table = run(manifest, tmp_path / "out")[0].metadata_path
+    before = Path(table).read_bytes()
+    CALLED.clear()
+    assert retry(work, tmp_path / "out", num_workers=0, progress=False).done == 7
+    assert (CALLED[0], Path(table).read_bytes()) == ("bad d", before)
+    write(manifest, [*reversed(NAMES)])
+    with pytest.raises(InputError, match="has changed since its rows were processed"):
+        retry(work, tmp_path / "out", num_workers=0, progress=False)
+    write(manifest, ["a"])
+    with pytest.raises(InputError, match="is not the manifest that was processed"):
+        retry(work, tmp_path / "out", num_workers=0, progress=False)
+
+
+def test_a_manifest_that_changes_during_the_run_ends_it(tmp_path, manifest):
+    """What was done stays, and the next call compares all rows."""
+    write(manifest, NAMES)
+
+    def changing(row, out):
+        if row["name"] == "e":
+            write(manifest, [*reversed(NAMES)], [*reversed(range(8))])
+        return work(row, out)
+
+    with pytest.raises(InputError, match="it changed while it was read"):
+        run(manifest, tmp_path / "out", changing, version="1")
+    with Ledger.open(tmp_path / "out" / ".forebay") as ledger:
+        assert ledger.counts().done == 7
+    report, called = run(manifest, tmp_path / "out", version="1")
+    assert (report.done, {*called}) == (7, {"bad d"})
+    sources = report.metadata["name"].to_pylist()
+    assert sources == [each for each in reversed(NAMES) if each != "bad d"]
+
+
+def test_a_manifest_copied_to_another_place_is_the_same(tmp_path, manifest):
+    """Its rows are, so nothing is done again."""
+    write(manifest, NAMES)
+    run(manifest, tmp_path / "out")
+    other = tmp_path / "other.parquet"
+    other.write_bytes(manifest.read_bytes())
+    os.utime(other, (1, 1))
+    assert {*run(other, tmp_path / "out")[1]} == {"bad d"}
