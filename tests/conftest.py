@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind. Stores that outputs may go to."""
+"""What holds for every test: it leaves nothing behind. Stores for outputs; scripts with torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
 from forebay.testing.leaks import no_leaks
+from trainers import Trainers
 
 # Longest wait for what a test ended to be gone, on a loaded machine.
 ENDING_S = 60.0
@@ -81,6 +82,24 @@ def memory():
     """Return the memory file system, empty before and after."""
     with empty_memory() as system:
         yield system
+
+
+@pytest.fixture(scope="session")
+def trainers():
+    """Run scripts that use torch, which is imported once for all of them."""
+    server = Trainers()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def script(trainers, tmp_path):
+    """Start a script; whatever it leaves behind fails the test."""
+    yield lambda source, *arguments: trainers.start(source, tmp_path, *arguments)
+    try:
+        trainers.await_none_left()
+    finally:
+        trainers.kill_all()
 
 
 @pytest.fixture(scope="session")

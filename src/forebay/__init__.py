@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from forebay.failures import Failure
     from forebay.items import from_folder, from_ids, from_table
+    from forebay.jobs.packed.reader import open_output
     from forebay.jobs.report import Report
     from forebay.loader import DataLoader
     from forebay.mixing import MixedDataset, mix
@@ -76,6 +77,7 @@ __all__ = [
     "from_table",
     "mix",
     "open_cache",
+    "open_output",
     "predict",
     "preprocess",
 ]
@@ -102,6 +104,7 @@ _MODULE_OF = {
     "from_table": "forebay.items",
     "mix": "forebay.mixing",
     "open_cache": "forebay.cache",
+    "open_output": "forebay.jobs.packed.reader",
     "predict": "forebay.predict",
     "preprocess": "forebay.preprocess",
 }

@@ -5,13 +5,17 @@ Each of these walks the batch with `trees.py` and processes its leaves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from forebay import torch_internals, trees
+from forebay.packed_bytes import PackedBytes
 
+# Attributes of attributes are followed so far: deeper than any batch, so this ends cycles.
+MAX_DEPTH = 4
 _COMPRESSED = (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc)
 
 
@@ -35,7 +39,7 @@ def _leaf_nbytes(leaf: Any, depth: int) -> int:
     if isinstance(size, int):
         return size
     known = getattr(leaf, "__dict__", None)
-    if known is None or depth > 3:  # deeper than any batch, so this ends cycles
+    if known is None or depth >= MAX_DEPTH:
         return 0
     return sum(_leaf_nbytes(each, depth + 1) for each in trees.leaves(known))
 
@@ -56,32 +60,36 @@ def _tensor_nbytes(tensor: torch.Tensor) -> int:
     return outer.nbytes + inner.nbytes + tensor.values().nbytes
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Return a batch with its tensors on a device; other leaves are the same objects.
 
     An object with a `to` method, such as a PackedSequence, a graph or a tokenizer's batch, is moved
-    with that. Tensors are copied without waiting (`non_blocking=True`), so a copy from page-locked
-    memory is complete when the current stream has reached it.
+    with that.
+
+    Args:
+        batch: The batch.
+        device: Where its tensors are moved.
+        non_blocking: Do not wait for the copies of tensors. One from page-locked memory has ended
+            when the current stream has reached it.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=non_blocking)
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
     branch = trees.opened(batch)
     if branch is None:
         return batch
-    return trees.rebuilt(batch, branch, [moved(value, device) for value in branch.values])
+    values = [moved(value, device, non_blocking=non_blocking) for value in branch.values]
+    return trees.rebuilt(batch, branch, values)
 
 
-def is_transparent(batch: Any) -> bool:
-    """Tell whether every tensor of a batch can be found: no object with its own `to` hides any.
-
-    A tensor that is copied on a side stream must be recorded on the stream that uses it.
-    """
-    return not any(
-        callable(getattr(leaf, "to", None)) and not isinstance(leaf, torch.Tensor)
-        for leaf in trees.leaves(batch)
-    )
+def tensors_of(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, also those that are attributes of its objects."""
+    for leaf in trees.leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif depth < MAX_DEPTH and isinstance(known := getattr(leaf, "__dict__", None), dict):
+            yield from tensors_of(known, depth + 1)
 
 
 def pinned(batch: Any) -> Any:
@@ -113,8 +121,8 @@ def halves(batch: Any, count: int) -> tuple[Any, Any] | None:
     """Cut a batch of `count` samples after its first half.
 
     Args:
-        batch: Tensors and arrays whose first dimension is the batch, lists of one item per sample,
-            and any containers of these.
+        batch: Tensors and arrays whose first dimension is the batch, PackedBytes, lists of one item
+            per sample, and any containers of these.
         count: How many samples it has, at least 2.
 
     Returns:
@@ -138,6 +146,10 @@ def _has_rows(value: Any, count: int) -> bool:
 
 
 def _cut(value: Any, count: int, which: slice) -> Any:
+    if isinstance(value, PackedBytes):
+        if len(value) != count:
+            raise _UnknownError
+        return value[which]
     if isinstance(value, torch.Tensor | np.ndarray):
         if not _has_rows(value, count):
             raise _UnknownError

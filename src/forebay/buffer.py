@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from forebay.errors import OptionError
 from forebay.options import usable_memory
+from forebay.units import byte_size
 
 # If only a size is given, refilling starts when less than this share of a full buffer is left.
 REFILL_SHARE = 0.8
@@ -112,7 +113,7 @@ def low_mark_of(buffer: Buffer) -> int | float:
 
 def capacity_shown(buffer: Buffer) -> str:
     """Return the high marks for a loader's `repr`, such as "30 GB or 1,000 batches"."""
-    marks = [] if buffer.nbytes is None else [f"{buffer.nbytes / 1e9:,.3g} GB"]
+    marks = [] if buffer.nbytes is None else [byte_size(buffer.nbytes)]
     marks += [] if buffer.max_batches is None else [f"{buffer.max_batches:,} batches"]
     return " or ".join(marks)
 
@@ -139,8 +140,8 @@ def _warn_of_little_memory(nbytes: int) -> None:
     memory = usable_memory()
     if memory is not None and nbytes > memory:
         warnings.warn(
-            f"a buffer of {nbytes / 1e9:,.0f} GB is larger than the memory that this process may "
-            f"use, {memory / 1e9:,.0f} GB\n"
+            f"a buffer of {byte_size(nbytes)} is larger than the memory that this process may "
+            f"use, {byte_size(memory)}\n"
             "  It is created anyway; the system kills a process when memory runs out. Use "
             'buffer="50%" for half of the memory, or Buffer(..., directory=) for a disk.',
             RuntimeWarning,

@@ -120,7 +120,7 @@ def cache(
         if work is None:
             work = describe(dataset)
         with Session(
-            dataset, folder, options, fingerprint=work, has_table=False, verb=_VERB
+            dataset, folder, options, described=lambda: work, has_table=False, verb=_VERB
         ) as session:
             index = _made(session, dataset, samples, shard_bytes, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)

@@ -1,11 +1,13 @@
 """`forebay.collate`: collate functions for what torch's default_collate cannot do.
 
     samples ── by_field ──┬── image  ──> pad(...)    ──> one tensor as large as the largest
+                          ├── jpeg   ──> packed()    ──> the bytes of all, in one tensor
                           ├── boxes  ──> as_list     ──> a list
                           └── others ──> default     ──> as torch does it
 
 Each is called with the list of a batch's samples, can be pickled, and may be a rule for a field.
-In a loader's worker `pad` writes into the batch's slot of shared memory, as default_collate does.
+In a loader's worker `pad` and `packed` write into the batch's slot of shared memory, as
+default_collate does.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from forebay.collating.byte_packing import Pack
 from forebay.collating.fields import ByField
 from forebay.collating.misfits import described
 from forebay.collating.padding import Pad, Padded
 from forebay.collating.rules import Rule, default
 from forebay.errors import OptionError
+from forebay.packed_bytes import PackedBytes
 
-__all__ = ["Padded", "as_list", "by_field", "default", "pad"]
+__all__ = ["PackedBytes", "Padded", "as_list", "by_field", "default", "packed", "pad"]
 
 
 def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool = False) -> Pad:
@@ -61,6 +65,23 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     return Pad(value, multiples if max(multiples, default=1) > 1 else (), lengths)
 
 
+def packed() -> Pack:
+    """Collate samples that are encoded bytes, such as JPEG files, into one tensor with offsets.
+
+    Encoded bytes are `bytes`, bytearrays, and uint8 arrays or tensors of one dimension; their
+    lengths may differ, and may be 0. Samples may also be dicts, NamedTuples, dataclasses or tuples,
+    nested or not: each field of encoded bytes is packed, and all others are collated as torch does
+    it. To pack some fields only, name them: `by_field(image=packed())`.
+
+    Returns:
+        A collate_fn, or a rule for `by_field`. It returns a `PackedBytes`, or a container like the
+        samples with one for each field of encoded bytes. In a loader's worker the bytes are written
+        directly into shared memory. It raises `InputError`, naming the sample, if a field is
+        encoded bytes in some samples only, or if there are none at all.
+    """
+    return Pack()
+
+
 def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByField:
     """Collate each field of the samples by its own rule, and all others as torch does.
 
@@ -69,9 +90,9 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
     (by `dataclasses.replace`, so its `__init__` and `__post_init__` see batches).
 
     Args:
-        rules: For each dict key, field name, or index in a tuple: `pad(...)`, `as_list`,
-            `default`, another `by_field` where the field itself has fields, or any function of a
-            list.
+        rules: For each dict key, field name, or index in a tuple: `pad(...)`, `packed()`,
+            `as_list`, `default`, another `by_field` where the field itself has fields, or any
+            function of a list.
         **named: The same, for fields whose names are identifiers.
 
     Returns:
@@ -95,7 +116,7 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
         if not _is_rule(rule):
             raise OptionError(
                 f"the rule for field {field!r} must be a collate_fn; got {rule!r}\n"
-                "  Write pad(), as_list, default, by_field(...), or a function of a list."
+                "  Write pad(), packed(), as_list, default, by_field(...), or a function of a list."
             )
     return ByField(every)
 
@@ -114,5 +135,5 @@ def _is_multiple(value: object) -> bool:
 
 
 def _is_rule(rule: object) -> bool:
-    """Tell whether a rule can be called with a list; `pad` and `by_field` only make rules."""
-    return callable(rule) and rule not in (pad, by_field)
+    """Tell whether a rule can be called with a list; some functions only make rules."""
+    return callable(rule) and rule not in (pad, packed, by_field)

@@ -54,7 +54,10 @@ from forebay.ranks import ranks_of
 _T_co = TypeVar("_T_co", covariant=True)
 
 # Attributes that cannot be set after `__init__`, besides torch's.
-_FIXED = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail")
+_FIXED = (
+    *("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail"),
+    *("device", "device_transform"),
+)
 
 
 class DataLoader(TorchDataLoader[_T_co]):
@@ -107,6 +110,15 @@ class DataLoader(TorchDataLoader[_T_co]):
             rank the same number of steps and samples: it repeats a sample where one is missing,
             and `mask` is False there. "uneven" repeats no sample, so that some ranks may have one
             step less, for `torch.distributed.algorithms.Join`.
+        device: Where batches are returned: "cuda", "cuda:1", a `torch.device`, or "cpu". A batch of
+            a worker process is copied to a GPU in one copy, while the training loop is busy with
+            the batch before. It may be kept: its memory is used again when its last tensor is gone.
+            A tensor used on another stream than the current one needs that stream to be waited for
+            before it is dropped. Tensors are moved; arrays and other objects are not.
+        device_transform: Called with each batch on the device; what it returns is the batch. With
+            `seed`, random numbers in it depend on seed, epoch and batch: it is passed a generator
+            of the device if it has a parameter `generator`, and otherwise the global generators
+            are seeded for the call, that of the device included. It runs in the calling thread.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
         snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
             exact at every step.
@@ -146,6 +158,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         world_size: int | Literal["auto"] | None = None,
         rank: int | None = None,
         tail: Literal["repeat", "uneven"] = "repeat",
+        device: str | torch.device | None = None,
+        device_transform: Callable[..., Any] | None = None,
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
@@ -160,6 +174,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         # Unchanged arguments: some libraries make a new loader from the attributes of another.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        self.device, self.device_transform = device, device_transform
         self.prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import shortened
-from forebay.observe.notebook_html import nbytes_as_text, summary
+from forebay.observe.notebook_html import summary
+from forebay.units import byte_size
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -137,7 +138,7 @@ class PackedSequence(Sequence[_T_co]):
         facts: dict[str, object] = {
             "items": len(self),
             "stored as": self._kind_name(),
-            "memory": nbytes_as_text(self.nbytes),
+            "memory": byte_size(self.nbytes),
         }
         if len(self):
             facts |= {"first": shortened(self[0]), "last": shortened(self[-1])}

@@ -30,6 +30,7 @@ from forebay.tracebacks import short_tracebacks
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
+    from forebay.devices.device_api import Device
     from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.metadata_rows import Table
     from forebay.predicting.prediction_report import PredictionReport
@@ -118,15 +119,18 @@ def predict(
         BusyError: Another run is working on this output folder.
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
+    from forebay.devices.device_api import Device
+    from forebay.devices.which_device import check_device, device_of
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import ReaderSettings, reader_of, table_of
-    from forebay.predicting.model import check_device, device_of, evaluating, is_factory
+    from forebay.predicting.model import evaluating, is_factory
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
     makes, trace = is_factory(model), Trace()
-    place = device_of(device)
-    wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, place, part_size)
+    given: Any = device
+    place = device_of(given)
+    wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, part_size)
     table = table_of(data, load, folder)
     reader = reader_of(data, load, table, wanted)
     _check_workers(reader, makes)
@@ -145,14 +149,14 @@ def predict(
     with evaluating(model):
         described = _described(model, reader, load)
         with Session(
-            model, output, options, fingerprint=described, has_table=False, verb=_VERB
+            model, output, options, described=lambda: described, has_table=False, verb=_VERB
         ) as session:
             resumed, diagnosis = _process_parts(
                 session,
                 model,
                 reader,
                 table,
-                place,
+                given if isinstance(given, Device) else place,
                 makes=makes,
                 retry_failed=retry_failed,
                 trace=trace,
@@ -179,7 +183,7 @@ def _process_parts(
     model: Any,
     reader: RangeReader,
     table: Table | None,
-    device: torch.device | None,
+    device: torch.device | Device | None,
     *,
     makes: bool,
     retry_failed: bool,

@@ -50,6 +50,13 @@ def seed_generators(seed: int) -> None:
         torch.default_generator.manual_seed(seed & _63_BITS)
 
 
+def seeded_generator(seed: int, device: Any) -> Any:
+    """Return a new `torch.Generator` on a device, seeded from 64 bits."""
+    import torch
+
+    return torch.Generator(device).manual_seed(seed & _63_BITS)
+
+
 def seed_of_text(text: str) -> int:
     """Return 64 bits that depend on a string, the same on every machine."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -239,6 +246,26 @@ def generators_kept() -> Iterator[SimpleNamespace]:
             # Otherwise this thread was abandoned, and another one uses them.
             if turns.is_taken_by(threading.get_ident()):
                 _set_states(kept.states)
+
+
+@contextmanager
+def generators_seeded(seed: int, *others: Any) -> Iterator[None]:
+    """Seed the generators for the block, and restore them at its end.
+
+    Args:
+        seed: 64 bits.
+        others: Generators of torch that are seeded and restored, too: those of devices.
+    """
+    with generators_kept():
+        states = [each.get_state() for each in others]
+        seed_generators(seed)
+        for each in others:
+            each.manual_seed(seed & _63_BITS)
+        try:
+            yield
+        finally:
+            for each, state in zip(others, states, strict=True):
+                each.set_state(state)
 
 
 @contextmanager

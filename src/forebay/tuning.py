@@ -19,6 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.units import duration
+
 # A look needs at least so many seconds, and so many batches for each worker.
 LOOK_S = 1.0
 LOOK_BATCHES = 2
@@ -221,12 +223,12 @@ class Tuner:
     def _more(self, window: _Window, present: int, target: int) -> str:
         if not window.has_steps:
             return (
-                f"{self._unit} take {_duration(window.batch_s)} of a worker each, and "
-                f"{_duration(window.cpu_s)} of that on a core, so there are {target} workers "
+                f"{self._unit} take {duration(window.batch_s)} of a worker each, and "
+                f"{duration(window.cpu_s)} of that on a core, so there are {target} workers "
                 f"instead of {present}"
             )
         durations = (
-            f"a step takes {_duration(window.step_s)} and a batch {_duration(window.batch_s)} of a "
+            f"a step takes {duration(window.step_s)} and a batch {duration(window.batch_s)} of a "
             "worker"
         )
         if window.batch_s / window.step_s <= present:
@@ -255,11 +257,3 @@ def _is_same_load(tried: _Trial, window: _Window, num_workers: int) -> bool:
 
 def _has_helped(tried: _Trial, window: _Window) -> bool:
     return window.rate >= tried.rate * HELPED or window.waiting < tried.waiting / 2
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration in the unit that fits."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

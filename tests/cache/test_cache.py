@@ -386,9 +386,19 @@ class MuteError(Exception):
         raise LookupError("no message")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    "error", [MuteError(), SystemExit(), GeneratorExit("x"), MemoryError()], ids=repr
+    ("error", "num_workers"),
+    [
+        (MuteError(), 0),
+        (SystemExit(), 0),
+        (GeneratorExit("x"), 2),
+        pytest.param(MuteError(), 2, marks=pytest.mark.thorough),
+        pytest.param(SystemExit(), 2, marks=pytest.mark.thorough),
+        pytest.param(GeneratorExit("x"), 0, marks=pytest.mark.thorough),
+        pytest.param(MemoryError(), 0, marks=pytest.mark.thorough),
+        pytest.param(MemoryError(), 2, marks=pytest.mark.thorough),
+    ],
+    ids=repr,
 )
 def test_an_odd_exception_names_its_samples(tmp_path, num_workers, error):
     """Without a message, or one that would end a process."""

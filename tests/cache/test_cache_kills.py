@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cached
 import pytest
-from driving import await_no_processes, finish, published, start
+from driving import published
 
 import forebay
 
@@ -16,13 +16,13 @@ SCRIPT = Path(cached.__file__)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_killed_run_is_continued(tmp_path, num_workers):
+def test_a_killed_run_is_continued(trainers, tmp_path, num_workers):
     """Whether it works by itself or has workers; nothing that was done is done again."""
     whole = forebay.cache(cached.Noise(), tmp_path / "whole", num_workers=0, progress=False)
     folder = tmp_path / "killed"
-    code, _, err = finish(start(folder, num_workers, program=(SCRIPT,)))
+    code, _, err = trainers.run(SCRIPT, folder, num_workers, cwd=tmp_path)
     assert code == -signal.SIGKILL, err
-    await_no_processes()
+    trainers.await_none_left()
     with pytest.raises(forebay.InputError, match="no finished cache"):
         forebay.open_cache(folder)
     done = {path: path.stat().st_ino for path in folder.glob("*.arrow")}

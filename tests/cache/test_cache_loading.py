@@ -20,8 +20,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("loader", [DataLoader, forebay.DataLoader], ids=["torch", "forebay"])
+@pytest.mark.parametrize(
+    ("loader", "context"),
+    [
+        pytest.param(DataLoader, "fork", id="torch-fork"),
+        pytest.param(forebay.DataLoader, "fork", id="forebay-fork"),
+        pytest.param(forebay.DataLoader, "spawn", id="forebay-spawn"),
+        pytest.param(DataLoader, "spawn", id="torch-spawn", marks=pytest.mark.thorough),
+    ],
+)
 def test_batches_are_those_of_the_dataset(folder, loader, context):
     """From workers that are forked with its maps, and from ones that are sent its name."""
     cached = forebay.open_cache(folder)

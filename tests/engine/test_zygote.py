@@ -243,6 +243,33 @@ def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
         pool.close()
 
 
+def arguments():
+    return list(sys.argv)
+
+
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_workers_have_the_arguments_of_the_driver(monkeypatch, start):
+    """In a fresh interpreter, which "auto" starts beside this thread, as in a fork."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        pool = ProcessPool(Calls(), 1, start)
+        try:
+            pool.start(0, 0)
+            pool.send(0, [Assignment(0, 1, arguments)])
+            events = []
+            while not any(isinstance(event, TaskFinished) for event in events):
+                events += pool.wait(PATIENCE_S)
+        finally:
+            pool.close()
+    finally:
+        done.set()
+        thread.join()
+    assert events[-1].result == ["train.py", "--lr", "0.1"]
+
+
 # ---- what outlives whom -------------------------------------------------------------------------
 
 DRIVER = """

@@ -43,23 +43,3 @@ def _generators():
     torch.set_rng_state(before[0])
     random.setstate(before[1])
     numpy.random.set_state(before[2])
-
-
-@pytest.fixture(scope="module")
-def trainers():
-    """The one server of all scripts of a file."""
-    from trainers import Trainers
-
-    server = Trainers()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def script(trainers, tmp_path):
-    """Starts a script; whatever it leaves behind fails the test."""
-    yield lambda source, *arguments: trainers.start(source, tmp_path, *arguments)
-    try:
-        trainers.await_none_left()
-    finally:
-        trainers.kill_all()

@@ -288,7 +288,9 @@ def test_a_worker_init_fn_that_raises_is_an_error_of_each_batch(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["torch's", "seed", "buffer"])
+@pytest.mark.parametrize(
+    "way", ["torch's", "buffer", pytest.param("seed", marks=pytest.mark.thorough)]
+)
 def test_workers_that_die_as_they_are_set_up_are_given_up(way):
     """Not started for ever; a new epoch tries again."""
     with loader_of(Squares(4), way, worker_init_fn=lambda worker: os._exit(3)) as loader:

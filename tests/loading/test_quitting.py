@@ -19,6 +19,8 @@ MODES = {
 }
 PROCESSES = ["plain", "persistent", "seed", "buffer"]
 
+THOROUGH = pytest.mark.thorough
+
 every_mode = pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 with_processes = pytest.mark.parametrize(
     "options", [MODES[name] for name in PROCESSES], ids=PROCESSES
@@ -130,8 +132,20 @@ def test_a_killed_trainer_takes_everything_along(script, options, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["group", "process"])
-@every_mode
+@pytest.mark.parametrize(
+    ("options", "whom"),
+    [
+        pytest.param(
+            MODES[name],
+            whom,
+            # Sent to the process alone: with processes and with threads, as they come from a shell.
+            marks=() if whom == "group" or name in ("plain", "thread, buffer") else THOROUGH,
+            id=f"{name}-{whom}",
+        )
+        for name in MODES
+        for whom in ("group", "process")
+    ],
+)
 def test_ctrl_c_ends_a_script_that_waits_for_a_batch(script, options, whom, tmp_path):
     """KeyboardInterrupt and nothing more, whether or not the workers are sent it too."""
     gate = Gate(tmp_path)

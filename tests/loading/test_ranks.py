@@ -59,7 +59,7 @@ def expected_of(make):
 
 
 # Each number of ranks, and each number of workers, at least once; all pairs start 576 processes.
-USUAL = {*((world, 0) for world in WORLDS), (1, 5), (2, 1), (3, 2), (4, 5), (12, 1)}
+USUAL = {*((world, 0) for world in WORLDS), (1, 5), (2, 1), (3, 2)}
 PAIRS = [
     pytest.param(*pair, marks=() if pair in USUAL else pytest.mark.thorough)
     for pair in itertools.product(WORLDS, (0, 1, 2, 5))

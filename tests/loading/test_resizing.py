@@ -55,22 +55,31 @@ def settle(feed: Any, is_so: Callable[[], bool]) -> None:
     until(looked)
 
 
+def indices_while_resizing(loader: DataLoader, count: Callable[[Any], int]) -> list[int]:
+    """Return the indices of an epoch in which the number of workers changes as `CHANGES` says.
+
+    Args:
+        loader: See `loader_of`.
+        count: Returns how many workers a feed has; each change is waited for.
+    """
+    iterator, indices = iter(loader), []
+    feed = iterator.pipeline.feed
+    for number, (index, _) in enumerate(iterator):
+        indices += index.tolist()
+        if (wanted := CHANGES.get(number)) is not None:
+            feed.resize(wanted)
+            settle(feed, lambda wanted=wanted: count(feed) == wanted)
+    loader.close()
+    return indices
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"buffer": Buffer(max_batches=8)}], ids=["plain", "buffer"]
 )
 def test_every_batch_comes_once_and_in_order_while_workers_come_and_go(options) -> None:
     """1, 4, 2, 3 and 1 workers in the middle of an epoch; as many processes as were asked for."""
-    loader = loader_of(**options)
-    iterator = iter(loader)
-    feed = iterator.pipeline.feed
-    indices = []
-    for number, (index, _) in enumerate(iterator):
-        indices += index.tolist()
-        if number in CHANGES:
-            feed.resize(CHANGES[number])
-            settle(feed, lambda count=CHANGES[number]: len(alive(feed)) == count)
-    assert indices == list(range(BATCHES * 2))
-    loader.close()
+    found = indices_while_resizing(loader_of(**options), lambda feed: len(alive(feed)))
+    assert found == list(range(BATCHES * 2))
 
 
 def test_workers_keep_the_number_that_they_were_told_first() -> None:
@@ -118,17 +127,8 @@ def test_handles_of_stopped_workers_have_no_process() -> None:
 
 def test_threads_come_and_go_too() -> None:
     """As many threads as were asked for; every batch once."""
-    loader = loader_of(backend="thread")
-    iterator = iter(loader)
-    feed = iterator.pipeline.feed
-    indices = []
-    for number, (index, _) in enumerate(iterator):
-        indices += index.tolist()
-        if number in CHANGES:
-            feed.resize(CHANGES[number])
-            settle(feed, lambda count=CHANGES[number]: len(threads()) == count)
-    assert indices == list(range(BATCHES * 2))
-    loader.close()
+    found = indices_while_resizing(loader_of(backend="thread"), lambda _: len(threads()))
+    assert found == list(range(BATCHES * 2))
 
 
 def threads() -> list[threading.Thread]:

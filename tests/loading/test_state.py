@@ -201,9 +201,31 @@ def test_a_state_with_a_seed_is_refused_by_a_loader_by_torchs_arguments_alone():
 # ---- samplers and datasets that have something to carry -----------------------------------------
 
 
+# Each of them without workers, and in one of the other ways.
+USUAL = {
+    "generator": "2 workers",
+    "generator, drawn from step by step": "ahead",
+    "weights": "ahead",
+    "position": "2 workers",
+    "batch sampler": "ahead",
+}
+assert USUAL.keys() == CARRYING.keys()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", CARRYING.values(), ids=CARRYING)
-@pytest.mark.parametrize("way", ["here", "2 workers", "ahead"])
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        pytest.param(
+            make,
+            way,
+            marks=() if way in ("here", USUAL[name]) else pytest.mark.thorough,
+            id=f"{way}-{name}",
+        )
+        for way in ("here", "2 workers", "ahead")
+        for name, make in CARRYING.items()
+    ],
+)
 def test_a_sampler_with_something_to_carry_goes_on(make, way):
     """In the first epoch, in a later one, and between two; whatever was read ahead."""
     deep = {"num_workers": 2, "buffer": Buffer(max_batches=12)}

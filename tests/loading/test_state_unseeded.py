@@ -43,13 +43,30 @@ def in_memory(**arguments):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
-@pytest.mark.parametrize("make", [plain, in_memory])
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_without_a_seed_the_rest_of_the_epoch_follows(make, persistent, shuffle, num_workers):
+@pytest.mark.parametrize(
+    ("make", "shuffle", "num_workers", "persistent"),
+    [
+        (plain, False, 0, False),
+        (plain, True, 0, False),
+        (in_memory, False, 0, False),
+        (in_memory, True, 0, False),
+        (plain, True, 2, False),
+        (plain, False, 2, True),
+        (in_memory, True, 2, True),
+        pytest.param(in_memory, False, 2, False, marks=pytest.mark.thorough),
+        pytest.param(in_memory, False, 2, True, marks=pytest.mark.thorough),
+        pytest.param(in_memory, True, 2, False, marks=pytest.mark.thorough),
+        pytest.param(plain, False, 2, False, marks=pytest.mark.thorough),
+        pytest.param(plain, True, 2, True, marks=pytest.mark.thorough),
+    ],
+)
+def test_without_a_seed_the_rest_of_the_epoch_follows(make, shuffle, num_workers, persistent):
     """At any batch, in the first epoch and in the second."""
-    arguments = {"shuffle": shuffle, "num_workers": num_workers}
-    arguments["persistent_workers"] = persistent and num_workers > 0
+    arguments = {
+        "shuffle": shuffle,
+        "num_workers": num_workers,
+        "persistent_workers": persistent,
+    }
     for epochs in (0, 1):
         states, expected = [], []
         with make(**arguments) as loader:
@@ -70,7 +87,20 @@ def test_without_a_seed_the_rest_of_the_epoch_follows(make, persistent, shuffle,
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
-@pytest.mark.parametrize("make", [plain, in_memory, *CARRYING.values()])
+@pytest.mark.parametrize(
+    ("make", "num_workers"),
+    [
+        *((make, 0) for make in (plain, in_memory, *CARRYING.values())),
+        (plain, 2),
+        (CARRYING["generator"], 2),
+        (CARRYING["position"], 2),
+        pytest.param(in_memory, 2, marks=pytest.mark.thorough),
+        *(
+            pytest.param(CARRYING[name], 2, marks=pytest.mark.thorough)
+            for name in ("generator, drawn from step by step", "weights", "batch sampler")
+        ),
+    ],
+)
 def test_without_a_seed_a_generator_makes_all_epochs_follow(make, num_workers):
     """The loader's own, or the sampler's, goes on as it would have."""
 

@@ -73,9 +73,20 @@ def onward(**arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ONWARD)
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_an_iterable_dataset_goes_on_from_any_batch(way, epochs):
+@pytest.mark.parametrize(
+    ("epochs", "way"),
+    [
+        (0, "here"),
+        (1, "here"),
+        (0, "workers"),
+        (1, "persistent"),
+        (1, "buffer"),
+        pytest.param(1, "workers", marks=pytest.mark.thorough),
+        pytest.param(0, "persistent", marks=pytest.mark.thorough),
+        pytest.param(0, "buffer", marks=pytest.mark.thorough),
+    ],
+)
+def test_an_iterable_dataset_goes_on_from_any_batch(epochs, way):
     """From `iter()` before the first batch, from one batch of one worker, and from the last one."""
     arguments = ONWARD[way]
     for batches in (0, 1, 3, 4) if arguments else (0, 1, 2):

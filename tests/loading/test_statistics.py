@@ -231,5 +231,5 @@ def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
     assert 1000 - 1000 / len(timings) * 2 < covered <= 1000
     one = timings[1].fetch_s / timings[1].batches  # the first is slow: samples are timed singly
     later = covered - timings[0].batches
-    assert sum(each.fetch_s for each in timings[1:]) == pytest.approx(later * one)
+    assert sum(each.fetch_s for each in timings[1:]) == pytest.approx(later * one, rel=0.01)
     assert all(each.seconds < each.busy_s for each in timings[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from driving import await_no_processes, call, staged
+from driving import staged
 from models import Tired, numbers
 
 import forebay
@@ -33,23 +33,28 @@ def undisturbed(tmp_path_factory):
     return published(folder)
 
 
-def run(model, workers, folder):
-    """Predict in a process of its own, into `out` of a folder; what the models saw is in `seen`."""
-    output = folder / "out"
-    return call(
-        "-c",
-        "import forebay, os, sys\n"
-        f"sys.path.insert(0, {str(MODELS.parent)!r}); import models\n"
-        "os.environ['TIRED_DRIVER'] = str(os.getpid())\n"
-        f"report = forebay.predict(models.{model}, models.numbers, {str(output)!r}, "
-        f"batch_size=3, num_workers={workers}, part_size={PART}, progress=False)\n"
-        "print(report.done, report.resumed)",
-        program=(),
-        TIRED_OUTPUT=str(output),
-        TIRED_SEEN=str(folder / "seen"),
-        TIRED_MARK=str(folder / "mark"),
-        TIRED_AT="34",
-    )
+@pytest.fixture
+def run(trainers, tmp_path):
+    """Predicts in a process of its own, into `out`; what the models saw is in `seen`."""
+    output = tmp_path / "out"
+
+    def run(model, workers):
+        ending = trainers.start(
+            f"sys.path.insert(0, {str(MODELS.parent)!r}); import models\n"
+            "os.environ['TIRED_DRIVER'] = str(os.getpid())\n"
+            f"report = forebay.predict(models.{model}, models.numbers, {str(output)!r}, "
+            f"batch_size=3, num_workers={workers}, part_size={PART}, progress=False)\n"
+            "print(report.done, report.resumed)",
+            tmp_path,
+            TIRED_OUTPUT=str(output),
+            TIRED_SEEN=str(tmp_path / "seen"),
+            TIRED_MARK=str(tmp_path / "mark"),
+            TIRED_AT="34",
+        ).end()
+        trainers.await_none_left()
+        return ending
+
+    return run
 
 
 def repeated(folder):
@@ -61,41 +66,37 @@ def repeated(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "model"), [(0, "tired"), (2, "tired"), (2, "Tired")])
-def test_a_killed_run_is_finished(tmp_path, undisturbed, workers, model):
+def test_a_killed_run_is_finished(run, tmp_path, undisturbed, workers, model):
     """The parts are those of a run that was not killed, byte for byte; less than one is redone."""
     output = tmp_path / "out"
-    code, out, err = run(model, workers, tmp_path)
+    code, out, err = run(model, workers)
     resumed = 0
     if (
         model == "tired"
     ):  # the model is in the driver; a factory's is in a worker, which is replaced
         assert code == -signal.SIGKILL
-        await_no_processes()
         resumed = 3 * PART
         assert len(published(output)) <= 3
-        code, out, err = run(model, workers, tmp_path)
+        code, out, err = run(model, workers)
     assert code == 0, err
     assert out.split() == ["50", str(resumed)]
     assert repeated(tmp_path) < PART
     assert published(output) == undisturbed
     assert pq.read_table(output)["index"].to_pylist() == list(range(50))
-    await_no_processes()
 
 
 @pytest.mark.slow
-def test_a_killed_driver_takes_its_workers_models_along(tmp_path, undisturbed):
+def test_a_killed_driver_takes_its_workers_models_along(run, tmp_path, undisturbed):
     """Even one that hangs; less than a part is redone for each worker, and nothing stays behind."""
     output = tmp_path / "out"
-    code, _, err = run("Deadly", 2, tmp_path)
+    code, _, err = run("Deadly", 2)
     assert code == -signal.SIGKILL, err
-    await_no_processes()
     done = published(output)
     assert done.items() <= undisturbed.items()
     assert "part-00003.parquet" not in done
-    code, out, err = run("Deadly", 2, tmp_path)
+    code, out, err = run("Deadly", 2)
     assert code == 0, err
     assert out.split() == ["50", str(len(done) * PART)]
     assert repeated(tmp_path) < 2 * PART
     assert published(output) == undisturbed
     assert not staged(output)
-    await_no_processes()

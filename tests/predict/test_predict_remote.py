@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from driving import await_no_processes, call, published
+from driving import published
 from models import Factory, Half, Numbers, total
 
 import forebay
@@ -107,24 +107,25 @@ def test_a_store_that_is_not_there_is_named():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "workers"), [("tired", 0), ("Tired", 2)])
-def test_a_killed_run_into_a_bucket_is_finished(bucket, tmp_path, model, workers):
+def test_a_killed_run_into_a_bucket_is_finished(trainers, bucket, tmp_path, model, workers):
     """The driver is killed, or a worker with its model: the objects are the parts of a folder."""
     predicted(Half(), tmp_path / "out")
     parts = published(tmp_path / "out")
 
     def run():
-        return call(
-            "-c",
-            f"import forebay, sys; sys.path.insert(0, {str(MODELS.parent)!r}); import models\n"
+        ending = trainers.start(
+            f"sys.path.insert(0, {str(MODELS.parent)!r}); import models\n"
             f"report = forebay.predict(models.{model}, models.numbers, "
             f"'s3://{bucket.name}/out', batch_size=3, num_workers={workers}, part_size={PART}, "
             "progress=False)\n"
             "print(report.done, report.resumed)",
-            program=(),
+            tmp_path,
             TIRED_SEEN="/dev/null",
             TIRED_MARK=str(tmp_path / "mark"),
             TIRED_AT="34",
-        )
+        ).end()
+        trainers.await_none_left()
+        return ending
 
     code, out, err = run()
     if workers == 0:
@@ -135,4 +136,3 @@ def test_a_killed_run_into_a_bucket_is_finished(bucket, tmp_path, model, workers
     assert out.split() == ["50", "0" if workers else "30"]
     assert (tmp_path / "mark").exists()
     assert bucket.outputs() == parts
-    await_no_processes()

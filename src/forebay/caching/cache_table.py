@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pyarrow as pa
 
+from forebay.arrow_arrays import array_of, array_of_numpy
 from forebay.caching.columns import Spec, arrow_type, widened
 from forebay.caching.shard_reader import Shard
 
@@ -49,8 +50,8 @@ def _cast(chunk: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
     storage = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
     values = storage.values if isinstance(storage, pa.FixedSizeListArray) else storage
     each = math.prod((*shape, *own.stored[1]))
-    ends = pa.array(np.arange(len(chunk) + 1) * each, pa.int64())
-    shapes = pa.array([shape] * len(chunk), pa.list_(pa.int64()))
+    ends = array_of_numpy(np.arange(len(chunk) + 1) * each)
+    shapes = array_of([shape] * len(chunk), pa.list_(pa.int64()))
     lists = pa.LargeListArray.from_arrays(ends, values)
     mask = chunk.is_null() if chunk.null_count else None
     return pa.StructArray.from_arrays([lists, shapes], fields=list(kind), mask=mask)

@@ -25,6 +25,7 @@ from forebay.caching.sample_layout import (
 )
 from forebay.caching.shard_reader import Shards
 from forebay.observe.notebook_html import summary
+from forebay.units import counted
 
 
 class CachedDataset(Dataset[Any]):
@@ -88,11 +89,8 @@ class CachedDataset(Dataset[Any]):
         return table_of([self._shards[at] for at in range(len(self._shards))])
 
     def __repr__(self) -> str:
-        shards = len(self._shards)
-        return (
-            f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards:,} "
-            f"shard{'s' * (shards != 1)}>"
-        )
+        shards = counted(len(self._shards), "shard")
+        return f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""

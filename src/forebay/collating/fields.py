@@ -29,11 +29,11 @@ class ByField(Collation):
         first = samples[0]
         misfit = odd_one(path, [_described_fields(sample) for sample in samples])
         if misfit is not None:
-            advice = "Return the same fields for every sample: by_field collates one by one."
+            advice = "Return the same fields for every sample: they are collated one by one."
             raise refusal(misfit, len(samples), advice)
-        fields = _fields(first)
+        fields = fields_of(first)
         if fields is None:
-            advice = "by_field is for dicts, NamedTuples, dataclasses and tuples. Leave it out."
+            advice = "Fields are those of dicts, NamedTuples, dataclasses and tuples."
             raise refusal(Misfit(path, None, described(first), ""), len(samples), advice)
         unknown = [field for field in self.rules if field not in fields]
         if unknown:
@@ -51,7 +51,7 @@ class ByField(Collation):
         return _rebuilt(first, dict(zip(fields, batches, strict=True)))
 
 
-def _fields(sample: Any) -> dict[Hashable, Callable[[Any], Any]] | None:
+def fields_of(sample: Any) -> dict[Hashable, Callable[[Any], Any]] | None:
     """Return how to get each field of a sample; None if it has none."""
     if isinstance(sample, Mapping):
         return {key: itemgetter(key) for key in sample}
@@ -67,7 +67,7 @@ def _fields(sample: Any) -> dict[Hashable, Callable[[Any], Any]] | None:
 
 
 def _described_fields(sample: Any) -> str:
-    fields = _fields(sample)
+    fields = fields_of(sample)
     if fields is None:
         return described(sample, exactly=False)
     if isinstance(sample, Mapping):

@@ -20,6 +20,7 @@ from forebay.collating.misfits import Misfit, Path, described, odd_one, refusal,
 from forebay.collating.rules import Collation
 from forebay.engine.memory.allocation import new_tensor
 from forebay.errors import InputError, OptionError
+from forebay.units import counted
 
 # Bytes. For a smaller batch, it is faster to fill the whole than each margin.
 SMALL = 1 << 16
@@ -153,7 +154,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    dimensions = f"{tensor.dim()} dimension{'s' * (tensor.dim() != 1)}"
+    dimensions = counted(tensor.dim(), "dimension")
     device = "" if tensor.is_cpu else f" on {tensor.device}"
     return f"{str(tensor.dtype).removeprefix('torch.')} with {dimensions}{device}"
 

@@ -38,7 +38,7 @@ def default(samples: list[Any]) -> Any:
     Raises:
         InputError: A sample or a field of it differs from the others, or cannot be stacked.
     """
-    return _default(samples, ())
+    return default_at(samples, ())
 
 
 def collated(collate_fn: Rule, samples: Any) -> Any:
@@ -60,7 +60,7 @@ def applied(rule: Rule, values: list[Any], path: Path) -> Any:
     if isinstance(rule, Collation):
         return rule.collate(values, path)
     if rule is default:
-        return _default(values, path)
+        return default_at(values, path)
     try:
         return rule(values)
     except Exception as error:
@@ -68,7 +68,8 @@ def applied(rule: Rule, values: list[Any], path: Path) -> Any:
         raise
 
 
-def _default(samples: Sequence[Any], path: Path) -> Any:
+def default_at(samples: Sequence[Any], path: Path) -> Any:
+    """Do what `default` does, for values at this path of the samples."""
     try:
         return default_collate(list(samples))
     except Exception as error:

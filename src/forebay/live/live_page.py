@@ -14,6 +14,7 @@ import os
 import secrets
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,6 +33,8 @@ _ROOM = PAGE_BYTES - _HEAD.size - _TAIL.size
 _TRIES = 5
 # Files of dead processes that one writer removes.
 _SWEPT = 100
+# A page that cannot be read, and was not written for so long, has no writer any more.
+_ABANDONED_S = 3600.0
 
 
 class LivePage:
@@ -149,10 +152,16 @@ def remove_dead(folder: str) -> None:
     with suppress(OSError):
         names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
         for name in names[:_SWEPT]:
-            data = read_page(os.path.join(folder, name))
-            if data is not None and is_dead(data):
-                with suppress(OSError):
-                    os.unlink(os.path.join(folder, name))
+            path = os.path.join(folder, name)
+            data = read_page(path)
+            with suppress(OSError):
+                if _is_abandoned(path) if data is None else is_dead(data):
+                    os.unlink(path)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Tell whether a file that cannot be read is one whose writer was killed within a write."""
+    return time.time() - os.lstat(path).st_mtime > _ABANDONED_S
 
 
 def is_dead(data: Mapping[str, Any]) -> bool:

@@ -37,6 +37,8 @@ class LiveRun:
         """Write the present state of the run; never raises."""
         now, ended = time.monotonic(), trace.done + trace.failed
         self._ended.append((now, ended))
+        while len(self._ended) > 1 and self._ended[1][0] <= now - SECONDS:
+            self._ended.popleft()
         began, before = self._ended[0]
         progress = self._progress
         self._page.publish(

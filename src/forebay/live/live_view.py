@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.errors import one_line
 from forebay.live.recent_work import MAX_LANES, SECONDS
-from forebay.reports.units import one_line
 
 MAX_TEXT = 400
 _HIGHEST = 1e18

@@ -46,6 +46,8 @@ class RecentWork:
             busy, row = trace.busy_s.get(lane, 0.0), self._lanes.setdefault(lane, {})
             spread(row, busy - self._busy_before.get(lane, 0.0), before, now, oldest)
             self._busy_before[lane] = busy
+        while len(self._totals) > 1 and self._totals[1][0] <= now - SECONDS:
+            self._totals.popleft()  # one from before is kept: from there the seconds are counted
         began, taken, waited_s = self._totals[0]
         passed = max(now - began, 1e-9)
         # Without the present second, which is not over.

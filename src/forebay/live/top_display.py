@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from forebay.live.live_folder import candidates, is_private
 from forebay.live.live_page import SUFFIX, is_dead, read_page, remove_dead
@@ -69,25 +67,21 @@ def watch(look: Callable[[int, Signs], Sequence[str]]) -> None:
     Args:
         look: Returns the lines for a number of columns.
     """
-    signs, resized = signs_for(sys.stdout.encoding), threading.Event()
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        resized.set()
-
-    before = signal.signal(signal.SIGWINCH, note)
+    signs = signs_for(sys.stdout.encoding)
+    # Waited for, not handled: a handler that set an Event could find its lock held by this thread.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
     sys.stdout.write(_ENTER)
     try:
         while True:
-            resized.clear()
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
             lines = look(columns or 80, signs)[: (rows or 24) - 1]  # some terminals do not tell
             drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
             sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
             sys.stdout.flush()
-            resized.wait(REDRAW_S)
+            signal.sigtimedwait({signal.SIGWINCH}, REDRAW_S)
     except KeyboardInterrupt:
         pass
     finally:
         sys.stdout.write(_LEAVE)
         sys.stdout.flush()
-        signal.signal(signal.SIGWINCH, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from forebay.live.live_view import View
 from forebay.live.recent_work import SECONDS
-from forebay.observe.progress import counted, duration
-from forebay.reports.units import bytes_text
+from forebay.units import byte_size, counted, duration, short_number
 
 # A page is written about once a second; when it is older, nothing was made or taken since.
 QUIET_S = 5.0
@@ -60,8 +59,8 @@ def headline(views: Sequence[View], clock: str, signs: Signs) -> str:
 
 
 def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
-    where = f"epoch {view.epoch}, batch {view.batch:,}" if view.epoch >= 0 else "before the first"
-    facts = [where, f"{_short(view.rate)} batches/s", _waiting(view)]
+    where = f"epoch {view.epoch}, batch {view.batch:,}" if view.epoch >= 0 else "no batch yet"
+    facts = [where, f"{short_number(view.rate)} batches/s", _waiting(view)]
     if view.restarts:
         facts.append(counted(view.restarts, "restart"))
     lines = [_title(view, now, signs), *_wrapped(view.title, width)]
@@ -87,7 +86,7 @@ def _run(view: View, now: float, signs: Signs) -> list[str]:
     facts = [
         f"{view.done:,} of {counted(view.total, view.unit or 'input')} done",
         f"{view.failed:,} failed",
-        f"{_short(view.rate)} {view.unit or 'input'}s/s",
+        f"{short_number(view.rate)} {view.unit or 'input'}s/s",
         time_left,
         counted(view.num_workers, "worker") if view.num_workers else "in this process",
     ]
@@ -103,7 +102,7 @@ def _title(view: View, now: float, signs: Signs) -> str:
 
 
 def _waiting(view: View) -> str:
-    return f"training waited {view.wait_share * 100:.0f} % of the last {SECONDS} s"
+    return f"training waited {view.wait_share:.0%} of the last {SECONDS} s"
 
 
 def _buffer(view: View, width: int, signs: Signs) -> str:
@@ -111,12 +110,12 @@ def _buffer(view: View, width: int, signs: Signs) -> str:
     number = f"{view.ready:,} ready"
     if view.max_bytes:
         level, high = view.held_bytes, view.max_bytes
-        amount = f"{bytes_text(level)} of {bytes_text(high)}, {number}"
+        amount = f"{byte_size(level)} of {byte_size(high)}, {number}"
     elif view.max_batches:
         level, high = float(view.ready), view.max_batches
         amount = f"{view.ready:,} of {high:,.0f} batches ready"
     else:
-        return f"{bytes_text(view.held_bytes)}, {number}"
+        return f"{byte_size(view.held_bytes)}, {number}"
     room = max(min(SECONDS, width - LABEL - len(amount) - 1), 8)
     filled = round(room * min(level / high, 1.0))
     bar = list(signs.full * filled + signs.empty * (room - filled))
@@ -134,7 +133,7 @@ def _levels(digits: str, width: int, signs: Signs) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:3.0f} %"
+    return f"{share:4.0%}"
 
 
 def _sentence(text: str) -> str:
@@ -150,7 +149,3 @@ def _wrapped(text: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return [line for line in lines if line]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -80,17 +80,17 @@ class BatchJob:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
-        self.timer = BatchTimer()  # each thread has a shallow copy of the job
+        self.timer = BatchTimer(is_worker=True)  # each thread has a shallow copy of the job
         self.timer.measure()
-        self.timer.wait()
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer a request with a `BatchResult`, a `BatchError` or a `WorkerExhausted`."""
-        self.timer.resume()
-        try:
-            return self._answer(assignment.payload)
-        finally:
-            self.timer.wait()
+        result = self.make(assignment.payload)
+        if not isinstance(result, BatchResult):
+            return Answer(result, 0)
+        if (timing := self.timing()) is not None:
+            result = result._replace(timing=timing)
+        return Answer(result, nbytes(result.batch))
 
     def close(self) -> None:
         """Do nothing: no cleanup is needed."""
@@ -122,26 +122,23 @@ class BatchJob:
             raise Refusal(STREAM) from error
         raise error
 
-    def _answer(self, request: BatchRequest) -> Answer:
-        result = self.make(request)
-        if not isinstance(result, BatchResult):
-            return Answer(result, 0)
-        return Answer(result._replace(timing=self.timing()), nbytes(result.batch))
-
     def _before_collation(self, request: BatchRequest) -> None:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
         failures: list[Failure] = []
-        batch = None
-        self.timer.begin()
-        samples = fetcher.fetch(request, failures)
-        fetched_at = time.perf_counter()
-        is_empty = bool(failures) and not samples
-        if not is_empty:
-            self._before_collation(request)
-            batch = fetcher.collate(request, samples)
-        self.timer.collated(fetched_at)
+        batch, timer = None, self.timer
+        timer.began_at = time.perf_counter()
+        try:
+            samples = fetcher.fetch(request, failures)
+            timer.fetched_at = time.perf_counter()
+            is_empty = bool(failures) and not samples
+            if not is_empty:
+                self._before_collation(request)
+                batch = fetcher.collate(request, samples)
+        except BaseException:
+            timer.failed()
+            raise
         state = fetcher.state() if self._spec.tracks_state else None
         return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
 
@@ -288,16 +285,20 @@ class ProcessJob(BatchJob):
         collate_into(self._packer)
         super().open(incarnation, worker_id)
 
-    def _answer(self, request: BatchRequest) -> Answer:
-        packer = self._packer
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer a request; see `BatchJob.run`."""
+        packer, request = self._packer, assignment.payload
         assert packer is not None, "open comes first"
         result = self.make(request)
         if not isinstance(result, BatchResult) or result.is_empty:
+            if isinstance(result, BatchResult):
+                self.timer.failed()
             packer.begin(None)
             return Answer(result, 0)
         try:
             packed = packer.pack(result.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
+            self.timer.failed()
             return Answer(self.raised(request, error, None), 0)
         result = result._replace(batch=None)  # any reference left to it is the user's
         packed = packer.seal(packed)

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from forebay.buffer import warn_of_full_disk
-from forebay.engine.memory.packing import unpack
+from forebay.engine.memory.packed_batch import PackedBatch
+from forebay.engine.memory.packing import memory_of, unpack
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 from forebay.loading.messages import BatchRequest, BatchResult
@@ -22,11 +23,13 @@ class BatchSlots:
     Attributes:
         slab: The slab.
         by_task: The slot of each task that has one.
+        is_on_disk: Whether the slab is a file on a disk.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self.slab = Slab(directory)
         self.by_task: dict[int, Slot] = {}
+        self.is_on_disk = directory is not None
         self._directory = directory  # None once the user was warned that its disk is full
 
     @property
@@ -50,11 +53,18 @@ class BatchSlots:
     def open(self, task: int, result: BatchResult) -> BatchResult:
         """Unpack a batch; its slot, if it has one, is then freed with the batch."""
         packed = result.batch
+        batch = unpack(packed, self.memory_of(task, packed))
+        return result._replace(batch=batch, is_inline=packed.body is not None)
+
+    def memory_of(self, task: int, packed: PackedBatch) -> memoryview:
+        """Return the memory of a batch; its slot, if it has one, is freed with the last view."""
         if packed.refused is not None and self._directory is not None:
             directory, self._directory = self._directory, None  # one warning is enough
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
-        batch = unpack(packed, self.slab, self.by_task.pop(task, None))
-        return result._replace(batch=batch, is_inline=packed.body is not None)
+        return memory_of(packed, self.slab, self.by_task.pop(task, None))
+
+    def advance(self) -> None:
+        """Do nothing: batches stay where they are."""
 
     def free(self, task: int) -> None:
         """Free the slot of a task whose batch will not be taken."""

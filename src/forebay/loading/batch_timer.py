@@ -10,39 +10,42 @@ from forebay.observe.trace import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, T
 
 
 class BatchTimer:
-    """Adds up times until there is a `Timing` to send."""
+    """Adds up times until there is a `Timing` to send.
 
-    def __init__(self) -> None:
-        self._timed_at = 0.0  # when the last timing was made
-        self._began_at = self._idle_since = 0.0
-        # Since the last timing:
-        self._batches, self._busy_s, self._idle_s = 0, 0.0, 0.0
-        self._fetch_s = self._collate_s = 0.0
-        self._slowest: SlowSample | None = None
+    Its user stores two moments of each batch, and calls `timing` when the batch is ready: three
+    readings of the clock, because tiny batches take only some ten microseconds.
+
+    Args:
+        is_worker: Whether time without a batch counts as idle; in the trainer's own thread it is
+            the training step.
+
+    Attributes:
+        began_at: When the present batch was begun.
+        fetched_at: When its samples were fetched.
+    """
+
+    def __init__(self, *, is_worker: bool = False) -> None:
+        self.began_at = self.fetched_at = 0.0
+        self._is_worker = is_worker
+        self._due = 0.0  # when to make a timing of a tiny batch
         self._measured_at = math.inf  # when the following were measured; inf for not yet
         self._cpu_s = self._queued_s = 0.0
+        self._clear(time.perf_counter())
+
+    def _clear(self, now: float) -> None:
+        """Begin new sums: of all batches since the last timing."""
+        self._since = now
+        self._batches, self._busy_s, self._fetch_s, self._failed_s = 0, 0.0, 0.0, 0.0
+        self._slowest: SlowSample | None = None
 
     def measure(self) -> None:
         """Begin to measure the processor time of this thread."""
         self._cpu_s, self._queued_s = time.thread_time(), queued_s()
         self._measured_at = time.perf_counter()
 
-    def wait(self) -> None:
-        """Record that the worker has nothing to do from now on."""
-        self._idle_since = time.perf_counter()
-
-    def resume(self) -> None:
-        """Record that the worker has something to do again."""
-        self._idle_s += time.perf_counter() - self._idle_since
-
-    def begin(self) -> None:
-        """Record that a batch is begun."""
-        self._began_at = time.perf_counter()
-
-    def collated(self, fetched_at: float) -> None:
-        """Record that the batch is collated, and when its samples were fetched."""
-        self._fetch_s += fetched_at - self._began_at
-        self._collate_s += time.perf_counter() - fetched_at
+    def failed(self) -> None:
+        """Leave the present batch out: it is not made, but the worker had something to do."""
+        self._failed_s += time.perf_counter() - self.began_at
 
     def timing(self, worker_id: int, slowest: SlowSample | None) -> Timing | None:
         """Return the time spent on the batch that has just become ready; None if that is little.
@@ -51,18 +54,21 @@ class BatchTimer:
             worker_id: The worker.
             slowest: The slowest sample of the batch, if it is known.
         """
-        now, cpu_s, queued = time.perf_counter(), 0.0, 0.0
-        seconds = now - self._began_at
+        now, began_at = time.perf_counter(), self.began_at
+        seconds = now - began_at
         self._batches += 1
         self._busy_s += seconds
+        self._fetch_s += self.fetched_at - began_at
         if slowest and (self._slowest is None or slowest.seconds > self._slowest.seconds):
             self._slowest = slowest
-        if seconds < FINEST_S and now - self._timed_at < SAMPLED_S:
+        if seconds < FINEST_S and now < self._due:
             return None
+        cpu_s = queued = 0.0
         if now - self._measured_at >= MEASURED_S:
             cpu_before, queued_before = self._cpu_s, self._queued_s
             self.measure()
             cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
+        idle_s = now - self._since - self._busy_s - self._failed_s if self._is_worker else 0.0
         timing = Timing(
             worker_id=worker_id,
             ended_at=now,
@@ -70,12 +76,12 @@ class BatchTimer:
             batches=self._batches,
             busy_s=self._busy_s,
             fetch_s=self._fetch_s,
-            collate_s=self._collate_s,
+            collate_s=self._busy_s - self._fetch_s,
             cpu_s=cpu_s,
             queued_s=queued,
-            idle_s=self._idle_s,
+            idle_s=max(idle_s, 0.0),
             slowest=self._slowest,
         )
-        self._timed_at, self._batches, self._slowest = now, 0, None
-        self._busy_s = self._fetch_s = self._collate_s = self._idle_s = 0.0
+        self._due = now + SAMPLED_S
+        self._clear(now)
         return timing

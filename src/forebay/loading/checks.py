@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DistributedSampler
 
+from forebay.devices.which_device import check_loader_device
 from forebay.errors import OptionError
 from forebay.loading.settings import Settings
 from forebay.mixing import MixedDataset
@@ -26,6 +27,7 @@ def check(settings: Settings) -> None:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
+    check_loader_device(loader.device)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
     on_cluster = cluster_of(backend) is not None
     refused = [
@@ -90,6 +92,16 @@ def check(settings: Settings) -> None:
             "world_size= with batches of the user's own: they cannot be divided among ranks"
             "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
             "rank's batches only, without world_size.",
+        ),
+        (
+            loader.device_transform is not None and loader.device is None,
+            "device_transform= needs device=, which says where it runs\n"
+            "  Nothing was started. Pass device='cuda', or device='cpu' for host memory.",
+        ),
+        (
+            not (loader.device_transform is None or callable(loader.device_transform)),
+            f"device_transform={loader.device_transform!r} is not valid; it must be a function of "
+            "a batch",
         ),
         (
             loader.tail != "repeat" and ranks is None,

@@ -19,13 +19,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from forebay.engine.engine import Engine, NewTask, Outcome
-from forebay.engine.events import DeliverResult, DropTask, ReportFailure, ReportRetry
+from forebay.devices.device_api import Device
+from forebay.engine.engine import Engine, NewTask
+from forebay.engine.events import DeliverResult, DropTask, Outcome, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError
 from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.batch_slots import BatchSlots
+from forebay.loading.device_batches import DeviceBatches
 from forebay.loading.drivers import BackgroundDriver, CallerDriver
 from forebay.loading.messages import (
     BatchResult,
@@ -54,6 +56,8 @@ class Feed:
         limits: The limits of the engine.
         trace: Records events and times.
         tuning: Changes the number of workers; None to keep it.
+        device: Where batches of worker processes are copied before they are taken; None if they
+            stay in host memory.
         turns: Whether each request is for one worker only.
         by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
@@ -72,6 +76,7 @@ class Feed:
         limits: Limits,
         trace: Trace,
         tuning: WorkerTuning | None = None,
+        device: Device | None = None,
         *,
         turns: bool,
         by_caller: bool,
@@ -90,11 +95,13 @@ class Feed:
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
         self._taken: list[int] = []  # and not released yet
         occupy_standard_descriptors()
-        self._slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
-        self.pool = pool_for(spec, workers, turns, self._slots)
-        prepare = None
-        if self._slots is not None and workers.backend == "process":
-            prepare = self._slots.prepare
+        slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
+        self.pool = pool_for(spec, workers, turns, slots)
+        prepare = None if slots is None or workers.backend != "process" else slots.prepare
+        self._slots: BatchSlots | DeviceBatches | None = slots
+        self._copies_ahead = slots is not None and device is not None
+        if slots is not None and device is not None:
+            self._slots = DeviceBatches(device, slots, trace.transfers)
         try:
             self._engine = Engine(self.pool, limits, prepare=prepare)
         except BaseException:  # Ctrl-C, for example
@@ -150,19 +157,21 @@ class Feed:
             WorkerDiedError: Workers cannot be kept alive, or do not start in time.
             RuntimeError: The feed is closed or inconsistent, or belongs to another process.
         """
-        waited_s, count = 0.0, len(self.ready)
-        asked_at, self._asked_at = self._asked_at or time.perf_counter(), 0.0
+        count = len(self.ready)
+        asked_at, self._asked_at = self._asked_at, 0.0  # 0 where nothing has to be waited for
         if not count or self._closed or os.getpid() != self._owner:
+            asked_at = asked_at or time.perf_counter()
             self._wait()
-            waited_s = time.perf_counter() - asked_at
         outcome = self.ready.popleft()
         task = outcome.task
         if _is_empty(outcome):
-            self._asked_at = asked_at
+            self._asked_at = asked_at or time.perf_counter()
+        elif asked_at:
+            self._trace.taken(asked_at, time.perf_counter() - asked_at, count)
         else:
-            self._trace.taken(asked_at, waited_s, count)
-        if self._tuning is not None and asked_at >= self._tuning.due:
-            self._tuning.look(asked_at, self.resize)
+            self._trace.taken_at_once(count)
+        if self._tuning is not None and (now := time.perf_counter()) >= self._tuning.due:
+            self._tuning.look(now, self.resize)
         if isinstance(outcome, ReportFailure):
             return task, outcome.failure
         self._taken.append(task)
@@ -174,6 +183,8 @@ class Feed:
             self.empty -= 1
         elif self._slots is not None and isinstance(result, BatchResult) and not result.is_empty:
             result = self._slots.open(task, result)
+            if self._copies_ahead:
+                self._driver.call(self._slots.advance)
         return task, result
 
     def _wait(self) -> None:
@@ -224,6 +235,8 @@ class Feed:
                     self._free(outcome.task)
                 case ReportRetry():
                     self._trace.restarted()
+        if self._copies_ahead and self._slots is not None:
+            self._slots.advance()
 
     def _arrived(self, outcome: DeliverResult) -> None:
         task, result = outcome.task, outcome.result

@@ -17,8 +17,9 @@ from forebay.observe.trace import SlowSample
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
 from forebay.randomness import Seeds, ThreadTurns, seed_generators
 
-# If samples take less than this on average, they are not timed one by one.
+# If samples take less than this on average, they are timed one by one in one of so many batches.
 TIMED_S = 0.0001
+TIMED_BATCHES = 16
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
@@ -57,7 +58,7 @@ class MapFetcher:
 
     def __init__(self, spec: BatchSpec, turns: ThreadTurns | None = None) -> None:
         self.slowest: SlowSample | None = None
-        self._is_timed = True
+        self._untimed = 0  # batches until the next one whose samples are timed
         self._spec = spec
         self._turns = turns
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
@@ -112,8 +113,8 @@ class MapFetcher:
         if seeds is not None:
             assert spec.seed is not None
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
-        is_timed, slowest_s, slowest = self._is_timed, 0.0, None
-        first = began = time.perf_counter()
+        is_timed, slowest_s, slowest = not self._untimed, 0.0, None
+        first = began = time.perf_counter() if is_timed else 0.0
         for position, index in enumerate(indices, request.position):
             try:
                 if seeds is not None:
@@ -131,9 +132,12 @@ class MapFetcher:
                     Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
                 )
         self.slowest = None
-        if is_timed and slowest_s > TIMED_S:
+        if not is_timed:
+            self._untimed -= 1
+        elif began - first <= TIMED_S * len(indices):
+            self._untimed = TIMED_BATCHES - 1
+        if slowest_s > TIMED_S:
             self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
-        self._is_timed = time.perf_counter() - first > TIMED_S * len(indices)
         return samples
 
     def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:

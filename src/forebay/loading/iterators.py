@@ -45,6 +45,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self._is_over = False
         self._workers: list[WorkerHandle] = []
         self.pipeline, self._planner = loader._begin_epoch(self, draw, is_new)
+        self._hand_out = self.pipeline.hand_out(loader)
         self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
@@ -84,12 +85,21 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                             log_samples_failed(result.failures)
                             if result.is_empty:
                                 continue
-                        return pinned(result.batch) if self._pin_memory else result.batch
+                        return self._handed_out(request, result)
                     self._raise(request, result)
         except KeyboardInterrupt:
             if pipeline.feed is not None:
                 pipeline.feed.interrupted()
             raise
+
+    def _handed_out(self, request: BatchRequest, result: BatchResult) -> Any:
+        """Return a batch as the user gets it: on the device and transformed, or pinned."""
+        if result.refused is not None:
+            raise result.refused
+        if self._hand_out.is_needed:
+            return self._hand_out(request, result, self.pipeline.seed)
+        is_pinned = result.is_moved or not self._pin_memory
+        return result.batch if is_pinned else pinned(result.batch)
 
     def _raise(self, request: BatchRequest, result: Any) -> None:
         """Raise the error that was returned instead of a batch."""

@@ -122,6 +122,8 @@ class BatchResult(NamedTuple):
         is_empty: Whether every sample was skipped.
         state: State of the worker's copy of the dataset after it, if that is tracked.
         is_inline: Whether the batch was small enough to be sent within the worker's answer.
+        is_moved: Whether the feed has copied the batch to the loader's device.
+        refused: Why it has not, if the device had no memory for it.
     """
 
     batch: PackedBatch | Any
@@ -130,6 +132,8 @@ class BatchResult(NamedTuple):
     is_empty: bool = False
     state: WorkerState | None = None
     is_inline: bool = False
+    is_moved: bool = False
+    refused: Exception | None = None
 
 
 class BatchError(NamedTuple):

@@ -17,9 +17,11 @@ from typing import Any
 
 from torch.utils.data import RandomSampler
 
+from forebay.devices.device_api import Device
 from forebay.failures import Failure
 from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.feed import Feed
+from forebay.loading.hand_out import HandOut
 from forebay.loading.local_feed import LocalFeed
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.planner import Planner
@@ -76,6 +78,7 @@ class Pipeline:
         self._dataset_seen: Any = None
         self._replaces_workers = False
         self._has_agreed = False
+        self._hand_out: HandOut | None = None
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -181,7 +184,8 @@ class Pipeline:
             self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
-            feed = self.feed = feed_of(settings, spec, self.trace, self._tuning)
+            device = self.hand_out(loader).device
+            feed = self.feed = feed_of(settings, spec, self.trace, self._tuning, device)
         return planner, feed
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -239,6 +243,12 @@ class Pipeline:
             return False
         return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
 
+    def hand_out(self, loader: Any) -> HandOut:
+        """Return what moves and transforms the batches; create it if there is none."""
+        if self._hand_out is None:
+            self._hand_out = HandOut(loader)
+        return self._hand_out
+
     def refresh(self) -> None:
         """Replace the workers and make prefetched batches again, at the next epoch."""
         self._replaces_workers = True
@@ -288,16 +298,23 @@ class Pipeline:
 
 
 def feed_of(
-    settings: Settings, spec: BatchSpec, trace: Trace, tuning: WorkerTuning | None = None
+    settings: Settings,
+    spec: BatchSpec,
+    trace: Trace,
+    tuning: WorkerTuning | None = None,
+    device: Device | None = None,
 ) -> Feed | LocalFeed:
-    """Return a new feed and begin to start its workers."""
+    """Return a new feed and begin to start its workers.
+
+    A thread runs it if batches are copied to a device, so that this happens during a step.
+    """
     if settings.is_local:
         return LocalFeed(spec, trace)
     workers, turns = settings.workers(), settings.by_torchs_rules
-    by_caller = turns and settings.loader.buffer is None
+    by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())
     try:
-        return Feed(spec, workers, limits, trace, tuning, turns=turns, by_caller=by_caller)
+        return Feed(spec, workers, limits, trace, tuning, device, turns=turns, by_caller=by_caller)
     except (TypeError, AttributeError, PicklingError):
         if workers.start != "fork":
             warnings.warn(

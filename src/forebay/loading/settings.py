@@ -324,7 +324,13 @@ class Settings:
             parts.append(f"buffer={capacity_shown(loader.buffer)}")
         if loader.ranks is not None:
             parts.append("rank={1} of {0}".format(*loader.ranks))
-        usual = {"seed": None, "backend": "process", "on_error": "raise", "drop_last": False}
+        usual = {
+            "device": None,
+            "seed": None,
+            "backend": "process",
+            "on_error": "raise",
+            "drop_last": False,
+        }
         known = {name: getattr(loader, name) for name in usual}
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
         return f"{type(loader).__name__}({', '.join(parts)})"

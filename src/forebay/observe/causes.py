@@ -11,6 +11,7 @@ from forebay.observe.changes_to_try import Change, Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
 from forebay.observe.trace import SlowSample
+from forebay.units import counted, duration
 
 Cause = Literal[
     "healthy",
@@ -126,7 +127,9 @@ class Causes:
         """Handle batches that are made in the trainer's process."""
         if self._setup.num_workers and not self._setup.is_sliced:
             return None
-        made = f"The trainer's process makes the batches itself, {_time(self._recorded.batch_s)} "
+        made = (
+            f"The trainer's process makes the batches itself, {duration(self._recorded.batch_s)} "
+        )
         if self._setup.is_sliced:
             return Finding(
                 "cpu",
@@ -173,7 +176,7 @@ class Causes:
         slow, sample = max(self._recorded.slowest_s), self._slowest
         name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
-            f"A few slow samples{name}, of up to {_time(slow)}, hold up the others: with all as "
+            f"A few slow samples{name}, of up to {duration(slow)}, hold up the others: with all as "
             f"fast as most, it would come to {even.outcome.rate:,.3g} batches/s."
         )
         deeper = trial.deeper()
@@ -224,8 +227,8 @@ class Causes:
         if change is None or not trial.helps(change):
             return None
         need = (
-            f"A batch takes a worker {_time(recorded.batch_s)} and a step {_time(recorded.step_s)}"
-            f", which is too much for {_counted(setup.num_workers, 'worker')}"
+            f"A worker takes {duration(recorded.batch_s)} for a batch, and a step takes "
+            f"{duration(recorded.step_s)}: too much for {counted(setup.num_workers, 'worker')}"
         )
         if not self._waits_for_storage:
             return Finding("workers", f"{need}.", change)
@@ -272,13 +275,5 @@ def sentence_case(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:,.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:,.3g} ms"
-
-
 def _cores(setup: Setup) -> str:
-    return "cores" if setup.cores is None else _counted(setup.cores, "core")
-
-
-def _counted(number: float, noun: str) -> str:
-    return f"{number:g} {noun}{'s' * (number != 1)}"
+    return "cores" if setup.cores is None else counted(setup.cores, "core")

@@ -12,6 +12,7 @@ from typing import Any
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import RecordedWork
 from forebay.observe.simulation import Arrangement, Outcome, simulate, stretched
+from forebay.units import counted
 
 # A change is worth it if it gives so many times the rate, or leaves that part of the waits.
 GAIN = 1.1
@@ -105,7 +106,7 @@ class Trial:
             return f"{self.setup.step} is the limit"
         used = (recorded.cpu_s + self.trainer_cpu_s) * outcome.rate
         if cores is not None and used > 0.85 * cores:
-            return f"the {cores:g} core{'s' * (cores != 1)} are the limit"
+            return f"the {counted(cores, 'core')} are the limit"
         return f"{self.setup.consumer} still waits {outcome.wait_share:.0%} of the time"
 
     @property

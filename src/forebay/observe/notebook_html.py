@@ -10,6 +10,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from forebay.errors import printable
+from forebay.units import counted
 
 # Characters of one value, and how many failures are listed.
 MAX_LENGTH = 200
@@ -40,23 +41,13 @@ def summary(
     )
 
 
-def nbytes_as_text(nbytes: int) -> str:
-    """Return a size as a string: "1.2 GB", with units of a thousand."""
-    size, unit = float(nbytes), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
-
-
 def _listed(failures: Iterable[object], failed: int) -> str:
     shown = [f"<li>{_escaped(str(each))}</li>" for each in list(failures)[:MAX_LISTED]]
     if not shown:
         return ""
     if failed > len(shown):
         shown.append(f"<li>… and {failed - len(shown):,} more</li>")
-    heading = f"{failed:,} failure{'s' * (failed != 1)}"
+    heading = counted(failed, "failure")
     return f"<details><summary>{heading}</summary><ul>{''.join(shown)}</ul></details>"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from forebay.errors import printable
 from forebay.observe.event_log import log
 from forebay.observe.run_trace import RunTrace
+from forebay.units import duration
 
 # Without a terminal: seconds until the first line, and the longest wait between two.
 FIRST_LINE_S = 10.0
@@ -28,7 +29,7 @@ class Progress:
     """Show how many inputs are done, how many failed, the rate and the time left.
 
     Args:
-        total: Number of inputs.
+        total: Number of inputs; the attribute may be raised while inputs are still listed.
         done: Number of inputs that were done before this run.
         visible: Whether to show progress.
         clock: Returns monotonic seconds.
@@ -98,6 +99,7 @@ class Progress:
         self.trace.ended(done, failed)
         if self._bar is not None:
             with suppress(OSError):
+                self._bar.total = self.total  # more inputs may be known by now
                 self._bar.update(done + failed)
                 if self.failed:
                     self._bar.set_postfix(failed=self.failed, refresh=False)
@@ -115,7 +117,7 @@ class Progress:
         """Return the state of the run in one line."""
         rate = self.rate()
         left = self.total - self.done - self.failed
-        eta = duration(left / rate) if rate else "unknown"
+        eta = duration(left / rate, digits=2) if rate else "unknown"
         label = f"{self._label}: " if self._label else ""
         return (
             f"{label}{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
@@ -184,19 +186,3 @@ def _is_terminal() -> bool:
         return sys.stderr.isatty()
     except (AttributeError, OSError, ValueError):  # missing, the user's own object, or closed
         return False
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as a string: "42 s", "3 min 20 s", "2 h 5 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a count with its noun: "1 input", "1,000 inputs"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forebay.observe.causes import BUSY_CORES, Cause
 from forebay.observe.diagnosis import Diagnosis
+from forebay.units import counted
 
 # Fewer inputs, or seconds, are too few to judge by.
 LEAST_INPUTS = 20
@@ -90,7 +91,7 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
     if times.cpu_s is None or times.cores is None:
         return "healthy", f"{still}: more of them would process more, if there are cores for them."
     used = times.cpu_s / elapsed_s
-    cores = f"{times.cores:g} core{'s' * (times.cores != 1)}"
+    cores = counted(times.cores, "core")
     if used >= BUSY_CORES * times.cores:
         return "cpu", f"{still}, and used {used:.1f} of {cores}: no number of workers helps."
     if times.cpu_s < LARGE_SHARE * times.busy_s:

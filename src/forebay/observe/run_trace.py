@@ -6,18 +6,36 @@ progress ── ended ──> RunTrace ──> report, `forebay top`
 
 from __future__ import annotations
 
-import heapq
-import math
 import time
+from dataclasses import dataclass
 
+from forebay.observe.bounded import DURATION_BINS, Slowest, Spans, duration_bin
 from forebay.observe.publication import Publication
 
-# Spans of the whole run; when there are more, each two become one.
-MAX_SPANS = 512
+# Length of each span of a run to begin with.
 FIRST_SPAN_S = 0.5
-KEPT_SLOWEST = 20
-# Bin `k` of the histogram counts tasks that took from 2**k to 2**(k+1) microseconds.
-DURATION_BINS = 44
+
+
+@dataclass(slots=True)
+class RunSpan:
+    """What ended in one part of a run.
+
+    Attributes:
+        done: Inputs or samples that succeeded.
+        failed: Those that failed.
+    """
+
+    done: int = 0
+    failed: int = 0
+
+    def add(self, later: RunSpan) -> None:
+        """Merge the span that follows into this one."""
+        self.done += later.done
+        self.failed += later.failed
+
+    def following(self) -> RunSpan:
+        """Return the span that follows, in which nothing has ended yet."""
+        return RunSpan()
 
 
 class RunTrace:
@@ -28,8 +46,7 @@ class RunTrace:
         ended_at: When something ended last.
         done: Inputs or samples that succeeded in this run.
         failed: Those that failed.
-        spans: By span, how many succeeded and how many failed.
-        span_s: Length of each span in seconds.
+        spans: What ended when, from `began_at` on.
         bins: How many tasks that succeeded took how long; see `DURATION_BINS`. A task is an input,
             or a range of samples.
         tasks: Tasks that succeeded or failed.
@@ -41,29 +58,24 @@ class RunTrace:
     def __init__(self) -> None:
         self.began_at = self.ended_at = time.monotonic()
         self.done = self.failed = 0
-        self.spans: list[tuple[int, int]] = []
-        self.span_s = FIRST_SPAN_S
+        self.spans = Spans(self.began_at, FIRST_SPAN_S, RunSpan())
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
-        self._slowest: list[tuple[float, int]] = []  # a heap, the fastest of them first
+        self._slowest = Slowest[int]()
         self.publication = Publication()
 
     @property
     def slowest(self) -> list[tuple[float, int]]:
         """Seconds and number of the tasks that took longest, slowest first."""
-        return sorted(self._slowest, reverse=True)
+        return list(self._slowest)
 
     def took(self, task: int, seconds: float) -> None:
         """Record how long a task took that succeeded."""
-        self.spent(seconds)
-        place = int(math.log2(seconds * 1e6)) if seconds > 2e-6 else 0
-        self.bins[min(place, DURATION_BINS - 1)] += 1
-        heap = self._slowest
-        if len(heap) < KEPT_SLOWEST:
-            heapq.heappush(heap, (seconds, task))
-        elif seconds > heap[0][0]:
-            heapq.heapreplace(heap, (seconds, task))
+        self.tasks += 1
+        self.busy_s += seconds
+        self.bins[duration_bin(seconds)] += 1
+        self._slowest.add(seconds, task)
 
     def spent(self, seconds: float) -> None:
         """Record the seconds that a worker spent on a task that succeeded or failed."""
@@ -75,17 +87,8 @@ class RunTrace:
         now = self.ended_at = time.monotonic()
         self.done += done
         self.failed += failed
-        place = int((now - self.began_at) / self.span_s)
-        while place >= MAX_SPANS:
-            pairs = [*self.spans, (0, 0)]
-            self.spans = [
-                (one[0] + next_one[0], one[1] + next_one[1])
-                for one, next_one in zip(pairs[:-1:2], pairs[1::2], strict=False)
-            ]
-            self.span_s *= 2
-            place = int((now - self.began_at) / self.span_s)
-        self.spans += [(0, 0)] * (place + 1 - len(self.spans))
-        before = self.spans[place]
-        self.spans[place] = before[0] + done, before[1] + failed
+        span = self.spans.at(now)
+        span.done += done
+        span.failed += failed
         if now >= self.publication.due:
             self.publication.renew(self, now)

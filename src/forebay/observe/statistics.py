@@ -28,15 +28,23 @@ class Statistics:
         wait_p95_s: The 95th percentile of these waits.
         wait_p99_s: The 99th percentile of these waits.
         fetch_s: Seconds that workers spent getting samples, in wall time.
-        collate_s: Seconds that workers spent collating samples, in wall time.
+        collate_s: Seconds that workers spent collating samples and packing batches, in wall time.
         cpu_s: Seconds of processor time that workers used. If it is far less than
             `fetch_s + collate_s`, they waited for a disk, a network or a core.
         queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
-        idle_s: Seconds that workers had no batch to make, because the buffer was full.
+        idle_s: Seconds that workers had no batch to make, because enough were prefetched, or
+            between epochs; 0 without workers.
         restarts: Attempts to make a batch that ended with the death of a worker.
         failures: Samples that were skipped (`on_error="skip"`).
         num_workers: The current number of workers; 0 before the first iteration.
         decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
+        copied_batches: Batches of worker processes whose copy to the device was started.
+        copied_bytes: Bytes of these copies.
+        copy_s: Seconds that they took on the device.
+        staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
+            memory is not.
+        pinned_bytes: Bytes of the memory of batches that are page-locked now.
+        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
         sources: For a mixture: by name, how many samples of each source were returned over all
             ranks, and how many epochs of the source that is.
     """
@@ -61,6 +69,12 @@ class Statistics:
     failures: int
     num_workers: int = 0
     decisions: tuple[str, ...] = ()
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    staged_bytes: int = 0
+    pinned_bytes: int = 0
+    pinned_reason: str = ""
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, int | float]:
@@ -101,4 +115,13 @@ def totals_of(trace: Trace) -> dict[str, Any]:
     names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
     totals = percentiles | {name: getattr(trace, name) for name in names}
     decisions = tuple(reason for _, reason in list(trace.decisions))
+    copies = trace.transfers
+    totals |= {
+        "copied_batches": copies.batches,
+        "copied_bytes": copies.nbytes,
+        "copy_s": copies.seconds,
+        "staged_bytes": copies.staged_bytes,
+        "pinned_bytes": copies.pinned_bytes,
+        "pinned_reason": copies.reason or "",
+    }
     return totals | {"num_workers": trace.num_workers, "decisions": decisions}

@@ -3,9 +3,9 @@
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
 A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in at most `MAX_SPANS` spans of equal length, for the report; and totals. Where batches take
-less than `FINEST_S`, only some are kept one by one, and the totals in each record account for the
-others, so that tracing costs next to nothing on tiny batches.
+run in `Spans` of equal length, for the report; and totals. Where batches take less than `FINEST_S`,
+only some are kept one by one, and the totals in each record account for the others, so that tracing
+costs next to nothing on tiny batches.
 
 Long because each record is documented beside the code that fills it.
 
@@ -14,16 +14,18 @@ Times are seconds of `time.perf_counter()`, which all processes of a machine sha
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple
 
+from forebay.observe.bounded import DURATION_BINS, Slowest, Spans, duration_bin
 from forebay.observe.publication import Publication
 from forebay.observe.run_queue import queued_s
+from forebay.observe.transfers import Transfers
 
 # How many of the last batches, and of the last steps, are kept one by one.
 KEPT = 2048
@@ -31,19 +33,17 @@ KEPT = 2048
 FINEST_S = 0.002
 # Of those, one is kept in each interval of this length.
 SAMPLED_S = 0.01
+# Of such steps, at most so many have one reading of the clock, unless the trainer waits.
+MAX_GROUP = 16
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
 # How often the trainer's thread measures its wait for a core, which takes even longer.
 TRAINER_MEASURED_S = 0.1
-# The most spans of a run; when there are more, each two neighbours become one.
-MAX_SPANS = 512
+# Length of each span of a run to begin with.
 FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
-KEPT_SLOWEST = 20
 # How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
-# Bin `k` of the histogram counts waits from 2**k to 2**(k+1) microseconds.
-WAIT_BINS = 40
 
 
 class SlowSample(NamedTuple):
@@ -76,7 +76,7 @@ class Timing(NamedTuple):
         batches: How many batches the following sums are of, this one included.
         busy_s: Wall time of these batches.
         fetch_s: Seconds getting samples, in wall time.
-        collate_s: Seconds collating them, in wall time.
+        collate_s: Seconds collating and packing them, in wall time.
         cpu_s: Seconds of processor time.
         queued_s: Seconds that the worker could have run but waited for a core; 0 where the system
             does not tell (it is in /proc/<pid>/schedstat on Linux).
@@ -198,6 +198,10 @@ class Span:
             self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
         self.restarts += later.restarts
 
+    def following(self) -> Span:
+        """Return the span that follows, in which nothing has happened yet."""
+        return Span(held_bytes=self.held_bytes, num_workers=self.num_workers)
+
 
 class Trace:
     """Records what a loader does, in bounded memory, over all its epochs.
@@ -210,8 +214,8 @@ class Trace:
         steps: The last steps, in order.
         batches: The last batches made, in the order in which they were ready to be taken.
         epochs: The last epochs: number, and when it began.
-        wait_bins: How many waits were how long; see `WAIT_BINS`. Steps without a wait not included.
-        span_s: Length of each span in seconds.
+        wait_bins: How many waits were how long; see `DURATION_BINS`. Steps without a wait are not
+            included.
         spans: The whole run, from `began_at` on.
         num_workers: Workers at present.
         held_bytes: Bytes of the batches that are ready or in use.
@@ -223,6 +227,7 @@ class Trace:
         restarts: Attempts at batches that ended with the death of a worker.
         busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        transfers: What was copied to a device.
         publication: Shows the trace to `forebay top`.
     """
 
@@ -231,26 +236,28 @@ class Trace:
         self.steps: deque[StepRecord] = deque(maxlen=KEPT)
         self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
         self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
-        self.wait_bins = [0] * WAIT_BINS
-        self.span_s = FIRST_SPAN_S
-        self.spans: list[Span] = []
+        self.wait_bins = [0] * DURATION_BINS
+        self.spans = Spans(self.began_at, FIRST_SPAN_S, Span())
         self.num_workers = 0
         self.held_bytes = 0
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self.fetch_s = self.collate_s = self.idle_s = 0.0
         self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
-        self.made_count = self.taken_count = self.step_count = 0
+        self.made_count = self.step_count = 0
+        self._taken_count = 0
+        self._group = self._left = 1  # of batches taken at once, of which the last is timed
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
-        self._slowest: list[tuple[float, int, SlowSample]] = []  # a heap, the fastest of them first
+        self._slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self.busy_s: dict[int, float] = {}
         self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
-        self._waited_before = self._got_before = self._asked_before = 0.0
+        self._waited_before = self._got_before = self._timed_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
         self._spans_lock = threading.Lock()
+        self.transfers = Transfers()
         self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
@@ -267,7 +274,7 @@ class Trace:
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds
-            self._keep_slowest(slowest)
+            self._slowest.add(slowest_s, slowest)
         ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
         busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
         # In the order of the sampler: behind a slow batch come some that were ready before it.
@@ -289,14 +296,6 @@ class Trace:
         if ended_at >= self.publication.due:
             self.publication.renew(self, ended_at)
 
-    def _keep_slowest(self, sample: SlowSample) -> None:
-        heap = self._slowest
-        entry = (sample.seconds, -self.made_count, sample)  # indices may not be comparable
-        if len(heap) < KEPT_SLOWEST:
-            heapq.heappush(heap, entry)
-        elif sample.seconds > heap[0][0]:
-            heapq.heapreplace(heap, entry)
-
     def restarted(self) -> None:
         """Record that an attempt at a batch ended with the death of a worker."""
         self.restarts += 1
@@ -313,27 +312,49 @@ class Trace:
         """
         self.epochs.append((epoch, at))
         self._is_first, self._began_s = True, seconds
+        self._group, self._left = self._group - self._left + 1, 1
+
+    @property
+    def taken_count(self) -> int:
+        """Batches that the trainer took."""
+        return self._taken_count + self._group - self._left
+
+    def taken_at_once(self, ready: int) -> None:
+        """Record that the trainer took a batch without a wait, with so many ready.
+
+        If steps are tiny, the clock is read for only one in `MAX_GROUP`.
+        """
+        self._left -= 1
+        if self._left:
+            return
+        now, count, self._left = time.perf_counter(), self._group, 1
+        is_tiny = now - self._timed_before < count * FINEST_S / MAX_GROUP and not self._is_first
+        self.taken(now, 0.0, ready)
+        self._group = self._left = min(2 * count, MAX_GROUP) if is_tiny else 1
 
     def taken(self, asked_at: float, waited_s: float, ready: int) -> None:
         """Record that the trainer took a batch, after a wait, with so many ready when it asked."""
-        self.taken_count += 1
+        if untimed := self._group - self._left:
+            self._left = self._group
+            self._taken_count += untimed
+            self.waits.extend(repeat(0.0, untimed))
+        self._taken_count += 1
         self.waits.append(waited_s)
         is_first = self._is_first
         if is_first:
             asked_at, waited_s = asked_at - self._began_s, waited_s + self._began_s
         if waited_s:
             self.waited_s += waited_s
-            place = int(math.log2(waited_s * 1e6)) if waited_s > 2e-6 else 0
-            self.wait_bins[min(place, WAIT_BINS - 1)] += 1
-        is_quick = asked_at - self._asked_before < FINEST_S and waited_s < FINEST_S
-        self._asked_before = asked_at
+            self.wait_bins[duration_bin(waited_s)] += 1
+        is_quick = asked_at - self._timed_before < FINEST_S and waited_s < FINEST_S
+        self._timed_before = asked_at
         if is_quick and asked_at < self._step_due and not is_first:
             return
         self._step_due = asked_at + SAMPLED_S
         self._is_first = False
         if asked_at >= self._queued_due:
             self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
-        count, total = self.taken_count, self.waited_s
+        count, total = self._taken_count, self.waited_s
         used = time.process_time(), self._queued_s
         self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
@@ -356,19 +377,10 @@ class Trace:
     @property
     def slowest(self) -> list[SlowSample]:
         """The slowest samples of the run, slowest first."""
-        return [sample for *_, sample in sorted(self._slowest, reverse=True)]
+        return [sample for _, sample in self._slowest]
 
     def _span(self, at: float) -> Span:
-        """Return the span of a moment, making spans longer where there would be too many."""
-        place = max(int((at - self.began_at) / self.span_s), 0)
-        while place >= MAX_SPANS:
-            merged = self.spans[::2]
-            for span, later in zip(merged, self.spans[1::2], strict=False):
-                span.add(later)
-            self.spans, self.span_s = merged, self.span_s * 2
-            place = int((at - self.began_at) / self.span_s)
-        while len(self.spans) <= place:
-            self.spans.append(Span())
-        span = self.spans[place]
+        """Return the span of a moment, with the present state."""
+        span = self.spans.at(at)
         span.num_workers, span.held_bytes = self.num_workers, self.held_bytes
         return span

@@ -10,7 +10,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # The purpose of a seed: the first number of its path, so that different uses never coincide.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES = range(6)
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE = range(7)
 
 
 def seed_of(seed: int, *path: int) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
@@ -39,7 +38,6 @@ class ReaderSettings:
     backend: str | Ray
     collate_fn: Callable[[Any], Any] | None
     timeout: float | None
-    device: torch.device | None
     part_size: int
 
 
@@ -116,7 +114,6 @@ def reader_of(
     samples = len(dataset)
     if samples < 1:
         raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
-    on_gpu = wanted.device is not None and wanted.device.type == "cuda"
     return RangeReader(
         dataset=dataset,
         samples=samples,
@@ -127,7 +124,6 @@ def reader_of(
         backend=backend,
         timeout=timeout or 0,
         settings=settings,
-        pins=on_gpu and torch.cuda.is_available(),
     )
 
 

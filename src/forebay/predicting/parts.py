@@ -15,6 +15,8 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 
+from forebay.arrow_arrays import array_of, array_of_numpy
+from forebay.devices.device_api import Device
 from forebay.errors import FailuresError, OutputError
 from forebay.failures import MAX_TRACED, Failure
 from forebay.observe.event_log import log_samples_failed
@@ -26,12 +28,12 @@ from forebay.predicting.prediction_columns import (
     INDEX,
     Columns,
     Spec,
-    arrow_of,
     check_specs,
     columns_of,
     specs_of,
 )
 from forebay.predicting.range_reader import Loaded, RangeReader
+from forebay.predicting.results import in_host_memory
 
 # Stop if this many samples at the start all fail with the same error.
 ALIKE = 20
@@ -65,7 +67,7 @@ class PartWork:
         model: Any,
         *,
         makes: bool,
-        device: torch.device | None,
+        device: torch.device | Device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
         parts: list[int] | None,
@@ -95,7 +97,7 @@ class PartWork:
         failures: list[Failure] = []
         rows = 0
         with PartWriter(lambda: out.file(part_name(part)), self._table) as writer:
-            for outcome in self._outcomes(part, row["count"]):
+            for outcome in in_host_memory(self._outcomes(part, row["count"])):
                 if isinstance(outcome, Predicted):
                     self._take(outcome, writer)
                     rows += len(outcome.indices)
@@ -126,8 +128,10 @@ class PartWork:
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
         if self._reading is None or self._parts is None:
-            loading = self._reader.read(self._parts or [part], self._trace)
-            self._reading = self._model.ahead(loading)
+            # A worker with its own model makes its batches itself, one after the other.
+            to = None if self._makes else self._model.copies_to
+            reader = replace(self._reader, device=to)
+            self._reading = reader.read(self._parts or [part], self._trace)
         while count:
             loaded = next(self._reading)
             count -= len(loaded.indices) + len(loaded.failures)
@@ -189,13 +193,13 @@ class PartWriter:
             self._write()
 
     def _write(self) -> None:
-        index = pa.array(self._indices, pa.int64())
+        index = array_of(self._indices, pa.int64())
         columns: dict[str, Any] = {INDEX: index}
         if self._metadata is not None:
             chosen = self._metadata.take(index)
             columns.update(zip(chosen.column_names, chosen.columns, strict=True))
         for name in self._held[0]:
-            columns[name] = arrow_of(np.concatenate([each[name] for each in self._held]))
+            columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
         rows = pa.table(columns)
         if self._file is None:
             # Dictionary encoding does not help predictions: their values rarely repeat.

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from forebay.errors import OutputError
@@ -100,13 +99,6 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
         f"sample {index} has the columns {[*found]}, and the samples before had {[*known]}\n"
         "  Nothing of this part was kept. Return them in the same order for every sample."
     )
-
-
-def arrow_of(array: np.ndarray[Any, Any]) -> pa.Array:
-    """Return a column as an Arrow array, which shares the memory where possible."""
-    if array.ndim == 1:
-        return pa.array(array)
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
 
 
 def _named(outputs: Any) -> Iterator[tuple[str, Any]]:

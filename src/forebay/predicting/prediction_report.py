@@ -11,8 +11,8 @@ from typing import Any
 from forebay.failures import Failure
 from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
-from forebay.observe.progress import duration
 from forebay.reports.run_report import save
+from forebay.units import duration
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from forebay.batches import pinned
+import torch
+
+from forebay.devices.device_api import Device
+from forebay.devices.which_device import copying_device
 from forebay.failures import Failure
 from forebay.loader import DataLoader
 from forebay.loading.loader_progress import diagnosis_of, setup_of
@@ -59,7 +62,8 @@ class RangeReader:
         backend: Where the workers run.
         timeout: Seconds that a batch may take; 0 for no limit.
         settings: Further arguments of the loader.
-        pins: Whether batches are copied to page-locked memory.
+        device: Where batches of worker processes are copied before they are taken, if there is
+            memory; None for host memory.
     """
 
     dataset: Any
@@ -71,7 +75,7 @@ class RangeReader:
     backend: str | Ray
     timeout: float
     settings: dict[str, Any]
-    pins: bool = False
+    device: torch.device | Device | None = None
 
     @property
     def batches_in_part(self) -> int:
@@ -124,7 +128,9 @@ class RangeReader:
         settings = Settings(self._loader(num_workers))
         planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
         trace = Trace() if trace is None else trace
-        feed = feed_of(settings, settings.spec(seed=SEED), trace, settings.tuning(trace))
+        spec, tuning = settings.spec(seed=SEED), settings.tuning(trace)
+        device = copying_device(self.device) if num_workers else None
+        feed = feed_of(settings, spec, trace, tuning, device)
         try:
             planner.begin(feed, Start(0))
             while (found := planner.take()) is not None:
@@ -137,8 +143,7 @@ class RangeReader:
         if isinstance(result, BatchResult):
             failed = {failure.index for failure in result.failures}
             kept = [index for index in indices if index not in failed] if failed else indices
-            batch = pinned(result.batch) if self.pins and kept else result.batch
-            yield Loaded(kept, batch, tuple(map(_of_sample, result.failures)))
+            yield Loaded(kept, result.batch, tuple(map(_of_sample, result.failures)))
         elif len(indices) == 1:
             yield Loaded([], None, (_of_sample(_failure(result), indices[0]),))
         else:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from forebay.units import duration, short_number
+
 # Units of the drawing, before it is stretched.
 WIDTH, HEIGHT = 1000, 100
 
@@ -69,7 +71,7 @@ def columns_chart(
     drawn += [_drawn(each, top) for each in series]
     drawn += [_rule(each.value, top) for each in marks if each.value <= top]
     drawn += [_vertical(at) for at in events]
-    labels = [(value / top, short(value)) for value in (0.0, top / 2, top)]
+    labels = [(value / top, short_number(value)) for value in (0.0, top / 2, top)]
     noted = [(each.value / top, each.label) for each in marks if each.value <= top]
     legend = "".join(
         f'<span class="key"><i class="{each.style} {each.kind}"></i>{escape(each.name)}</span>'
@@ -121,20 +123,33 @@ def bars_chart(title: str, bars: Sequence[tuple[str, int, str]], note: str = "")
     return _figure(escape(title), escape(note), f'<table class="bars">{rows}</table>')
 
 
+def histogram_bars(bins: Sequence[int], style: str) -> list[tuple[str, int, str]]:
+    """Return the bars of a histogram of durations, from the first bin in use to the last.
+
+    Args:
+        bins: Bin `k` counts durations below 2**k microseconds that are not in bin `k - 1`.
+        style: A class of the style sheet.
+    """
+    used = [place for place, count in enumerate(bins) if count]
+    if not used:
+        return []
+    first, last = used[0], used[-1]
+    # Bins of factors of four keep it short where durations differ by orders of magnitude.
+    width = 1 if last - first < 12 else 2
+    bars = []
+    for place in range(first, last + 1, width):
+        edges = (2 ** (each - 1) * 1e-6 if each else 0.0 for each in (place, place + width))
+        low, high = (duration(each, digits=2) for each in edges)
+        bars.append((f"{low} to {high}", sum(bins[place : place + width]), style))
+    return bars
+
+
 def ceiling(value: float) -> float:
     """Return the end of an axis that shows a value: 1, 2, 4, 5 or 8 times a power of ten."""
     if not value > 0 or not math.isfinite(value):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next((step * power for step in (1, 2, 4, 5, 8) if value <= step * power), 10 * power)
-
-
-def short(value: float) -> str:
-    """Return a number with few digits: "0.25", "12", "3,400", "1.2 M"."""
-    for power, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if abs(value) >= power:
-            return f"{value / power:.3g} {letter}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
@@ -146,20 +161,7 @@ def time_ticks(seconds: float) -> list[tuple[float, str]]:
     days = 86400.0 * math.ceil(wanted / 86400)
     step = seconds / 2 if seconds < 3 else next((each for each in sizes if each >= wanted), days)
     count = int(seconds / step + 1e-9)
-    return [(number * step / seconds, _clock(number * step)) for number in range(count + 1)]
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min" if not rest else f"{minutes}:{rest:02} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h" if not minutes else f"{hours}:{minutes:02} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d" if not hours else f"{days} d {hours} h"
+    return [(number * step / seconds, duration(number * step)) for number in range(count + 1)]
 
 
 # ---- shapes ------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forebay.errors import OptionError
-from forebay.reports.charts import short
+from forebay.errors import OptionError, one_line
 from forebay.reports.html_page import page, paragraph, section, table
 from forebay.reports.report_file import read_report, write_report
-from forebay.reports.units import one_line, seconds_text
+from forebay.units import duration, short_number
 
 MAX_TEXT = 400
 MAX_SETTINGS = 100
@@ -25,27 +24,27 @@ LEAST_CHANGE = 0.02
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
+    return f"{share:.0%}"
 
 
 _Shown = Callable[[float], str]
 # What is compared, by kind of report: key in "totals", name, how it is shown.
 _LOADER: tuple[tuple[str, str, _Shown], ...] = (
-    ("rate", "batches/s", short),
+    ("rate", "batches/s", short_number),
     ("wait_share", "time that training waited", _percent),
-    ("wait_p50_s", "median wait", seconds_text),
-    ("wait_p99_s", "99 % of waits are shorter than", seconds_text),
-    ("taken", "batches taken", short),
-    ("num_workers", "workers", short),
-    ("restarts", "restarts", short),
-    ("failures", "samples left out", short),
+    ("wait_p50_s", "median wait", duration),
+    ("wait_p99_s", "99% of waits are shorter than", duration),
+    ("taken", "batches taken", short_number),
+    ("num_workers", "workers", short_number),
+    ("restarts", "restarts", short_number),
+    ("failures", "skipped samples", short_number),
 )
 _RUN: tuple[tuple[str, str, _Shown], ...] = (
-    ("rate", "done and failed per second", short),
+    ("rate", "done and failed per second", short_number),
     ("busy_share", "time that workers were at work", _percent),
-    ("elapsed_s", "time in all", seconds_text),
-    ("done", "done", short),
-    ("failed", "failed", short),
+    ("elapsed_s", "time in all", duration),
+    ("done", "done", short_number),
+    ("failed", "failed", short_number),
 )
 
 
@@ -187,7 +186,7 @@ def _figures(
         if abs(change) < LEAST_CHANGE:
             continue
         # The percentage of a percentage only confuses.
-        said = f"{change * 100:+.0f} %" if before and shown is not _percent else ""
+        said = f"{change:+.0%}" if before and shown is not _percent else ""
         found.append(Difference(name, shown(before), shown(after), said))
     return found
 

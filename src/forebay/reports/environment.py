@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from forebay.options import usable_cores, usable_memory
+from forebay.units import byte_size
 
 PACKAGES = ("forebay", "torch", "numpy", "pyarrow")
 
@@ -24,5 +25,5 @@ def environment() -> dict[str, str]:
     found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
     memory = usable_memory()
     if memory is not None:
-        found["memory"] = f"{memory / 1e9:,.3g} GB"
+        found["memory"] = byte_size(memory)
     return found

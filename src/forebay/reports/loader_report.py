@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.observe.progress import duration
 from forebay.reports.charts import (
     Mark,
     Series,
     bars_chart,
     columns_chart,
+    histogram_bars,
     lanes_chart,
-    short,
     time_ticks,
 )
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
-from forebay.reports.units import bytes_text, seconds_text, two_digits
+from forebay.units import byte_size, byte_unit, duration, short_number
 
 # Wanted batches above so many times the highest other rate are cut off.
 HEADROOM = 1.6
@@ -51,17 +50,16 @@ def loader_html(summary: Mapping[str, Any]) -> str:
 
 def _figures(totals: Mapping[str, Any]) -> str:
     figures = [
-        ("batches/s", short(totals["rate"])),
-        ("of the time training waited", f"{totals['wait_share'] * 100:.0f} %"),
+        ("batches/s", short_number(totals["rate"])),
+        ("of the time training waited", f"{totals['wait_share']:.0%}"),
         ("batches taken", f"{totals['taken']:,}"),
-        ("median wait", seconds_text(totals["wait_p50_s"])),
-        ("99 % of waits are shorter", seconds_text(totals["wait_p99_s"])),
+        ("median wait", duration(totals["wait_p50_s"])),
+        ("99% of waits are shorter", duration(totals["wait_p99_s"])),
         ("workers", f"{totals['num_workers']:,}"),
     ]
-    for name, singular in (("restarts", "restart"), ("failures", "sample left out")):
+    for name, singular in (("restarts", "restart"), ("failures", "skipped sample")):
         if totals[name]:
-            plural = singular.replace("sample", "samples") if name == "failures" else name
-            figures.append((singular if totals[name] == 1 else plural, f"{totals[name]:,}"))
+            figures.append((f"{singular}{'s' * (totals[name] != 1)}", f"{totals[name]:,}"))
     return tiles(figures)
 
 
@@ -143,11 +141,9 @@ def _ready(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
         return ready
     size = max(held)
     high = marks.get("max_bytes")
-    lines = [] if high is None or high > 4 * size else [Mark(high, f"max_bytes={bytes_text(high)}")]
+    lines = [] if high is None or high > 4 * size else [Mark(high, f"max_bytes={byte_size(high)}")]
     size = max(size, *(each.value for each in lines)) if lines else size
-    factor, unit = next(
-        (pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if size >= pair[0]), (1.0, "B")
-    )
+    unit, factor = byte_unit(size)
     scaled = Series("ready or in use", "ready", [each / factor for each in held], "area")
     lines = [Mark(each.value / factor, each.label) for each in lines]
     return ready + columns_chart(
@@ -161,7 +157,7 @@ def _lanes(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
     for label, shares in timeline["workers"].items():
         known = [each for each in shares if each is not None]
         busy = sum(known) / len(known) if known else 0.0
-        lanes.append((label, shares, f"{busy * 100:.0f} %"))
+        lanes.append((label, shares, f"{busy:.0%}"))
     if not lanes:
         return ""
     return lanes_chart("Busy making batches: a gap is a worker without work", lanes, times)
@@ -193,22 +189,7 @@ def _waits(summary: Mapping[str, Any]) -> str:
     bins, without = summary["wait_bins"], summary["steps_without_wait"]
     if not without and not any(bins):
         return paragraph("No batch was taken yet.")
-    used = [place for place, count in enumerate(bins) if count]
-    bars = [("no wait", without, "ready")]
-    if used:
-        first, last = used[0], used[-1]
-        # Bins of factors of four keep it short where waits differ by orders of magnitude.
-        width = 1 if last - first < 12 else 2
-        for place in range(first, last + 1, width):
-            count = sum(bins[place : place + width])
-            low, high = 2**place * 1e-6, 2 ** (place + width) * 1e-6
-            bars.append(
-                (
-                    f"{seconds_text(two_digits(low))} to {seconds_text(two_digits(high))}",
-                    count,
-                    "wait",
-                )
-            )
+    bars = [("no wait", without, "ready"), *histogram_bars(bins, "wait")]
     note = f"Training waited for {sum(bins):,} of {without + sum(bins):,} batches."
     return bars_chart("How long training waited for a batch", bars, note)
 
@@ -219,11 +200,11 @@ def _slowest(summary: Mapping[str, Any]) -> str:
     rows = []
     for each in summary["slowest"][:SHOWN_SLOWEST]:
         call = f"loader.replay(epoch={each['epoch']}, batch={each['batch']})"
-        row = [seconds_text(each["seconds"]), each["index"]]
+        row = [duration(each["seconds"]), each["index"]]
         rows.append(
             [*row, call if summary["replays"] else f"epoch {each['epoch']}, batch {each['batch']}"]
         )
     note = "" if summary["replays"] else paragraph("With a seed, loader.replay() rebuilds a batch.")
     last = "its batch again, for a debugger" if summary["replays"] else "batch"
     code = (1, 2) if summary["replays"] else (1,)
-    return table(["seconds", "index", last], rows, code=code) + note
+    return table(["time", "index", last], rows, code=code) + note

@@ -50,7 +50,7 @@ def loader_summary(
         environment: See `environment.py`.
         verdict: Why training waits, in sentences; "" if it is not known.
         marks: The buffer's `max_bytes` and `max_batches`, where it has them.
-        failures: Samples that were left out.
+        failures: Samples that were skipped.
         replays: Whether `loader.replay` can rebuild a batch: with a seed.
         now: The present time on the trace's clock.
         wall: The same in seconds since 1970.
@@ -58,7 +58,7 @@ def loader_summary(
     end = max([each.got_at for each in list(trace.steps)[-1:]], default=trace.began_at)
     end = max([end, *(each.ended_at for each in list(trace.batches)[-1:])])
     first, timeline = _timeline(trace, end)
-    seconds = max(end - trace.began_at - first * trace.span_s, 0.0)
+    seconds = max(end - trace.began_at - first * trace.spans.seconds, 0.0)
     totals = {
         "seconds": seconds,
         "made": trace.made_count,
@@ -69,8 +69,8 @@ def loader_summary(
         "failures": failures,
         **totals_of(trace),
     }
-    began = wall - (now - trace.began_at) + first * trace.span_s
-    shift = trace.began_at + first * trace.span_s
+    began = wall - (now - trace.began_at) + first * trace.spans.seconds
+    shift = trace.began_at + first * trace.spans.seconds
     return {
         "format": FORMAT,
         "kind": "loader",
@@ -78,7 +78,9 @@ def loader_summary(
         "verdict": cut(verdict, 4000),
         "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
         "totals": {
-            name: significant(value, 6) for name, value in totals.items() if name != "decisions"
+            name: significant(value, 6)
+            for name, value in totals.items()
+            if isinstance(value, int | float)  # others are sentences
         },
         "marks": {name: value for name, value in marks.items() if value is not None},
         "timeline": timeline,
@@ -111,9 +113,10 @@ def _timeline(trace: Trace, end: float) -> tuple[int, dict[str, Any]]:
     spans = spans[first:]
     if not spans:
         return 0, {"seconds": 0.0, "columns": 0, "workers": {}}
-    lengths = [trace.span_s] * len(spans)
+    lengths = [trace.spans.seconds] * len(spans)
     lengths[-1] = min(
-        max(end - trace.began_at - (first + len(spans) - 1) * trace.span_s, 0.0), trace.span_s
+        max(end - trace.began_at - (first + len(spans) - 1) * trace.spans.seconds, 0.0),
+        trace.spans.seconds,
     )
     size = group_size(len(spans))
     held = summed(lengths, size)
@@ -121,7 +124,7 @@ def _timeline(trace: Trace, end: float) -> tuple[int, dict[str, Any]]:
     taken = summed([float(span.taken) for span in spans], size)
     waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
     return first, {
-        "seconds": significant(size * trace.span_s),
+        "seconds": significant(size * trace.spans.seconds),
         "last_seconds": significant(held[-1]),
         "columns": len(held),
         "made": rounded(made, 9),

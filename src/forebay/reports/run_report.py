@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 from forebay.failures import Failure
 from forebay.observe.diagnosis import Diagnosis
-from forebay.observe.progress import counted, duration
-from forebay.reports.charts import Series, bars_chart, columns_chart, short, time_ticks
+from forebay.reports.charts import Series, bars_chart, columns_chart, histogram_bars, time_ticks
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
 from forebay.reports.report_file import write_report
 from forebay.reports.run_summary import run_summary
-from forebay.reports.units import seconds_text, two_digits
+from forebay.units import counted, duration, short_number
 
 SHOWN_SLOWEST = 10
 
@@ -102,7 +101,7 @@ def run_html(summary: Mapping[str, Any]) -> str:
 def _figures(summary: Mapping[str, Any]) -> str:
     totals, unit = summary["totals"], summary.get("unit", "input")
     figures = [
-        (f"{unit}s/s", short(totals["rate"])),
+        (f"{unit}s/s", short_number(totals["rate"])),
         ("done", f"{totals['done']:,}"),
         ("failed", f"{totals['failed']:,}"),
     ]
@@ -111,7 +110,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
     figures.append(("in all", duration(totals["elapsed_s"])))
     if summary.get("num_workers"):
         figures.append(("workers", f"{summary['num_workers']:,}"))
-        figures.append(("of their time at work", f"{totals['busy_share'] * 100:.0f} %"))
+        figures.append(("of their time at work", f"{totals['busy_share']:.0%}"))
     if summary.get("retries"):
         figures.append(("attempts repeated", f"{summary['retries']:,}"))
     return tiles(figures)
@@ -146,23 +145,13 @@ def _task(summary: Mapping[str, Any]) -> str:
 
 
 def _durations(summary: Mapping[str, Any]) -> str:
-    bins = summary["bins"]
-    used = [place for place, count in enumerate(bins) if count]
-    if not used:
-        return ""
-    first, last = used[0], used[-1]
-    width = 1 if last - first < 12 else 2
-    bars = []
-    for place in range(first, last + 1, width):
-        low, high = (two_digits(2**each * 1e-6) for each in (place, place + width))
-        label = f"{seconds_text(low)} to {seconds_text(high)}"
-        bars.append((label, sum(bins[place : place + width]), "made"))
-    return bars_chart(f"How long one {_task(summary)} took", bars)
+    bars = histogram_bars(summary["bins"], "made")
+    return bars_chart(f"How long one {_task(summary)} took", bars) if bars else ""
 
 
 def _slowest(summary: Mapping[str, Any]) -> str:
-    rows = [[seconds_text(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
-    return table(["seconds", f"slowest {_task(summary)}"], rows, code=(1,))
+    rows = [[duration(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
+    return table(["time", f"slowest {_task(summary)}"], rows, code=(1,))
 
 
 def _failures(summary: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ def run_details(
     seconds = max(trace.ended_at - trace.began_at, 0.0)
     size = group_size(len(trace.spans))
     columns = len(range(0, len(trace.spans), size))
-    width = size * trace.span_s
+    width = size * trace.spans.seconds
     return {
         "kind": verb,
         "work": cut(work),
@@ -68,13 +68,12 @@ def run_details(
             "seconds": significant(width),
             "last_seconds": significant(min(max(seconds - width * (columns - 1), 0.0), width)),
             "columns": columns,
-            "done": rounded(summed([float(done) for done, _ in trace.spans], size), 9),
-            "failed": rounded(summed([float(failed) for _, failed in trace.spans], size), 9),
+            "done": rounded(summed([float(span.done) for span in trace.spans], size), 9),
+            "failed": rounded(summed([float(span.failed) for span in trace.spans], size), 9),
         },
         "bins": list(trace.bins),
         "slowest": [[significant(each), cut(name_of(task))] for each, task in trace.slowest],
         "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
-        "environment": environment(),
     }
 
 
@@ -103,6 +102,7 @@ def run_summary(
         "format": FORMAT,
         "kind": "run",
         **details,
+        **({"environment": environment()} if details else {}),
         "title": cut(title, 1000),
         "verdict": cut(verdict, 4000),
         "totals": {

@@ -27,6 +27,7 @@ from forebay.engine.memory.packing import (
     PackedBatch,
     Packer,
     collate_into,
+    memory_of,
     unpack,
 )
 from forebay.engine.memory.slab import Slab
@@ -270,7 +271,7 @@ def send(slab: Slab, packer: Packer, batch: Any, route: str) -> tuple[PackedBatc
     packed = pickle.loads(pickle.dumps(packed, protocol=5))
     slot = packed.settle(slab, slot)
     assert (slot is None) == (route != "slot")
-    return packed, unpack(packed, slab, slot)
+    return packed, unpack(packed, memory_of(packed, slab, slot))
 
 
 @pytest.fixture(params=["body", "slot", "pipe"])
@@ -451,7 +452,7 @@ def test_a_worker_packs_what_its_owner_unpacks(slab, packer):
         with open(reader, "rb") as pipe:
             packed = pickle.load(pipe)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        images, labels = unpack(packed, slab, packed.settle(slab, slot))
+        images, labels = unpack(packed, memory_of(packed, slab, packed.settle(slab, slot)))
         assert same(images, torch.full((4, 100, 100), float(lap)))
         assert same(labels, torch.arange(4))
         del images, labels
@@ -481,7 +482,9 @@ def test_collated_tensors_are_not_copied(slab, collating):
     start = np.frombuffer(slab.view(slot), np.uint8).ctypes.data
     assert packed.buffers == ((address - start, 8 * LARGE),)
     assert packed.nbytes == 8 * LARGE + len(packed.in_band)
-    assert same(unpack(packed, slab, slot), torch.stack([f32(LARGE), f32(LARGE)]))
+    assert same(
+        unpack(packed, memory_of(packed, slab, slot)), torch.stack([f32(LARGE), f32(LARGE)])
+    )
 
 
 def in_torchs_worker(monkeypatch, samples):
@@ -559,7 +562,7 @@ def test_arrays_and_nested_samples_are_collated_into_the_slot_too(slab, collatin
     packed = collating.pack(default_collate(samples))
     packed = collating.seal(packed)
     assert packed.nbytes < 2 * 12 * LARGE + 1000
-    assert same(unpack(packed, slab, slot), expected)
+    assert same(unpack(packed, memory_of(packed, slab, slot)), expected)
 
 
 def test_a_full_slot_is_no_obstacle(slab, collating):
@@ -568,7 +571,9 @@ def test_a_full_slot_is_no_obstacle(slab, collating):
     samples = [f32(100_000), f32(100_000)]
     slot = slab.take()
     packed, _ = pack_collated(collating, slot, samples)
-    assert same(unpack(packed, slab, packed.settle(slab, slot)), torch.stack(samples))
+    assert same(
+        unpack(packed, memory_of(packed, slab, packed.settle(slab, slot))), torch.stack(samples)
+    )
 
 
 def test_undoing_leaves_torch_as_it_was(packer):
@@ -615,7 +620,7 @@ def test_a_batch_that_the_worker_keeps_is_never_overwritten(slab, collating):
     packed = collating.seal(collating.pack(kept[0]))
     assert packed.kept
     assert packed.settle(slab, slot) is None
-    back = unpack(packed, slab, None)
+    back = unpack(packed, memory_of(packed, slab, None))
     assert same(back, kept[0])
     back.zero_()
     assert kept[0].any()
@@ -625,7 +630,7 @@ def test_a_batch_that_the_worker_keeps_is_never_overwritten(slab, collating):
     assert other != slot
     packed, _ = pack_collated(collating, other, [f32(LARGE), f32(LARGE)])
     assert not packed.kept
-    assert same(unpack(packed, slab, packed.settle(slab, other)), kept[0])
+    assert same(unpack(packed, memory_of(packed, slab, packed.settle(slab, other))), kept[0])
     # It may even be returned once more.
     _, again = send(slab, collating, kept[0], "slot")
     assert again.data_ptr() != kept[0].data_ptr()
@@ -638,7 +643,7 @@ def test_every_batch_can_be_kept(slab, collating):
     for k in range(20):
         slots.append(slot := slab.take())
         packed, _ = pack_collated(collating, slot, [torch.full((LARGE,), float(k))] * 2)
-        batches.append(unpack(packed, slab, packed.settle(slab, slot)))
+        batches.append(unpack(packed, memory_of(packed, slab, packed.settle(slab, slot))))
     assert [batch.unique().tolist() for batch in batches] == [[float(k)] for k in range(20)]
     assert slab.out == 20
     del batches, packed

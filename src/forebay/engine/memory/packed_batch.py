@@ -34,6 +34,11 @@ class PackedBatch(NamedTuple):
     kept: bool = False
     refused: str | None = None
 
+    @property
+    def end(self) -> int:
+        """The end of the last buffer; 0 without buffers."""
+        return max((at + nbytes for at, nbytes in self.buffers), default=0)
+
     def settle(self, slab: Slab, slot: Slot | None) -> Slot | None:
         """Record the batch's arrival in the slab; called once, by the slab's owner.
 
@@ -42,7 +47,7 @@ class PackedBatch(NamedTuple):
             slot: The slot that the worker had, if any.
 
         Returns:
-            The slot that `unpack` needs, if any.
+            The slot that `memory_of` needs, if any.
         """
         slab.saw(self.nbytes)
         if self.body is None:

@@ -10,7 +10,8 @@ reader unpickles it over the slot, without a copy, and may write to the tensors.
     packed = packer.pack(batch)
     del batch
     packed = packer.seal(packed)  ------->   slot = packed.settle(slab, slot)
-                                             batch = unpack(packed, slab, slot)
+                                             memory = memory_of(packed, slab, slot)
+                                             batch = unpack(packed, memory)
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ WORTH_PLACING = 1 << 14
 _NOTHING = memoryview(bytearray())
 
 
-def unpack(packed: PackedBatch, slab: Slab, slot: Slot | None) -> Any:
-    """Return the batch, with its tensors and arrays over the memory that it was packed in.
+def memory_of(packed: PackedBatch, slab: Slab, slot: Slot | None) -> memoryview:
+    """Return the memory with the buffers of a batch.
 
-    The slot, which `settle` returned, is freed automatically when the batch is gone.
+    The slot, which `settle` returned, is freed automatically when nothing views it any more.
     """
     if packed.body is not None:
-        view = memoryview(cast(bytearray, packed.body))
-    else:
-        assert slot is not None
-        view = slab.lease(slot, min(packed.nbytes, slot.capacity))
+        return memoryview(cast(bytearray, packed.body))
+    assert slot is not None
+    return slab.lease(slot, min(packed.nbytes, slot.capacity))
+
+
+def unpack(packed: PackedBatch, view: memoryview) -> Any:
+    """Return the batch, with its tensors and arrays over memory with its buffers."""
     buffers = [view[at : at + nbytes] for at, nbytes in packed.buffers]
     return pickle.loads(packed.in_band, buffers=buffers)  # noqa: S301 - from our own worker
 

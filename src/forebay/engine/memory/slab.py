@@ -18,6 +18,7 @@ import os
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,7 +39,11 @@ class Slab:
     Attributes:
         extent: Bytes that are mapped at a time; a slot is in one extent.
         is_bounded: Whether space must be reserved: writing without it could kill the process.
+        before_free: Called with address and size of a slot that is not leased before its pages are
+            given back to the system; None for no call.
     """
+
+    before_free: Callable[[int, int], None] | None = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Create a slab.
@@ -165,6 +170,8 @@ class Slab:
 
     def free(self, slot: Slot) -> None:
         """Give a slot's pages back to the system; the slot then reads as zeros."""
+        if self.before_free is not None:
+            self.before_free(self.address(slot), slot.capacity)
         self._returned.free(slot)
 
     def reserve(self, slot: Slot, start: int, nbytes: int) -> str | None:
@@ -193,6 +200,11 @@ class Slab:
         """Return the bytes of a slot, writable."""
         number, start = divmod(slot.offset, self.extent)
         return self._extent(number)[start : start + slot.capacity]
+
+    def address(self, slot: Slot) -> int:
+        """Return the address of a slot's first byte, which is the start of a page."""
+        number, start = divmod(slot.offset, self.extent)
+        return np.frombuffer(self._extents[number], np.uint8, 1, start).ctypes.data
 
     def lease(self, slot: Slot, nbytes: int) -> memoryview:
         """Return the first bytes of a slot, which is given back when nothing views them any more.

@@ -1,7 +1,8 @@
-"""Training scripts in processes of their own, to be interrupted, killed and watched to their end.
+"""Scripts that use torch, in processes of their own, to be interrupted, killed or run to their end.
 
 Importing torch takes seconds, so one process does it once and is forked for each script: that
 one's end is a real interpreter's end, and its process id is its process group and its session.
+Warnings are errors there, and torch has one thread.
 
     test ── source ──> server ── fork ──> script ── fork ──> zygote, workers, ...
          <── pid, how it ended ──┘
@@ -16,6 +17,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -94,24 +96,43 @@ class Trainers:
         import forebay
 
         source = str(Path(forebay.__file__).parents[1])
+        self._own = {MARK: str(os.getpid())}
         self._process: Any = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, MARK: str(os.getpid()), "PYTHONPATH": source},
+            env={**os.environ, **self._own, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
         )
         assert self.answer() == "ready"
 
-    def start(self, source: str, folder: Path, *arguments: Any) -> Script:
+    def start(self, source: str, folder: Path, *arguments: Any, **environment: str) -> Script:
         """Start a script; it finds `arguments`, as text, in `sys.argv[1:]`."""
-        request = [textwrap.dedent(source), str(folder), *map(str, arguments)]
+        path = folder / "script.py"
+        path.write_text(PRELUDE + textwrap.dedent(source))
+        return self._start(path, arguments, Path.cwd(), folder, environment)
+
+    def run(self, path: Path, *arguments: Any, cwd: Path, **environment: str) -> Ending:
+        """Run a program to its end, as `python path arguments...` does in a folder."""
+        with tempfile.TemporaryDirectory() as streams:
+            return self._start(path, arguments, cwd, Path(streams), environment).end()
+
+    def _start(
+        self,
+        path: Path,
+        arguments: tuple[Any, ...],
+        cwd: Path,
+        streams: Path,
+        environment: dict[str, str],
+    ) -> Script:
+        request = {
+            "arguments": [str(path), *map(str, arguments)],
+            "cwd": str(cwd),
+            "streams": str(streams),
+            "environment": {**os.environ, **self._own, **environment},
+        }
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        return Script(self, int(self.answer()), folder)
-
-    def run(self, source: str, folder: Path, *arguments: Any) -> Ending:
-        """Run a script to its end."""
-        return self.start(source, folder, *arguments).end()
+        return Script(self, int(self.answer()), streams)
 
     def answer(self) -> str:
         """Return the server's next line."""
@@ -138,7 +159,7 @@ class Trainers:
         deadline = time.monotonic() + PATIENCE_S
         while left := self.left():
             assert time.monotonic() < deadline, f"processes left: {left}"
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     def kill_all(self) -> None:
         """Kill whatever scripts left behind, so that the next test does not see it."""
@@ -150,6 +171,17 @@ class Trainers:
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.wait(PATIENCE_S)
+
+
+def become(path: str) -> None:
+    """Run a file as the main program of this process."""
+    sys.path[0] = os.path.dirname(path)
+    code = compile(Path(path).read_text(), path, "exec")
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not name.startswith("__")]:
+        del main[name]
+    main |= {"__file__": path, "__doc__": None, "__annotations__": {}}
+    exec(code, main)
 
 
 def serve() -> None:
@@ -172,19 +204,22 @@ def serve() -> None:
                 return
             requests += data
         line, _, requests = requests.partition(b"\n")
-        source, folder, *arguments = json.loads(line)
+        request = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.setsid()
             os.write(1, f"{os.getpid()}\n".encode())
-            for number, name in enumerate(("/dev/null", f"{folder}/stdout", f"{folder}/stderr")):
+            streams = request["streams"]
+            for number, name in enumerate(("/dev/null", f"{streams}/stdout", f"{streams}/stderr")):
                 descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            path = Path(folder, "script.py")
-            path.write_text(PRELUDE + source)
-            sys.argv = [str(path), *arguments]
-            exec(compile(path.read_text(), path, "exec"), sys.modules["__main__"].__dict__)
+            sys.stdout.reconfigure(line_buffering=True)  # in order with what children print
+            os.chdir(request["cwd"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            sys.argv = request["arguments"]
+            become(os.path.abspath(sys.argv[0]))
             return
         _, status = os.waitpid(pid, 0)
         os.write(1, f"{os.waitstatus_to_exitcode(status)}\n".encode())

@@ -1,0 +1,62 @@
+"""Which memory is page-locked: a limited sum, slot by slot, undone before pages are freed."""
+
+from __future__ import annotations
+
+import mmap
+
+from forebay.devices.pinned_window import MOST_PER_CALL, PinnedWindow
+from forebay.testing.fake_device import FakeDevice
+
+PAGE = mmap.PAGESIZE
+
+
+def test_memory_is_registered_in_whole_pages_up_to_the_limit():
+    """What does not fit is not registered, and that is no refusal."""
+    device = FakeDevice()
+    window = PinnedWindow(device, 10 * PAGE)
+    assert window.covers(PAGE, 5 * PAGE - 1, 0)
+    assert device.registered == {PAGE: 5 * PAGE}
+    assert not window.covers(100 * PAGE, 6 * PAGE, 0)
+    assert window.covers(200 * PAGE, PAGE, 3 * PAGE), "with room for larger batches"
+    assert (window.nbytes, window.reason) == (8 * PAGE, None)
+    window.close()
+    assert device.registered == {}
+    assert not window.covers(PAGE, 1, 0)
+
+
+def test_a_larger_batch_in_the_same_slot_is_registered_again():
+    """The first registration is undone before."""
+    device = FakeDevice()
+    window = PinnedWindow(device, 10 * PAGE)
+    assert window.covers(PAGE, PAGE, 0)
+    assert window.covers(PAGE, 2 * PAGE, 0)
+    assert device.registered == {PAGE: 2 * PAGE}
+
+
+def test_memory_is_unregistered_before_it_is_freed():
+    """The slots in a range, and no other."""
+    device = FakeDevice()
+    window = PinnedWindow(device, 10 * PAGE)
+    for at in (1, 3, 5):
+        assert window.covers(at * PAGE, PAGE, 0)
+    window.forget(2 * PAGE, 3 * PAGE)
+    assert sorted(device.registered) == [PAGE, 5 * PAGE]
+    assert window.covers(3 * PAGE, PAGE, 0), "it may be registered again"
+
+
+def test_a_refusal_is_kept_in_words_and_not_repeated():
+    """The driver is asked once, since each call stalls other work."""
+    device = FakeDevice(refuses="out of memory")
+    window = PinnedWindow(device, 10 * PAGE)
+    assert not window.covers(PAGE, 1, 0)
+    assert window.reason == "out of memory"
+    device.register = None  # type: ignore[assignment]
+    assert not window.covers(PAGE, 1, 0)
+
+
+def test_a_huge_batch_is_not_registered():
+    """A call of that size would stall the machine, or be refused."""
+    window = PinnedWindow(FakeDevice(), 1 << 40)
+    assert not window.covers(PAGE, MOST_PER_CALL + 1, 0)
+    assert "more than 1 GiB" in str(window.reason)
+    assert window.covers(PAGE, MOST_PER_CALL, 0)
