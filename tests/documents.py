@@ -20,7 +20,7 @@ END = "\x1e"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Seconds after which a program is taken to hang, on a machine with much else to do.
 HANG_S = 280
-TIME = re.compile(r"\b\d[\d,]*(?:\.\d+)? (?:ms|s|min|h)\b(?: \d+ (?:s|min)\b)?")
+TIME = re.compile(r"\b\d[\d,]*(?:\.\d+)? (?:us|ms|s|min|h|d)\b(?: \d+ (?:s|min|h)\b)?")
 RATE = re.compile(r"\b\d[\d,]*(?:\.\d+)?(?= \w+/s\b)")
 
 

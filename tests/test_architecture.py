@@ -21,9 +21,11 @@ PURE = (
     "engine/limits",
     "plan",
     "engine/memory/slab_layout",
+    "devices/transfer_flow",
     *(f"observe/{name}" for name in ("simulation", "recorded_work", "loader_setup")),
     *(f"observe/{name}" for name in ("changes_to_try", "causes", "diagnosis")),
     "tuning",
+    "units",
 )
 IMPURE_IMPORTS = frozenset(
     [
@@ -33,7 +35,7 @@ IMPURE_IMPORTS = frozenset(
     ]
 )
 # Parts that do not know each other; whatever joins them is named in JOINING.
-SEPARATE = ("engine/pools", "engine/memory", "plan", "jobs", "caching")
+SEPARATE = ("engine/pools", "engine/memory", "devices", "plan", "jobs", "caching")
 # What a user calls, each of them by itself.
 ENTRY_POINTS = ("loader", "preprocess", "predict", "cache")
 COMMAND_LINE = ("cli", "cli_look", "cli_options")

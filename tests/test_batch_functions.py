@@ -225,21 +225,20 @@ def test_copies_to_a_device_do_not_wait():
     assert calls == [((META,), {"non_blocking": True}), ((META,), {})]
 
 
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        ({"a": [ones(2)], "b": "text", "c": np.zeros(2)}, True),
-        (Encoding({"ids": ones(2)}), True),
-        (pack_sequence([ones(2)]), True),
-        ([], True),
-        ({"a": [Graph(ones(1), ones(1))]}, False),
-        ((ones(2), Graph(ones(1), ones(1))), False),
-    ],
-    ids=["tensors", "mapping that moves itself", "packed sequence", "empty", "graph", "mixed"],
-)
-def test_a_batch_is_transparent_where_every_tensor_can_be_found(batch, expected):
-    """A mapping can be looked into; an object with a method `to` cannot."""
-    assert batches.is_transparent(batch) is expected
+def test_the_tensors_of_a_batch_are_found_in_containers_and_objects():
+    """Those in the attributes of an object, too, and no object is followed for ever."""
+    first, second, third, fourth = (ones(each + 1) for each in range(4))
+    graph = Graph(third, fourth)
+    graph.itself = graph
+    batch = {
+        "a": [first],
+        "b": "text",
+        "c": np.zeros(2),
+        "d": Encoding({"ids": second}),
+        "e": graph,
+    }
+    found = list(batches.tensors_of(batch))
+    assert {id(each) for each in found} == {id(each) for each in (first, second, third, fourth)}
 
 
 # ---- pinned ------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_a_run_ends_with_its_time_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["start", "middle"])
+@pytest.mark.parametrize("place", ["start", pytest.param("middle", marks=pytest.mark.thorough)])
 def test_a_run_over_a_billion_samples_gives_its_figures(place: str):
     """Seconds, CPU seconds and memory, of a loader that is not made from a list."""
     with Call("benchmarks.large_order", "forebay", "1000000000", "0", place) as call:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 import forebay
 from documents import program
 from forebay.collate import Padded, as_list, by_field, default, pad
-from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, unpack
+from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
 from forebay.engine.memory.slab import Slab
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
@@ -221,7 +221,7 @@ def test_a_padded_batch_is_made_in_the_slot_and_not_copied():
     undo()
     assert packed.buffers == (inside,)
     assert packed.nbytes == inside[1] + len(packed.in_band)
-    assert torch.equal(unpack(packed, slab, slot), pad(9)(samples))
+    assert torch.equal(unpack(packed, memory_of(packed, slab, slot)), pad(9)(samples))
     packer.begin(None)
     slab.close()
 
@@ -236,11 +236,9 @@ def test_the_module_and_its_name_are_one(way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["collate.md", "datasets.md", "metrics.md"])
-def test_the_code_of_the_how_to_runs(name, tmp_path):
+def test_the_code_of_the_how_to_runs(name, trainers, tmp_path):
     """Every Python block, in order, as a script of its own in an empty folder."""
     script = tmp_path / "how_to.py"
     script.write_text(program((HOW_TO / name).read_text(encoding="utf-8")), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    done = trainers.run(script, cwd=tmp_path)
+    assert done.code == 0, done

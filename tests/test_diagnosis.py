@@ -99,9 +99,9 @@ def test_too_few_workers_are_told_how_many_it_takes():
     assert found.expected_rate == pytest.approx(1 / 0.021, rel=0.02)
     assert found.wait_share == pytest.approx(0.5, abs=0.02)
     assert str(found) == (
-        "Training waits 50% of the time. A batch takes a worker 84 ms and a step 21 ms, which is "
-        "too much for 2 workers. Use num_workers=4, for 47.6 batches/s instead of 23.9; then the "
-        "training step is the limit."
+        "Training waits 50% of the time. A worker takes 84 ms for a batch, and a step takes "
+        "21 ms: too much for 2 workers. Use num_workers=4, for 47.6 batches/s instead of 23.9; "
+        "then the training step is the limit."
     )
 
 

@@ -18,10 +18,12 @@ from pathlib import Path
 import pytest
 
 from documents import ENVIRONMENT, HANG_S, agrees, blocks, commands, disagreements, program
+from trainers import Trainers
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
-PROGRAMS = [*TUTORIALS, ROOT / "docs" / "how-to" / "waiting.md"]
+HOW_TO = ROOT / "docs" / "how-to"
+PROGRAMS = [*TUTORIALS, HOW_TO / "waiting.md", HOW_TO / "device.md", HOW_TO / "packing.md"]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.
 RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"
@@ -46,7 +48,7 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize(
     "document", [each for each in PROGRAMS if each != RUN_ELSEWHERE], ids=relative
 )
-def test_the_code_runs(document: Path, tmp_path: Path) -> None:
+def test_the_code_runs(document: Path, trainers: Trainers, tmp_path: Path) -> None:
     """Every Python block runs, in order, beside the examples, and prints what stands below it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     text = document.read_text(encoding="utf-8")
@@ -54,20 +56,20 @@ def test_the_code_runs(document: Path, tmp_path: Path) -> None:
     assert code.strip(), "there is nothing to run"
     script = tmp_path / f"{document.stem.lower()}_md.py"
     script.write_text(code, encoding="utf-8")
-    done = run("-u", script.name, cwd=tmp_path)  # -u: in order with what child processes print
-    assert done.returncode == 0, f"{relative(document)}:\n{done.stdout}\n{done.stderr}"
-    assert list(disagreements(text, done.stdout)) == []
+    done = trainers.run(script, cwd=tmp_path)
+    assert done.code == 0, f"{relative(document)}:\n{done.out}\n{done.err}"
+    assert list(disagreements(text, done.out)) == []
 
 
 @pytest.mark.slow
-def test_the_readmes_program_does_nothing_twice(tmp_path: Path) -> None:
+def test_the_readmes_program_does_nothing_twice(trainers: Trainers, tmp_path: Path) -> None:
     """Run again in the same folder, it says that all was done."""
     (tmp_path / "readme.py").write_text(program((ROOT / "README.md").read_text(encoding="utf-8")))
     for _ in range(2):
-        done = run("readme.py", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert "100 done (100 of them earlier)" in done.stdout
-    assert "(100 samples were done earlier)" in done.stdout
+        done = trainers.run(tmp_path / "readme.py", cwd=tmp_path)
+        assert done.code == 0, done.err
+    assert "100 done (100 of them earlier)" in done.out
+    assert "(100 samples were done earlier)" in done.out
 
 
 @functools.cache

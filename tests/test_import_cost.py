@@ -10,9 +10,9 @@ import pytest
 HEAVY = ("fsspec", "pyarrow", "ray", "torch", "IPython", "tqdm")
 
 
-def heavy_after(code: str) -> list[str]:
+def heavy_after(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
     """Return the heavy packages that a fresh interpreter has loaded after running `code`."""
-    script = f"{code}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))"
+    script = f"{code}\nimport sys\nprint(*(name for name in {heavy} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -30,6 +30,23 @@ def heavy_after(code: str) -> list[str]:
 def test_an_import_loads_nothing_heavy(code: str) -> None:
     """The public doors load neither torch, ray, pyarrow nor fsspec."""
     assert heavy_after(code) == []
+
+
+def test_a_table_is_written_without_pandas(tmp_path) -> None:
+    """pyarrow would import it to convert a list, in each process, where it is installed."""
+    code = (
+        "import numpy, forebay\n"
+        "from forebay.arrow_arrays import array_of_numpy\n"
+        "forebay.preprocess(lambda row, out: {'tags': ['a', None], 'size': 1.5}, [{'n': 1}], "
+        f"{str(tmp_path / 'out')!r}, num_workers=0, progress=False)\n"
+        "array_of_numpy(numpy.ones((2, 3)))\n"
+    )
+    assert heavy_after(code, ("pandas", "pyarrow")) == ["pyarrow"]
+
+
+def test_a_run_begins_without_numpy() -> None:
+    """numpy starts threads, and workers are forked only from a driver without any."""
+    assert heavy_after("import forebay.session", ("numpy",)) == []
 
 
 def test_a_heavy_import_would_be_seen() -> None:

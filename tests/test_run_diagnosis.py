@@ -81,10 +81,10 @@ class Slow(torch.utils.data.Dataset):
     """Samples that wait for their storage."""
 
     def __len__(self):
-        return 60
+        return 40
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        time.sleep(0.03)
         return torch.tensor([float(index)])
 
 
@@ -113,4 +113,4 @@ def test_predict_with_a_factory_has_the_diagnosis_of_its_workers(tmp_path):
     """Each makes whole parts, of which there are few here."""
     report = forebay.predict(identity, Slow(), tmp_path, num_workers=1, progress=False)
     assert report.diagnosis.cause == "unknown"
-    assert report.done == 60
+    assert report.done == len(Slow())

@@ -65,7 +65,7 @@ def test_inputs_that_wait_get_more_workers_at_once(tuning):
         tuning.look(second * EVERY_S * 1.01, trace, numbers.append)
     assert numbers == [6]
     assert list(tuning.decisions) == [
-        "inputs take 100 ms of a worker each, and 0 us of that on a core, so there are 6 workers "
+        "inputs take 100 ms of a worker each, and 0 s of that on a core, so there are 6 workers "
         "instead of 1"
     ]
 

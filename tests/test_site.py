@@ -26,6 +26,7 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
         for name in re.findall(r"^::: forebay\.(\S+)$", text, re.M)
     ]
     testing = {"testing.leaks.no_leaks", "testing.faults", "testing.conformance"}
+    testing.add("testing.fake_device.FakeDevice")
     collating = {f"collate.{name}" for name in forebay.collate.__all__}
     assert sorted(found) == sorted({*forebay.__all__, *collating, *testing} - {"collate"})
 

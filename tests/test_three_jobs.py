@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.dataset
@@ -13,7 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from documents import ENVIRONMENT, HANG_S, disagreements, program
+from documents import disagreements, program
 from forebay.jobs.user_code.reference import load_work
 
 ROOT = Path(__file__).parents[1]
@@ -21,28 +19,16 @@ TUTORIAL = ROOT / "docs" / "tutorial" / "three-jobs.md"
 UNSEEN = ("cards-5", "novel-5")
 
 
-def run(folder):
-    """Run the tutorial's blocks in a folder, warnings as errors; return what was printed."""
-    done = subprocess.run(
-        [sys.executable, "-u", "-W", "error", "three_jobs.py"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(trainers, tmp_path_factory):
     """A folder in which the tutorial was run once, and what it printed."""
     folder = tmp_path_factory.mktemp("three-jobs")
     shutil.copytree(ROOT / "examples", folder / "examples")
     code = program(TUTORIAL.read_text(encoding="utf-8"), announced=True)
     (folder / "three_jobs.py").write_text(code)
-    return folder, run(folder)
+    done = trainers.run(folder / "three_jobs.py", cwd=folder)
+    assert done.code == 0, done
+    return folder, done.out
 
 
 @pytest.mark.slow

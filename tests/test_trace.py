@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from forebay.observe import trace as tracing
+from forebay.observe.bounded import KEPT_SLOWEST, MAX_SPANS
 from forebay.observe.trace import (
     FINEST_S,
     KEPT,
-    KEPT_SLOWEST,
-    MAX_SPANS,
+    MAX_GROUP,
     SlowSample,
     Trace,
 )
@@ -72,7 +72,7 @@ def test_a_week_takes_no_more_memory_than_a_minute(trace):
     assert MAX_SPANS // 2 <= len(trace.spans) <= MAX_SPANS
     assert len(trace.slowest) == KEPT_SLOWEST
     assert [each.index for each in trace.slowest[:2]] == [999_995, 999_990]
-    assert len(pickle.dumps(trace.spans)) + len(pickle.dumps(list(trace.steps))) < 1_000_000
+    assert len(pickle.dumps(list(trace.spans))) + len(pickle.dumps(list(trace.steps))) < 1_000_000
     assert sum(span.taken for span in trace.spans) == 200_000
     assert sum(span.waited_s for span in trace.spans) == pytest.approx(50_000)
     assert sum(sum(span.busy_s.values()) for span in trace.spans) == pytest.approx(100_000)
@@ -96,11 +96,11 @@ def test_an_epoch_begins_with_a_wait(trace):
 
 
 def test_waits_are_counted_by_their_length(trace):
-    """Bin `k` has those from 2**k to 2**(k+1) microseconds; steps without a wait are in none."""
+    """Bin `k` has those below 2**k microseconds; steps without a wait are in none."""
     for number, waited_s in enumerate((0.0, 1e-6, 5e-6, 1.1, 1e9)):
         trace.taken(float(number), waited_s, ready=0)
     found = {place: count for place, count in enumerate(trace.wait_bins) if count}
-    assert found == {0: 1, 2: 1, 20: 1, 39: 1}
+    assert found == {1: 1, 3: 1, 21: 1, 50: 1}
 
 
 def test_the_spans_show_the_buffer_and_its_workers(trace):
@@ -122,3 +122,37 @@ def test_a_timing_covers_the_batches_before_it(trace):
     assert (trace.made_count, trace.made_s, trace.fetch_s) == (50, 0.005, 0.004)
     (record,) = trace.batches
     assert (record.made, record.seconds, record.total_s) == (50, 0.0001, 0.005)
+
+
+def test_tiny_steps_without_a_wait_share_a_reading_of_the_clock(trace, monkeypatch):
+    """All are counted at any time, and their time is that of the trainer; then one takes long."""
+    readings, now = [], [0.0]
+
+    def clock():
+        readings.append(now[0])
+        return now[0]
+
+    monkeypatch.setattr(tracing.time, "perf_counter", clock)
+    trace.began_epoch(0, 0.0, 0.0)
+    for number in range(1, 2001):
+        now[0] += 5e-5
+        trace.taken_at_once(3)
+        assert trace.taken_count == number
+    assert len(readings) < 2000 / MAX_GROUP + 10
+    now[0] += 1.0
+    trace.taken(now[0], 0.5, 0)
+    trace.taken(now[0] + 0.5, 0.0, 1)
+    assert trace.steps_s == pytest.approx(2000 * 5e-5 + 1.0, rel=0.01)
+    assert (trace.taken_count, trace.step_count) == (2002, 2001)
+    assert sum(trace.waits) == trace.waited_s == 0.5
+    assert len(trace.waits) == 2002
+
+
+def test_a_slow_step_ends_a_group(trace, monkeypatch):
+    """Steps that are not tiny are timed one by one."""
+    now = [0.0]
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: now[0])
+    for step_s in (5e-5,) * 200 + (0.01,) * 50:
+        now[0] += step_s
+        trace.taken_at_once(3)
+    assert [each.taken for each in trace.steps][-30:] == list(range(221, 251))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from documents import ENVIRONMENT, HANG_S
+import forebay
 from forebay.jobs.user_code.reference import load_work
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -19,20 +19,17 @@ LOSS = re.compile(r"^epoch (\d+): mean loss (\d+\.\d+)", re.MULTILINE)
 RIGHT = re.compile(r"^epoch \d+: .* (\d+\.\d) % of (\d+) right$", re.MULTILINE)
 
 
-def run(name, *arguments, cwd):
-    """Run an example, warnings as errors, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}"
-    assert done.stderr == ""
-    assert list(cwd.iterdir()) == [], "something is left behind"
-    return done.stdout
+@pytest.fixture
+def run(trainers):
+    """Runs an example, warnings as errors, and returns what it printed."""
+
+    def run(name, *arguments, cwd):
+        code, out, err = trainers.run(EXAMPLES / name, *arguments, cwd=cwd)
+        assert (code, err) == (0, ""), f"{name}:\n{out}\n{err}"
+        assert list(cwd.iterdir()) == [], "something is left behind"
+        return out
+
+    return run
 
 
 def losses(printed):
@@ -51,7 +48,7 @@ def part(name, file):
 
 
 @pytest.mark.slow
-def test_the_images_are_learnt_the_same_way_by_any_number_of_workers(tmp_path):
+def test_the_images_are_learnt_the_same_way_by_any_number_of_workers(run, tmp_path):
     """The loss falls, statistics are told each epoch, and workers and buffer change no loss."""
     few = ("--count", "24", "--batch-size", "8", "--epochs", "2")
     one = run("train_images.py", *few, "--num-workers", "1", "--buffer", "40MB", cwd=tmp_path)
@@ -66,7 +63,7 @@ def test_the_images_are_learnt_the_same_way_by_any_number_of_workers(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_of_ones_own_images_is_trained_on(tmp_path):
+def test_a_folder_of_ones_own_images_is_trained_on(run, tmp_path):
     """`--images` names a folder, and nothing is written to it."""
     folder, here = tmp_path / "photographs", tmp_path / "here"
     here.mkdir()
@@ -107,11 +104,113 @@ def test_any_jpeg_becomes_a_square_of_floats(tmp_path, size, mode):
     assert image.std(dim=(1, 2)).max() < 0.05, "one colour stays one colour"
 
 
+# ---- images, decoded on a GPU -------------------------------------------------------------------
+
+
+def decoded(files):
+    """Decode JPEGs as a GPU's decoder would, whose arguments and results are the same."""
+    assert type(files) is list
+    assert all(file.is_cpu and file.dtype is torch.uint8 and file.dim() == 1 for file in files)
+    images = [Image.open(io.BytesIO(file.numpy().tobytes())).convert("RGB") for file in files]
+    return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
+
+
+@pytest.mark.slow
+def test_images_are_decoded_by_workers_where_no_decoder_is(run, tmp_path):
+    """It says so, and the loss falls."""
+    few = ("--count", "24", "--batch-size", "8", "--epochs", "2", "--device", "cpu")
+    printed = run("train_images_on_gpu.py", *few, cwd=tmp_path)
+    assert printed.startswith("on cpu; decoded by workers, with Pillow\n")
+    first, last = losses(printed)
+    assert last < first, "it learns"
+
+
+def test_no_decoder_is_looked_for_where_there_is_no_gpu():
+    """One that works on the CPU would decode in the trainer's thread."""
+    assert part("decoder_for", "train_images_on_gpu.py")("cpu") is None
+
+
+def test_a_batch_of_files_becomes_a_batch_of_squares(tmp_path):
+    """Files of all sizes, packed in workers: floats around zero, equal for equal seeds alone."""
+    part("make_images", "train_images.py")(tmp_path, 6)
+    dataset = part("EncodedFolder", "train_images_on_gpu.py")(tmp_path)
+    augment = part("Augment", "train_images_on_gpu.py")("cpu", decoded)
+    batch = forebay.collate.packed()([dataset[at] for at in range(6)])
+    (images, labels), (same, _), (other, _) = [
+        augment(batch, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    ]
+    assert (images.shape, images.dtype) == ((6, 3, 224, 224), torch.float32)
+    assert images.mean().abs() < 1.5
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(images, same)
+    assert not torch.equal(images, other)
+
+
+@pytest.mark.parametrize("size", [(640, 400), (300, 2000), (90, 60), (1, 1)], ids=str)
+def test_a_square_is_cut_from_an_image_of_any_size(size):
+    """Wide, tall and small ones; one colour stays one colour."""
+    cropped = part("cropped", "train_images_on_gpu.py")
+    image = torch.full((3, *size), 128, dtype=torch.uint8)
+    squares = cropped([image] * 3, torch.Generator().manual_seed(0))
+    assert squares.shape == (3, 3, 224, 224)
+    assert torch.allclose(squares, torch.tensor(128.0), atol=0.01)
+
+
+def test_images_are_mirrored_and_recoloured_one_by_one():
+    """Some are flipped and others not; values stay from 0 to 1."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.arange(48, dtype=torch.uint8).reshape(16, 3, 1, 1) * 5 + torch.tensor([0, 10])
+    flipped = part("flipped", "train_images_on_gpu.py")(images, generator)
+    kept = (flipped == images).flatten(1).all(1)
+    assert torch.equal(flipped[~kept], images[~kept].flip(3))
+    assert 0 < kept.sum() < 16
+    before = images.clone()
+    recoloured = part("recoloured", "train_images_on_gpu.py")(images, generator)
+    assert torch.equal(images, before), "the batch itself is left alone"
+    assert recoloured.min() >= 0
+    assert recoloured.max() <= 1
+    assert len(set((recoloured / images.div(255).clamp(min=0.01))[:, 0, 0, 0].tolist())) > 10
+
+
+@pytest.mark.slow
+def test_packed_files_are_decoded_in_the_device_transform(tmp_path):
+    """The path for a GPU, with a decoder of the CPU in its place; a seed gives the same batches."""
+    part("make_images", "train_images.py")(tmp_path, 6)
+    dataset = part("EncodedFolder", "train_images_on_gpu.py")(tmp_path)
+    options = {"collate_fn": forebay.collate.packed(), "seed": 0, "shuffle": True, "device": "cpu"}
+    options["device_transform"] = part("Augment", "train_images_on_gpu.py")("cpu", decoded)
+    epochs = []
+    for more in ({"num_workers": 0}, {"num_workers": 2, "buffer": "100MB"}):
+        with forebay.DataLoader(dataset, batch_size=3, **options, **more) as loader:
+            epochs += [list(loader), list(loader)]
+    for one, other in zip(epochs[0] + epochs[1], epochs[2] + epochs[3], strict=True):
+        assert all(map(torch.equal, one, other))
+    labels = [sorted(torch.cat([labels for _, labels in epoch]).tolist()) for epoch in epochs]
+    assert labels == [[0, 0, 1, 1, 2, 2]] * 4
+    assert not any(torch.equal(one, other) for one, _ in epochs[0] for other, _ in epochs[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_decodes_what_pillow_decodes(tmp_path):
+    """Almost: decoders round differently. Skipped without torchcodec or torchvision."""
+    decode = part("decoder_for", "train_images_on_gpu.py")("cuda")
+    if decode is None:
+        pytest.skip("needs torchcodec 0.16 or torchvision 0.20")
+    part("make_images", "train_images.py")(tmp_path, 6)
+    dataset = part("EncodedFolder", "train_images_on_gpu.py")(tmp_path)
+    files, _ = forebay.collate.packed()([dataset[at] for at in range(6)])
+    for image, expected in zip(decode(list(files)), decoded(list(files)), strict=True):
+        assert image.is_cuda
+        assert image.shape == expected.shape
+        assert (image.cpu().float() - expected.float()).abs().mean() < 2
+
+
 # ---- IDs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_ids_are_trained_and_validated_side_by_side(tmp_path):
+def test_ids_are_trained_and_validated_side_by_side(run, tmp_path):
     """Each epoch ends with a look at all validation samples; in the end most are right."""
     printed = run("train_ids.py", "--count", "256", "--epochs", "3", cwd=tmp_path)
     all_losses, results = losses(printed), RIGHT.findall(printed)
@@ -139,7 +238,7 @@ def test_each_id_is_in_one_part_with_a_label_and_a_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_named_tuples_come_back_as_named_tuples(tmp_path):
+def test_named_tuples_come_back_as_named_tuples(run, tmp_path):
     """The batch is a Sample with a Box in it: tensors stacked, texts kept as torch keeps them."""
     assert run("named_tuples.py", cwd=tmp_path) == (
         "batch             Sample\n"
@@ -153,7 +252,7 @@ def test_named_tuples_come_back_as_named_tuples(tmp_path):
 
 
 @pytest.mark.slow
-def test_words_are_padded_to_the_longest_of_their_batch(tmp_path):
+def test_words_are_padded_to_the_longest_of_their_batch(run, tmp_path):
     """Every word of the text comes back once, and no batch is wider than it must be."""
     words = []
     for line in run("padded_words.py", cwd=tmp_path).splitlines():

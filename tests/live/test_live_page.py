@@ -177,7 +177,7 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
 
 
 def test_pages_of_the_dead_are_removed(folder) -> None:
-    """By the next writer; those of other machines and of unknown form stay."""
+    """By the next writer; those of other machines stay, and what cannot be read for an hour."""
     code = 'from forebay.live.live_page import LivePage; LivePage().publish({"a": 1})'
     done = subprocess.run([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
     assert done.returncode == 0
@@ -188,6 +188,9 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     elsewhere.write_bytes(packed({**data, "kernel": "another"}, 2))
     unknown = folder / "2-b.page"
     unknown.write_bytes(b"x")
+    torn = folder / "4-d.page"  # its writer was killed within a write
+    torn.write_bytes(b"x")
+    os.utime(torn, (0, 0))
     # The same number, of a process that began at another time.
     reused = folder / "3-c.page"
     reused.write_bytes(packed({**data, "pid": os.getpid(), "process_start": "1"}, 2))
@@ -195,7 +198,7 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     page.publish({"a": 1})
     left = set(folder.iterdir())
     assert {elsewhere, unknown} < left
-    assert not {dead, reused} & left
+    assert not {dead, reused, torn} & left
     page.remove()
 
 

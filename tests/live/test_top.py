@@ -17,7 +17,7 @@ import sys
 import termios
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -47,9 +47,13 @@ TRAINER = """
                 pass
 """
 
+# It shows itself at each event: after the last one, nothing comes for as long as input 2 takes.
 RUN = """
     import sys, time
     import forebay
+    from forebay.observe import publication
+
+    publication.PUBLISH_S = 0.0
 
     def work(source, out):
         while source.stem == "2":
@@ -77,19 +81,22 @@ def folder(tmp_path, monkeypatch):
     return runtime / "forebay"
 
 
-@contextmanager
-def running(tmp_path, code, *arguments):
-    """Yield a process that runs a program, once it shows itself; kill it at the end."""
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(code))
-    command = [sys.executable, str(script), *map(str, arguments)]
-    with subprocess.Popen(command, start_new_session=True) as process:
+@pytest.fixture
+def running(script):
+    """Runs a program, yields its process once it shows itself, and kills it at the end."""
+
+    @contextmanager
+    def running(code, *arguments):
+        process = script(code, *arguments)
         try:
-            until(lambda: process.poll() is not None or process.pid in pids())
-            assert process.poll() is None
+            until(lambda: process.pid in pids())
             yield process
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.end()
+
+    return running
 
 
 def until(holds) -> None:
@@ -109,19 +116,19 @@ def top(*arguments) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_loader_is_seen_until_it_is_killed(tmp_path, folder) -> None:
+def test_a_loader_is_seen_until_it_is_killed(running, folder) -> None:
     """With its buffer and its workers; after `kill -9` neither shown nor left behind."""
-    with running(tmp_path, TRAINER) as process:
+    with running(TRAINER) as process:
         for arguments in ((), ("--once",), (process.pid,)):
             done = top(*arguments)
             assert done.returncode == 0, done.stderr
-            assert f"program.py · pid {process.pid} · " in done.stdout
+            assert f"script.py · pid {process.pid} · " in done.stdout
             assert "DataLoader(Endless(1,000,000), batch_size=4, num_workers=2" in done.stdout
             assert re.search(r"^buffer .* of 1 MB, \d+ ready$", done.stdout, re.M)
             assert re.search(r"^worker 1 ", done.stdout, re.M)
             assert "\x1b" not in done.stdout
         process.kill()
-        process.wait()
+        process.end()
     assert len(list(folder.iterdir())) == 1
     assert f"pid {process.pid}" not in top("--once").stdout
     assert list(folder.iterdir()) == []
@@ -131,22 +138,22 @@ def test_a_loader_is_seen_until_it_is_killed(tmp_path, folder) -> None:
 
 
 @pytest.mark.slow
-def test_a_loader_that_ends_leaves_no_page(tmp_path, folder) -> None:
+def test_a_loader_that_ends_leaves_no_page(running, folder) -> None:
     """Ctrl-C is an end as any other."""
-    with running(tmp_path, TRAINER) as process:
-        process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE_S)
+    with running(TRAINER) as process:
+        process.kill(signal.SIGINT)
+        process.end()
         assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_run_is_seen_by_its_output(tmp_path) -> None:
+def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
     """What `forebay status` tells and how many workers; after its end, what the ledger says."""
     inputs, output = tmp_path / "in", tmp_path / "out"
     inputs.mkdir()
     for number in range(5):
         (inputs / f"{number}.txt").touch()
-    with running(tmp_path, RUN, inputs, output) as process:
+    with running(RUN, inputs, output) as process:
         until(lambda: "3 of 5 inputs done" in top(output).stdout)
         text = top("--once").stdout
         assert f"pid {process.pid}" in text
@@ -160,9 +167,9 @@ def test_a_run_is_seen_by_its_output(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_it_follows_the_size_of_its_terminal(tmp_path) -> None:
+def test_it_follows_the_size_of_its_terminal(running) -> None:
     """On a terminal it draws again when that is resized, and restores it at Ctrl-C."""
-    with running(tmp_path, TRAINER):
+    with running(TRAINER):
         terminal, other = pty.openpty()
         try:
             resize(terminal, 24, 100)
@@ -222,7 +229,7 @@ def read_until(terminal: int, holds) -> str:
 
 
 @pytest.mark.slow
-def test_a_loader_that_cannot_show_itself_trains_on(tmp_path, monkeypatch) -> None:
+def test_a_loader_that_cannot_show_itself_trains_on(script, monkeypatch) -> None:
     """Without a folder to write to, there is nothing to see, and no error."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/none")
     code = f"""
@@ -234,11 +241,8 @@ def test_a_loader_that_cannot_show_itself_trains_on(tmp_path, monkeypatch) -> No
                     if tried:
                         break
     """
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(code))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    done = script(code).end()
+    assert (done.code, done.err) == (0, "")
 
 
 def test_a_page_that_is_no_page_is_not_shown(folder) -> None:

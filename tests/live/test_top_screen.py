@@ -24,7 +24,7 @@ LOADER = {
     "rate": 41.2,
     "num_workers": 2,
     "restarts": 0,
-    "verdict": "Training waits 38 % of the time: 2 workers are too few. Use 4.",
+    "verdict": "Training waits 38% of the time: 2 workers are too few. Use 4.",
     "epoch": 3,
     "batch": 1204,
     "ready": 12,
@@ -61,19 +61,19 @@ def test_a_loader() -> None:
     assert shown(LOADER, now=101.0) == [
         "train.py · pid 4711 · 1 min 41 s",
         "DataLoader(Images(50,000), batch_size=64, num_workers=2)",
-        "Training waits 38 % of the time: 2 workers are too few.",
-        "epoch 3, batch 1,204 · 41.2 batches/s · training waited 38 % of the last 30 s",
+        "Training waits 38% of the time: 2 workers are too few.",
+        "epoch 3, batch 1,204 · 41.2 batches/s · training waited 38% of the last 30 s",
         "buffer   " + "█" * 15 + "░" * 9 + "│" + "░" * 5 + " 500 MB of 1 GB, 12 ready",
-        "waits    " + " " * 20 + "█" * 10 + "  38 %",
-        "worker 0 " + "█" * 30 + " 100 %",
-        "worker 1 " + " " * 15 + "█" * 15 + "  50 %",
+        "waits    " + " " * 20 + "█" * 10 + "  38%",
+        "worker 0 " + "█" * 30 + " 100%",
+        "worker 1 " + " " * 15 + "█" * 15 + "  50%",
     ]
 
 
 def test_a_run() -> None:
     """What `forebay status` tells, and the workers."""
     assert shown(RUN) == [
-        "prepare.py · pid 12 · 1 min 0 s",
+        "prepare.py · pid 12 · 1 min",
         "preprocess /data/out",
         "1,000 of 2,010 inputs done · 10 failed · 10 inputs/s · 1 min 40 s left · 8 workers",
     ]
@@ -189,6 +189,18 @@ def test_only_the_last_seconds_are_kept(trace) -> None:
     assert found["wait_share"] == pytest.approx(0.25)
     assert found["rate"] == pytest.approx(1.0)
     assert len(recent._waits) <= SECONDS + 1
+
+
+def test_seconds_count_however_seldom_a_page_is_written(trace) -> None:
+    """A batch in ten seconds: rate and waits are those of the last 30 seconds, not of 30 pages."""
+    recent = RecentWork()
+    for second in range(10, 2000, 10):
+        trace.taken(second - 9.0, 9.0 if second > 1000 else 0.0, ready=0)
+        found = recent.update(trace, float(second))
+        if second == 1030:
+            break
+    assert found["rate"] == pytest.approx(0.1)
+    assert found["wait_share"] == pytest.approx(0.9)
 
 
 def test_fast_batches_count_all(trace) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from forebay.plan.permutation import Permutation
 from forebay.plan.seeds import ORDER, seed_of
 
+THOROUGH = pytest.mark.thorough
+
 
 def order(length, key):
     return Permutation(length, key).at(np.arange(length)).tolist()
@@ -53,7 +55,7 @@ def test_the_order_is_that_of_every_other_version():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [2, 3, 4, pytest.param(5, marks=pytest.mark.thorough)])
 def test_every_order_of_a_few_numbers_is_equally_likely(length):
     """Of two to six numbers, over many keys; odd and even orders alike."""
     trials = 40 * math.factorial(length) + 2000
@@ -63,7 +65,9 @@ def test_every_order_of_a_few_numbers_is_equally_likely(length):
     assert surprise([counts[each] for each in orders], expected) < 4
 
 
-@pytest.mark.parametrize("length", [8, 13, 25, 100])
+@pytest.mark.parametrize(
+    "length", [8, 25, pytest.param(13, marks=THOROUGH), pytest.param(100, marks=THOROUGH)]
+)
 def test_every_number_is_equally_likely_at_every_position(length):
     """The table of positions and numbers is as even as chance makes it."""
     table, trials = np.zeros((length, length)), 1500

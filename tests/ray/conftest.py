@@ -1,4 +1,4 @@
-"""What holds for every test on a cluster, and the cluster that the tests of a module share."""
+"""What holds for every test on a cluster, and the cluster that most tests share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,43 @@ def _nothing_left_behind() -> Iterator[None]:
         time.sleep(0.05)
 
 
+class Shared:
+    """A head and two nodes: started for the first test that asks, kept for those that follow."""
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+
+    def get(self) -> Cluster:
+        """Return the cluster; start it if there is none."""
+        if self._cluster is None:
+            self._cluster = start_cluster()
+        return self._cluster
+
+    def stop(self) -> None:
+        """End the cluster, if there is one."""
+        if self._cluster is not None:
+            stop_cluster(self._cluster)
+        self._cluster = None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Shared]:
+    """The cluster of most tests: to start one takes seconds."""
+    shared = Shared()
+    yield shared
+    shared.stop()
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """A head and two nodes, for all tests of a module; they must leave it as it is."""
-    cluster = start_cluster()
-    yield cluster
-    stop_cluster(cluster)
+def cluster(shared: Shared) -> Cluster:
+    """A head and two nodes; tests must leave them as they are."""
+    return shared.get()
+
+
+@pytest.fixture
+def no_cluster(shared: Shared) -> None:
+    """No cluster that others have started: this test needs none, or one of its own."""
+    shared.stop()
 
 
 # One test of each promise; each of the others takes a cluster for seconds, and there are a hundred.
@@ -44,8 +75,17 @@ CORE = {
     "test_a_batch_whose_worker_is_killed_is_made_again",
     "test_losing_a_node_costs_no_input_a_try",
     "test_predictions_of_a_cluster_are_those_of_a_local_run",
+    # Of the pool's conformance suite: order, exceptions, deaths, hangs, size, and room.
+    "test_tasks_are_answered_in_order_one_by_one",
+    "test_an_exception_fails_its_task_and_the_worker_lives_on[raise]",
+    "test_a_death_comes_after_all_that_the_worker_said[SIGKILL]",
+    "test_a_death_leaves_the_other_workers_alone",
+    "test_the_stack_of_a_hang_is_told",
+    "test_large_payloads_and_results_come_through",
+    "test_a_stopped_worker_frees_its_place",
+    "test_only_want_of_memory_is_laid_to_what_a_lost_host_ran",
 }
-QUICK = ("test_ray_nodes.py", "test_ray_pool.py", "test_ray_internals.py")
+QUICK = ("test_ray_nodes.py", "test_ray_internals.py")
 
 
 @pytest.hookimpl(tryfirst=True)

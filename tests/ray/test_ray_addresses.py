@@ -19,6 +19,8 @@ from ray._private import services
 from forebay.engine.pools.ray import cluster
 from forebay.errors import OptionError
 
+pytestmark = pytest.mark.usefixtures("no_cluster")
+
 
 @pytest.fixture
 def nobody():

@@ -21,7 +21,7 @@ from works import copy
 import forebay
 from forebay.engine.pools.ray import pool as pools
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 
 
 @contextmanager

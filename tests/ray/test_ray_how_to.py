@@ -17,8 +17,9 @@ HOW_TO = ROOT / "docs" / "how-to" / "cluster.md"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
 def test_the_demo_on_a_cluster_finds_nothing_different(tmp_path):
-    """The command of `make demo-ray`; it comes first, before the others' cluster is there."""
+    """The command of `make demo-ray`; no other cluster is there meanwhile."""
     done = subprocess.run(
         [sys.executable, "examples/demo_ray.py", str(tmp_path)],
         cwd=ROOT,

@@ -11,6 +11,8 @@ from ray.actor import ActorMethod
 import ray
 from forebay.engine.pools.ray import ray_internals
 
+pytestmark = pytest.mark.usefixtures("no_cluster")
+
 
 def test_ray_holds_one_lock_while_it_connects_and_shuts_down():
     """`ray.init` and `ray.shutdown` take `_connect_or_shutdown_lock`, which can be replaced."""

@@ -11,7 +11,7 @@ from driving import calls, make_inputs, published, staged
 from ray._private.utils import get_system_memory, get_used_memory
 from runs import attempts, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 
 # What the input may take before Ray steps in. Other programs of the machine come and go meanwhile,
 # so it is much more than they do.

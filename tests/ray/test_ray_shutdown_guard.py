@@ -11,6 +11,8 @@ from driving import PATIENCE_S
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.shutdown_guard import ShutdownGuard, shutdown_guard
 
+pytestmark = pytest.mark.usefixtures("no_cluster")
+
 
 class Call:
     """A thread within a block, until it is told to end."""

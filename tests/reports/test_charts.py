@@ -15,7 +15,6 @@ from forebay.reports.charts import (
     ceiling,
     columns_chart,
     lanes_chart,
-    short,
     time_ticks,
 )
 from forebay.reports.timeline import group_size, highest, lowest, significant, spread_back, summed
@@ -94,7 +93,7 @@ def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
         (0.0, "0 s"),
         (1.0, "1 s"),
         (10.0, "10 s"),
-        (90.0, "1:30 min"),
+        (90.0, "1 min 30 s"),
         (4000.0, "1 h"),
         (604_800, "6 d"),
     ],
@@ -105,13 +104,6 @@ def test_times_are_labelled_in_the_unit_of_their_size(seconds: float, last: str)
     assert ticks[-1][1] == last
     assert 1 <= len(ticks) <= 8
     assert all(0 <= at <= 1 for at, _ in ticks)
-
-
-def test_numbers_are_short() -> None:
-    """No more digits than a label has room for."""
-    assert [short(each) for each in (0, 0.25, 12.345, 3400, 1.2e6)] == [
-        *("0", "0.25", "12.3", "3,400", "1.2 M"),
-    ]
 
 
 # ---- columns -----------------------------------------------------------------------------------
