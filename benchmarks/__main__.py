@@ -1,9 +1,11 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [--json FILE] [TABLE ...]`.
 
 Without a table's name, all but those on a Ray cluster, `ray`, those that need 20 GiB of memory and
-half an hour, `large`, and the long ones on an idle machine, `diagnose`, half an hour, and `auto`,
-25 minutes. `tiny`, `cpu`, `crash` and `million` are of preprocess, `loading`, `large`, `diagnose`
-and `auto` are the DataLoader's, and `cached` and `predicted` are what they say.
+half an hour, `large`, the long ones on an idle machine, `diagnose`, half an hour, `auto`, 30
+minutes, and what tracing costs, `tracing`, those on a GPU, `gpu`, and those of very many inputs,
+`ten-million` and `hundred-million`, which need 4 GB of disk. `tiny`, `life`, `cpu`, `crash` and
+`million` are of preprocess, `loading`, `large`, `diagnose`, `auto`, `tracing` and `gpu` are the
+DataLoader's, and `cached` and `predicted` are what they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -26,19 +28,23 @@ from benchmarks.auto import auto
 from benchmarks.cached import cached
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
+from benchmarks.gpu import gpu
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
+from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.machine import describe
+from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
 from benchmarks.million import million
 from benchmarks.predicted import predicted
 from benchmarks.preprocess import five_ms, tiny
 from benchmarks.ray import TABLES as RAY
 from benchmarks.results import write
+from benchmarks.tracing import tracing
 
 USUAL = (
-    {"tiny": tiny, "cpu": five_ms, "crash": crash, "million": million}
+    {"tiny": tiny, "life": life, "cpu": five_ms, "crash": crash, "million": million}
     | LOADING
     | {"cached": cached, "predicted": predicted}
 )
@@ -46,7 +52,16 @@ USUAL = (
 TABLES = (
     USUAL
     | RAY
-    | {"diagnose": diagnose, "auto": auto, "large-order": order, "large-objects": objects}
+    | {
+        "diagnose": diagnose,
+        "auto": auto,
+        "tracing": tracing,
+        "large-order": order,
+        "large-objects": objects,
+        "gpu": gpu,
+        "ten-million": ten_million,
+        "hundred-million": hundred_million,
+    }
 )
 # The largest table's inputs.
 SOURCES, QUICK_SOURCES = 20_000, 5_000

@@ -12,6 +12,12 @@ SPINS = "BENCHMARK_SPINS"
 LOG = "BENCHMARK_LOG"
 
 
+def read(source: str, target: str = "") -> dict[str, int]:  # noqa: ARG001 - like the others
+    """Read one small file and write none: the result is a row alone."""
+    with open(source, "rb") as file:
+        return {"n": len(file.read())}
+
+
 def copy(source: str, target: str) -> dict[str, int]:
     """Copy one small file: so little work that the overhead of the peer is measured."""
     with open(source, "rb") as file:
@@ -38,7 +44,7 @@ def traced(source: str, target: str) -> dict[str, int]:
     return burn(source, target)
 
 
-TASKS = {"copy": copy, "burn": burn, "traced": traced}
+TASKS = {"read": read, "copy": copy, "burn": burn, "traced": traced}
 
 
 class Into:
@@ -57,9 +63,19 @@ class Staged:
 
     def __init__(self, task: str) -> None:
         self._task = TASKS[task]
+        self._writes = task != "read"
 
     def __call__(self, source: Path, out: Any) -> dict[str, int]:
-        return self._task(os.fspath(source), out.file(source.name))
+        target = out.file(source.name) if self._writes else ""
+        return self._task(os.fspath(source), target)
+
+
+def packed(source: Path, out: Any) -> dict[str, int]:
+    """Copy one small file to a member of a tar file, as forebay calls it."""
+    with open(source, "rb") as file:
+        body = file.read()
+    out.pack(source.name, body)
+    return {"n": len(body)}
 
 
 def spin(times: int) -> int:

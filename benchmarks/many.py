@@ -1,0 +1,131 @@
+"""Ten and a hundred million inputs: the first input at work, memory, the ledger, resuming.
+
+A run over ten million rows with two real workers is one table. The other runs the driver alone,
+with workers that answer at once (`benchmarks/instant.py`), on a ledger in which 99 of 100 inputs
+are done: that ledger is written block by block, as runs write it, but without running.
+
+As a program it writes such a ledger: `python -m benchmarks.many MANIFEST FOLDER DONE`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+from benchmarks.call import Call
+from benchmarks.measure import Ground
+from benchmarks.preprocess import show
+
+LIMIT_S = 4 * 3600.0
+# Inputs that a continued run works on before it is interrupted.
+WORKED = 50_000
+
+
+def ten_million(ground: Ground, quick: bool) -> None:
+    """Print the table of a real run: trivial inputs, rows of a Parquet manifest, two workers."""
+    inputs = 200_000 if quick else 10_000_000
+    manifest, folder = _manifest(ground, inputs), ground.fresh()
+    rows = []
+    for what in ("first call", "the same call again"):
+        with Call("benchmarks.million", str(manifest), str(folder)) as call:
+            facts = json.loads(call.answer(LIMIT_S))
+        if facts["done"] != inputs:
+            raise RuntimeError(f"not all of {inputs:,} inputs: {facts}")
+        rate = f"{inputs / facts['seconds'] / 1000:.1f} k"
+        rows.append((what, f"{facts['seconds']:.1f} s", rate, f"{facts['peak_mib']:.0f} MiB"))
+    print(f"{inputs:,} trivial inputs, rows of a Parquet manifest, one dict each; 2 workers")
+    show(("", "call", "inputs/s", "driver's peak"), rows)
+    size = os.path.getsize(Path(folder, ".forebay", "ledger.sqlite")) / inputs
+    print(f"The ledger takes {size:.1f} bytes an input. The call includes the table.")
+
+
+def hundred_million(ground: Ground, quick: bool) -> None:
+    """Print the table of the driver alone."""
+    inputs = 200_000 if quick else 100_000_000
+    manifest = _manifest(ground, inputs)
+    rows = []
+    for what, done in (("nothing done", 0), ("99 of 100 done", inputs // 100 * 99)):
+        folder = ground.fresh()
+        with Call("benchmarks.many", str(manifest), str(folder), str(done)) as call:
+            call.answer(LIMIT_S)
+        size = os.path.getsize(Path(folder, ".forebay", "ledger.sqlite"))
+        with Call("benchmarks.instant", str(manifest), str(folder), str(WORKED)) as call:
+            facts = json.loads(call.answer(LIMIT_S))
+        each = f"{size / done:.1f}" if done else "-"
+        first = f"{facts['first_s']:.2f} s"
+        rows.append((what, first, f"{facts['peak_mib']:.0f} MiB", each))
+    print(f"{inputs:,} inputs, rows of a Parquet manifest; workers that answer at once")
+    show(("", "first input at work", "driver's peak", "bytes per done input"), rows)
+    print(f"Each call is interrupted after {WORKED:,} inputs.")
+
+
+def _manifest(ground: Ground, inputs: int) -> Path:
+    path = ground.root / f"{inputs}.parquet"
+    if not path.exists():
+        write_manifest(path, inputs)
+    return path
+
+
+def write_manifest(path: Path, inputs: int) -> None:
+    """Write a manifest of two columns, a string and a number, in groups of 100,000 rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([("name", pyarrow.string()), ("label", pyarrow.int64())])
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for first in range(0, inputs, 100_000):
+            numbers = pyarrow.array(range(first, min(first + 100_000, inputs)), pyarrow.int64())
+            columns = [numbers.cast(pyarrow.string()), numbers]
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def fill(manifest: str, folder: str, done: int) -> None:
+    """Write the ledger of a run over a manifest of which the first inputs are done.
+
+    Their rows' hashes are random, and repeat beyond 16 million: nothing reads them while
+    the manifest is the same, until the listing has been read to its end.
+    """
+    from benchmarks.instant import METADATA, count
+    from forebay.jobs.inputs.listing import list_inputs
+    from forebay.jobs.ledger.database import write_counts
+    from forebay.jobs.ledger.done_blocks import BLOCK
+    from forebay.jobs.ledger.ledger import Ledger
+    from forebay.jobs.ledger.records import Counts
+    from forebay.jobs.user_code.fingerprint import describe
+
+    listing = list_inputs(manifest)
+    assert listing.in_place is not None, "it is large"
+    total = done // BLOCK * BLOCK
+    bodies = [_block(METADATA) for _ in range(min(total // BLOCK, 4096))]
+    with Ledger.open(Path(folder, ".forebay")) as ledger:
+        ledger.enrol(iter(()), listing.columns, True, ahead=0, in_place=listing.in_place)
+        ledger.set_meta("work", describe(count).to_json())
+        ledger.set_meta("trial", "no")
+        for first in range(0, total // BLOCK, 1024):
+            with ledger._database.transaction() as db:
+                blocks = range(first, min(first + 1024, total // BLOCK))
+                db.executemany(
+                    "INSERT INTO blocks VALUES(?, ?)",
+                    ((block, bodies[block % len(bodies)]) for block in blocks),
+                )
+                write_counts(db, Counts(total, total, 0))
+    print(total)
+
+
+def _block(metadata: str) -> bytes:
+    from forebay.jobs.ledger.done_blocks import BLOCK
+
+    hashes = [base64.b64encode(os.urandom(8))[:11].decode() for _ in range(BLOCK)]
+    seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]
+    columns: list[list[Any]] = [[""], hashes, [""], [1], seconds, ["[]"], [metadata]]
+    whole = [each if len(each) == BLOCK else each * BLOCK for each in columns]
+    return zlib.compress(json.dumps(whole, separators=(",", ":")).encode(), 1)
+
+
+if __name__ == "__main__":
+    fill(sys.argv[1], sys.argv[2], int(sys.argv[3]))
