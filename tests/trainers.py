@@ -139,6 +139,7 @@ class Trainers:
         ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
         if not ready:
             self.kill_all()
+            self._process.stdout.readline()  # how it ended, or the next script would be told that
             raise AssertionError("a script did not come to its end")
         return str(self._process.stdout.readline().decode().strip())
 

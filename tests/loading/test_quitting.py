@@ -163,3 +163,25 @@ def test_ctrl_c_ends_a_script_that_waits_for_a_batch(script, options, whom, tmp_
     assert (code, out) == (-signal.SIGINT, "")
     assert err.count("Traceback") == 1
     assert err.endswith("KeyboardInterrupt\n")
+
+
+@every_mode
+def test_ctrl_c_that_does_not_interrupt_the_wait_ends_it_in_seconds(script, options, tmp_path):
+    """As one that arrives just before the wait; here another thread is sent it."""
+    Gate(tmp_path)
+    code, out, err = script(
+        f"""
+        gate = Gate(Path(sys.argv[1]))
+
+        def interrupt():
+            gate.wait_reached()
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        for batch in forebay.DataLoader(Gated(50, 9, gate), batch_size=2, {options}):
+            pass
+        """,
+        tmp_path,
+    ).end()
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.endswith("KeyboardInterrupt\n")

@@ -51,8 +51,9 @@ from forebay.observe.event_log import (
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
 COLLECT_S = 0.003
-# The longest single wait: the system's own limit is 24 days.
-LONGEST_WAIT_S = 3600.0
+# The longest single wait. A signal that arrives just before a wait does not interrupt it: Python
+# has looked for signals already. Without a limit, Ctrl-C would be ignored until the next event.
+LONGEST_WAIT_S = 1.0
 
 
 class NewTask(NamedTuple):
@@ -148,9 +149,8 @@ class Engine:
             if self._alarm is not None:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
-            if timeout is not None:
-                timeout = min(timeout, LONGEST_WAIT_S)
-            if collect_s and self._flow.is_relaxed and (timeout is None or timeout > collect_s):
+            timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
+            if collect_s and self._flow.is_relaxed and timeout > collect_s:
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
             for event in events:

@@ -120,7 +120,7 @@ class BackgroundDriver:
                 if left is not None and left <= 0:
                     return
                 self._waits = True
-                self._arrived.wait(None if left is None else min(left, LONGEST_WAIT_S))
+                self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
                 self._waits = False
 
     def look(self, seconds: float) -> None:
