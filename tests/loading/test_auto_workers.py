@@ -16,15 +16,17 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import forebay
 from forebay import AutoWorkers, Buffer, DataLoader, OptionError
+from forebay.loading import auto_workers
+from known_load import know_load
 
-# Only against hanging: a change takes about two seconds on an idle machine.
+# Only against hanging.
 DEADLINE_S = 150.0
 
 
 class Waiting(Dataset):
     """Samples that take a while without using the processor, and draw."""
 
-    def __init__(self, length=120, seconds=0.04):
+    def __init__(self, length=120, seconds=0.002):
         self.length, self.seconds = length, seconds
 
     def __len__(self):
@@ -40,14 +42,13 @@ def without_pids(batches):
     return [(index.tolist(), drawn.tolist()) for index, drawn, _ in batches]
 
 
-def iterate_until(loader, is_done, step_s=0.0):
+def iterate_until(loader, is_done):
     """Iterate, epoch after epoch, until something is true; return all batches."""
     batches, deadline = [], time.monotonic() + DEADLINE_S
     while not is_done():
         assert time.monotonic() < deadline, loader.statistics()
         for batch in loader:
             batches.append(batch)
-            time.sleep(step_s)
     return batches
 
 
@@ -60,8 +61,9 @@ def iterate_until(loader, is_done, step_s=0.0):
         pytest.param({"world_size": 2, "rank": 1}, id="rank", marks=pytest.mark.slow),
     ],
 )
-def test_it_grows_while_training_waits_and_no_batch_changes(arguments):
+def test_it_grows_while_training_waits_and_no_batch_changes(arguments, monkeypatch):
     """Workers that wait for their storage: as many as are allowed, and the batches of one."""
+    know_load(monkeypatch, auto_workers, step_s=0.001, batch_s=0.04)
     usual = {"batch_size": 4, "shuffle": True, "seed": 3}
     with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual, **arguments) as loader:
         found = iterate_until(loader, lambda: loader.statistics().num_workers == 6)
@@ -75,16 +77,26 @@ def test_it_grows_while_training_waits_and_no_batch_changes(arguments):
     assert without_pids(found) == without_pids(expected)
 
 
-def test_it_shrinks_where_fewer_are_enough():
+def test_it_shrinks_where_fewer_are_enough(monkeypatch):
     """A trainer that takes its time: one worker makes what it needs."""
-    with DataLoader(Waiting(8, 0.001), num_workers="auto", buffer=Buffer(max_batches=4)) as loader:
-        iterate_until(loader, lambda: loader.statistics().num_workers == 1, step_s=0.05)
+    know_load(monkeypatch, auto_workers, step_s=0.05, batch_s=0.001)
+    with DataLoader(Waiting(8), num_workers="auto", buffer=Buffer(max_batches=4)) as loader:
+        iterate_until(loader, lambda: loader.statistics().num_workers == 1)
         assert "enough" in loader.statistics().decisions[-1]
 
 
+@pytest.mark.thorough
+def test_it_grows_with_what_it_measures():
+    """Without a known load: on an idle machine, samples that take 40 ms."""
+    with DataLoader(Waiting(seconds=0.04), 4, num_workers=AutoWorkers(max=6)) as loader:
+        iterate_until(loader, lambda: loader.statistics().num_workers == 6)
+        assert "training waits" in loader.statistics().decisions[0]
+
+
 @pytest.mark.slow
-def test_workers_that_die_while_it_grows_cost_no_batch():
+def test_workers_that_die_while_it_grows_cost_no_batch(monkeypatch):
     """Each is replaced, and its batch made again, whatever the number is."""
+    know_load(monkeypatch, auto_workers, step_s=0.001, batch_s=0.04)
     usual = {"batch_size": 4, "seed": 3, "buffer": Buffer(max_batches=8)}
     found, killed, deadline = [], 0, time.monotonic() + DEADLINE_S
     with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual) as loader:
@@ -102,8 +114,9 @@ def test_workers_that_die_while_it_grows_cost_no_batch():
     assert without_pids(found) == without_pids(expected)
 
 
-def test_decisions_are_logged(caplog):
+def test_decisions_are_logged(caplog, monkeypatch):
     """Each as a line for the logger "forebay"."""
+    know_load(monkeypatch, auto_workers, step_s=0.001, batch_s=0.04)
     with (
         caplog.at_level(logging.INFO, "forebay"),
         DataLoader(Waiting(), 4, num_workers=AutoWorkers(max=4), buffer="1MB") as loader,

@@ -15,13 +15,14 @@ import forebay
 from forebay import AutoWorkers, run_tuning
 from forebay.cli import cli
 from forebay.loading import auto_workers
+from known_load import know_load
 
 INPUTS = 200
 
 
 def wait_and_copy(source, out):
     """Wait, as for a network, and copy."""
-    time.sleep(0.05)
+    time.sleep(0.005)
     out.file(source.name).write_bytes(source.read_bytes())
     return {"bytes": source.stat().st_size}
 
@@ -33,7 +34,7 @@ class Remote:
         return INPUTS
 
     def __getitem__(self, index):
-        time.sleep(0.04)
+        time.sleep(0.004)
         return torch.full((2,), float(index))
 
 
@@ -42,16 +43,12 @@ def total(batch):
     return batch.sum(1)
 
 
-@pytest.fixture(autouse=True)
-def one_core(monkeypatch):
-    """Start with one worker on any machine."""
-    monkeypatch.setattr(run_tuning, "usable_cores", lambda: 1)
-    monkeypatch.setattr(auto_workers, "usable_cores", lambda: 1)
-
-
 @pytest.mark.parametrize("backend", ["process", pytest.param("thread", marks=pytest.mark.slow)])
-def test_a_function_that_waits_gets_as_many_workers_as_allowed(tmp_path, caplog, backend):
+def test_a_function_that_waits_gets_as_many_workers_as_allowed(
+    tmp_path, caplog, monkeypatch, backend
+):
     """In one decision, which the report and the log have; the table is that of any number."""
+    know_load(monkeypatch, run_tuning, step_s=None, batch_s=0.05)
     inputs = make_inputs(tmp_path / "in", INPUTS, lines=1)
     usual = {"progress": False, "backend": backend}
     with caplog.at_level(logging.INFO, "forebay"):
@@ -59,15 +56,16 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(tmp_path, caplog,
             wait_and_copy, inputs, tmp_path / "out", num_workers=AutoWorkers(max=6), **usual
         )
     assert report.done == INPUTS
-    assert "there are 6 workers instead of 1" in report.decisions[0]
+    assert "there are 6 workers instead of 2" in report.decisions[0]
     assert f"num_workers=6: {report.decisions[0]}" in caplog.messages
     fixed = forebay.preprocess(wait_and_copy, inputs, tmp_path / "fixed", num_workers=6, **usual)
     assert fixed.decisions == ()
     assert report.metadata.equals(fixed.metadata)
 
 
-def test_predict_gets_as_many_workers_as_its_model_needs(tmp_path):
+def test_predict_gets_as_many_workers_as_its_model_needs(tmp_path, monkeypatch):
     """A model that is faster than what it waits for."""
+    know_load(monkeypatch, auto_workers, step_s=0.001, batch_s=0.04)
     report = forebay.predict(
         total,
         Remote(),
