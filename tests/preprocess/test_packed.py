@@ -496,7 +496,7 @@ def test_an_abandoned_thread_writes_to_no_published_shard(tmp_path, inputs):
             gone.set()
 
     report = run(
-        work, inputs, tmp_path / "out", backend="thread", num_workers=1, timeout=0.5, retries=0
+        work, inputs, tmp_path / "out", backend="thread", num_workers=1, timeout=3.0, retries=0
     )
     assert (report.done, report.failed) == (5, 1)
     expected = {k: (inputs / f"{k}.txt").read_bytes() for k in "01345"}

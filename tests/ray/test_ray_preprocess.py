@@ -233,13 +233,13 @@ def test_a_hang_is_killed_and_its_stack_recorded(tmp_path):
     """The others are done."""
     inputs = make_inputs(tmp_path / "in", 10)
     (inputs / "0003.txt").write_text("hang, deaf")
-    report = run(meet_fault, inputs, tmp_path / "out", timeout=1.0, retries=0)
+    report = run(meet_fault, inputs, tmp_path / "out", timeout=3.0, retries=0)
     assert report.done == 9
     (failure,) = report.failures
     assert Path(failure.source).name == "0003.txt"
     assert "in hang" in failure.traceback
     with pytest.raises(SampleTimeoutError, match=r"0003\.txt"):
-        run(meet_fault, inputs, tmp_path / "out", timeout=1.0, on_error="raise")
+        run(meet_fault, inputs, tmp_path / "out", timeout=3.0, on_error="raise")
 
 
 # ---- the command line ---------------------------------------------------------------------------
