@@ -164,6 +164,11 @@ class Engine:
         return outcomes
 
     @property
+    def num_workers(self) -> int:
+        """The present limit of workers; `resize` and a cluster that grows change it."""
+        return self._flow.limits.num_workers
+
+    @property
     def running(self) -> int:
         """The number of tasks that workers hold."""
         return self._flow.counts[State.RUNNING]
