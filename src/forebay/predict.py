@@ -80,8 +80,8 @@ def predict(
             in every worker, which then makes whole parts.
         data: A map-style Dataset; a DataLoader, whose dataset, batch size, collate function,
             workers and backend are used, but not the order; or a table: a file (.parquet, .csv,
-            .jsonl), the folder that preprocess wrote one to, a DataFrame of pandas or polars, a
-            `pyarrow.Table`, or, together with `load`, a list of dicts.
+            .jsonl), the folder that preprocess wrote one to, the fsspec URL of either, a DataFrame
+            of pandas or polars, a `pyarrow.Table`, or, together with `load`, a list of dicts.
         output: A folder, created if missing, or the fsspec URL of one.
         batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
             runs out of memory.
