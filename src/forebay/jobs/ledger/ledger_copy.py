@@ -25,7 +25,7 @@ from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.outputs.store import Store
-from forebay.waiting import join, wait_until
+from forebay.waiting import LONGEST_WAIT_S, join, wait_until
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
 RUN = f"{PRIVATE}/run.json"
@@ -249,8 +249,12 @@ class LedgerCopy:
             self._wake.clear()
             if self._closing:
                 return
-            with self._sending, suppress(OutputError):
-                self._send("running")
+            if self._sending.acquire(timeout=LONGEST_WAIT_S):  # Ctrl-C may leave it locked
+                try:
+                    with suppress(OutputError):
+                        self._send("running")
+                finally:
+                    self._sending.release()
 
     def _busy(self, holder: Holder) -> BusyError:
         return BusyError(
