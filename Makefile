@@ -1,6 +1,5 @@
-# make demo | demo-ray | quick | test | check | docs | bench | bench-ray | bench-gpu: each works alone
-# on a fresh machine with Python 3.11 or newer and make. PYTHON names the interpreter: make test
-# PYTHON=python3.13.
+# Each target works alone on a fresh machine with Python 3.11 or newer and make; `make` lists them.
+# PYTHON names the interpreter: make test PYTHON=python3.13.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -72,7 +71,7 @@ quick: $(DEV) ## Run the first case of each test that is not slow: less than a m
 test: $(DEV) ## Run all tests but the long ones.
 	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
 
-test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's class, more kills and ranks.
+test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own DataLoader, more kills.
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 

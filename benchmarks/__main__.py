@@ -1,11 +1,22 @@
 """Measure forebay beside its peers: `python -m benchmarks [--quick] [--json FILE] [TABLE ...]`.
 
-Without a table's name, all but those on a Ray cluster, `ray`, those that need 20 GiB of memory and
-half an hour, `large`, the long ones on an idle machine, `diagnose`, half an hour, `auto`, 30
-minutes, and what tracing costs, `tracing`, those on a GPU, `gpu`, and those of very many inputs,
-`ten-million` and `hundred-million`, which need 4 GB of disk. `tiny`, `life`, `cpu`, `crash` and
-`million` are of preprocess, `loading`, `large`, `diagnose`, `auto`, `tracing` and `gpu` are the
-DataLoader's, and `cached` and `predicted` are what they say.
+Without a name, these tables are measured:
+
+    tiny life cpu crash million     preprocess
+    loading                         the DataLoader
+    cached predicted                cache, predict
+
+These are measured only when they are named:
+
+    diagnose                        an idle machine, half an hour: why training waits
+    auto                            an idle machine, half an hour: num_workers="auto"
+    tracing                         an idle machine, two minutes: what the loader's record costs
+    large                           20 GiB of memory, half an hour: the DataLoader
+    gpu                             batches on a GPU; without one, with device="cpu"
+    ten-million hundred-million     4 GB of disk: preprocess
+    ray                             a Ray cluster, on this machine
+
+A first word stands for all tables that begin with it: loading-big, loading-single and so on.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -69,7 +80,11 @@ SOURCES, QUICK_SOURCES = 20_000, 5_000
 
 def main() -> None:
     """Print the tables that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there, too")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
+from forebay.jobs.packed import reader as packed_reader
 from forebay.testing.leaks import no_leaks
 from trainers import Trainers
 
@@ -82,6 +83,13 @@ def memory():
     """Return the memory file system, empty before and after."""
     with empty_memory() as system:
         yield system
+
+
+@pytest.fixture
+def readers_closed():
+    """Close what `open_output` keeps open in this thread for the next output of the same folder."""
+    yield
+    packed_reader._local.__dict__.clear()
 
 
 @pytest.fixture(scope="session")

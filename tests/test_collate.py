@@ -6,9 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,19 +19,9 @@ from documents import program
 from forebay.collate import Padded, as_list, by_field, default, pad
 from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
 from forebay.engine.memory.slab import Slab
+from labelled import Labelled, Record
 
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
-
-
-class Named(NamedTuple):
-    image: Any
-    label: Any
-
-
-@dataclass
-class Record:
-    image: Any
-    label: Any
 
 
 def broken(values):
@@ -48,7 +36,7 @@ def broken(values):
     [
         lambda image, label: {"image": image, "label": label},
         lambda image, label: OrderedDict(label=label, image=image),
-        Named,
+        Labelled,
         Record,
     ],
     ids=["dict", "OrderedDict", "NamedTuple", "dataclass"],
@@ -82,7 +70,9 @@ def test_rules_are_nested_as_fields_are():
     assert batch["left eye"][1].values.tolist() == [[1, 0], [2, 3]]
 
 
-@pytest.mark.parametrize("sample", [{"image": 1, "label": 2}, Named(1, 2), Record(1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sample", [{"image": 1, "label": 2}, Labelled(1, 2), Record(1, 2)], ids=str
+)
 def test_a_rule_for_no_field_is_an_error_that_names_those_there_are(sample):
     """A misspelt name must not collate by default in silence."""
     with pytest.raises(forebay.OptionError, match=r"'imgae', but .* fields 'image', 'label'"):
@@ -123,7 +113,12 @@ def test_what_a_users_rule_raises_names_the_field():
             "field x[1] is a tensor of shape (2, 3); in 3 others it is a tensor of shape (2, 2)",
             "collate_fn=by_field(x=by_field({1: pad()})) to pad",
         ),
-        (Named(ones(1), None), Named(ones(1), 2), "field label is None; in 3 others", "as_list"),
+        (
+            Labelled(ones(1), None),
+            Labelled(ones(1), 2),
+            "field label is None; in 3 others",
+            "as_list",
+        ),
         ({"a": 1, "n": [1]}, {"a": 0.5, "n": [1, 2]}, "field n is a list of 1; in 3", "n=pad()"),
         (None, ones(2), "it is None; in 3 others it is a tensor of shape (2,)", "=as_list"),
     ],
@@ -181,7 +176,7 @@ class Pieces(Dataset):
 
     def __getitem__(self, index):
         size = 1 + index * 5 % 12
-        return Named(torch.full((size, 40 * size), float(index)), [index] * size)
+        return Labelled(torch.full((size, 40 * size), float(index)), [index] * size)
 
 
 RULE = by_field(image=pad(0.5, lengths=True), label=as_list)
@@ -198,7 +193,7 @@ def test_batches_are_those_of_one_process(options):
     expected = [RULE([Pieces()[k] for k in range(at, at + 4)]) for at in (0, 4, 8)]
     got = list(forebay.DataLoader(Pieces(), 4, num_workers=2, collate_fn=RULE, **options))
     for one, other in zip(got, expected, strict=True):
-        assert type(one) is Named
+        assert type(one) is Labelled
         assert type(one.image) is Padded
         assert all(map(torch.equal, one.image, other.image))
         assert one.label == other.label

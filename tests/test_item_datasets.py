@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,49 @@ def test_rows_are_typed_and_know_where_outputs_are(tmp_path, suffix, by_folder):
         {"destination": "/abs/2.pt", "n": 2},
     ]
     assert forebay.from_table(source, name_and_number)[1] == ("2.pt", 2)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_table_may_be_at_a_url(folder, tmp_path, memory, form):
+    """Or the folder that it was written to; its outputs are opened from there."""
+    inputs = sorted(folder.glob("b/*"))
+    for output in (tmp_path / "local", "memory://bucket/out"):
+        forebay.preprocess(copy, inputs, output, num_workers=0, metadata=form, progress=False)
+    expected = list(forebay.from_table(tmp_path / "local"))
+    for url in ("memory://bucket/out", f"memory://bucket/out/metadata.{form}"):
+        rows = list(forebay.from_table(url))
+        assert [row["source"] for row in rows] == [row["source"] for row in expected]
+        for row, path in zip(rows, inputs, strict=True):
+            assert row["destination"] == f"memory://bucket/out/copied/{path.name}"
+            with forebay.open_output(row["destination"]) as file:
+                assert file.read() == path.read_bytes()
+
+
+def test_a_table_may_be_in_an_archive(tmp_path):
+    """Its outputs are not: a relative destination stays as it is."""
+    with zipfile.ZipFile(tmp_path / "tables.zip", "w") as archive:
+        archive.writestr("t.csv", "destination,n\np/1.pt,1\n")
+    dataset = forebay.from_table(f"zip://t.csv::{tmp_path / 'tables.zip'}")
+    assert list(dataset) == [ROWS[0]]
+
+
+def test_what_is_not_a_table_at_a_url_is_an_error_that_names_it(memory):
+    """Also where a table is damaged, with the line; `from_folder` names the way for a URL."""
+    memory.pipe("/b/torn.csv", b"a,b\n1\n")
+    memory.pipe("/b/text.txt", b"a")
+    errors = {
+        "memory://b/torn.csv": "memory://b/torn.csv, line 2: 1 field where the header has 2",
+        "memory://b/text.txt": "'memory://b/text.txt' is not a table",
+        "memory://b/gone.csv": "memory://b/gone.csv: no such file or folder",
+        "memory://b": "the folder 'memory://b' holds no metadata table",
+        "nosuch://b/t.csv": "nosuch://b/t.csv: it cannot be reached",
+    }
+    for url, message in errors.items():
+        with pytest.raises(forebay.InputError) as caught:
+            forebay.from_table(url)
+        assert str(caught.value).startswith(message)
+    with pytest.raises(forebay.InputError, match="pass their URLs to from_ids"):
+        forebay.from_folder("memory://b", text_of)
 
 
 def test_the_folder_of_a_table_in_memory_is_named(tmp_path):

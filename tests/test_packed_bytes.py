@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.dataset
@@ -21,19 +19,9 @@ from forebay.collate import PackedBytes, by_field, packed
 from forebay.engine.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
 from forebay.engine.memory.slab import Slab
 from forebay.testing.fake_device import FakeDevice
+from labelled import Labelled, Record
 
 FILES = [b"\xff\xd8 one \xff\xd9", b"", b"\0" * 300, bytes(range(256)), b"x"]
-
-
-class Labelled(NamedTuple):
-    image: Any
-    label: Any
-
-
-@dataclass
-class Record:
-    image: Any
-    label: Any
 
 
 def contents(batch):

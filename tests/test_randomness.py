@@ -582,6 +582,24 @@ def test_a_thread_that_waits_for_a_block_only_waited():
     assert len(calls) == 1
 
 
+def test_a_block_that_is_interrupted_before_it_begins_keeps_no_thread_out():
+    """Ctrl-C while the block waits for a call that hangs; other calls go on beside that one."""
+    turns, trainer = ThreadTurns(), threading.get_ident()
+    hanging = Hanging(turns)
+
+    def interrupt():
+        while not randomness._turns.is_taken_by(trainer):
+            time.sleep(0.001)
+        signal.pthread_kill(trainer, signal.SIGINT)
+
+    interrupting = started(interrupt)
+    with pytest.raises(KeyboardInterrupt), generators_locked():
+        pytest.fail("the block began")
+    interrupting.join(PATIENCE_S)
+    run_in_pairs(turns)
+    hanging.end()
+
+
 @pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_process_that_is_forked_meanwhile_can_use_the_generators(is_alone):

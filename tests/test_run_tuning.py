@@ -72,6 +72,21 @@ def test_inputs_that_wait_get_more_workers_at_once(tuning):
     assert tuning.mean_workers(1000.0) == 6
 
 
+def test_what_is_published_is_the_present_state():
+    """A new number of workers, and what ended before a publication was due; no state twice."""
+    published, trace = [], RunTrace()
+    at = trace.began_at
+    trace.publication.begin(lambda record: published.append((record.done, record.num_workers)), at)
+    trace.num_workers = 4
+    trace.publish(at)
+    trace.num_workers = 2
+    trace.publish(at + 0.5)
+    assert published == [(0, 4)]
+    trace.publish(at + 1.5)
+    trace.publish(at + 9.0)
+    assert published == [(0, 4), (0, 2)]
+
+
 def test_a_cluster_has_as_many_as_there_is_room_for():
     """As without a number; a limit of the user's stays one."""
     assert workers_of_run("auto", "ray") is None

@@ -144,7 +144,7 @@ def predict_command(model: str, data: str, output: str, restart: bool, **setting
 
     MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
     FILE.py:DATASET, or a table (.csv, .jsonl, .parquet; or the folder that preprocess wrote one
-    to), whose rows --load makes samples of.
+    to; or the URL of either), whose rows --load makes samples of.
 
     The same command again continues where it stopped; samples that failed are left to `retry`.
     """
@@ -154,7 +154,7 @@ def predict_command(model: str, data: str, output: str, restart: bool, **setting
 def _predict(
     model: str, data: str, output: str, *, load: str | None, quiet: bool, **settings: Any
 ) -> int:
-    is_table = os.path.exists(data) or data.endswith(SUFFIXES)
+    is_table = os.path.exists(data) or data.endswith(SUFFIXES) or "://" in data
     report = predict(
         load_work(model),
         data if is_table else load_work(data),

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from forebay.errors import InputError, OptionError, shortened
 from forebay.jobs.inputs.listing import list_folder, tables_in
 from forebay.jobs.inputs.memory_tables import is_table
+from forebay.jobs.inputs.remote_files import folder_of
 from forebay.jobs.inputs.row_paths import located, path_in
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_memory_table, read_table
 from forebay.observe.notebook_html import summary
@@ -135,6 +136,11 @@ def from_folder(
             f"pattern={pattern!r} must be a relative path of names, such as '**/*.wav'\n"
             "  Name a folder above as `folder`."
         )
+    if "://" in os.fspath(folder):
+        raise InputError(
+            f"from_folder: {os.fspath(folder)!r} is a URL, and from_folder lists a local folder\n"
+            "  List the files with fsspec and pass their URLs to from_ids; load is called with one."
+        )
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
@@ -169,7 +175,8 @@ def from_table(
     columns are passed unchanged.
 
     Args:
-        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; a
+        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; the
+            fsspec URL of either, from which a `destination` is a URL (see `open_output`); a
             DataFrame of pandas or polars; a `pyarrow.Table`; or a list of dicts. A column of a CSV
             file is bool, int or float if all its cells can be read as such. Row labels of pandas
             are left out; `reset_index()` makes them a column.
@@ -191,9 +198,13 @@ def from_table(
                 f"is {os.fspath(table)!r}\n  Leave folder out: a table in a file is in its own "
                 "folder."
             )
-        path = find_table(table).absolute()
-        start, name = str(path.parent), f"from_table: {path}"
-        table = read_table(path)
+        path = find_table(table)
+        if "://" in path:
+            start = folder_of(path)
+        else:
+            path = os.path.abspath(path)
+            start = os.path.dirname(path)
+        name, table = f"from_table: {path}", read_table(path)
     elif is_table(table):
         name = f"from_table: the {type(table).__name__}"
         table, start = read_memory_table(table, folder)

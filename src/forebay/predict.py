@@ -80,8 +80,8 @@ def predict(
             in every worker, which then makes whole parts.
         data: A map-style Dataset; a DataLoader, whose dataset, batch size, collate function,
             workers and backend are used, but not the order; or a table: a file (.parquet, .csv,
-            .jsonl), the folder that preprocess wrote one to, a DataFrame of pandas or polars, a
-            `pyarrow.Table`, or, together with `load`, a list of dicts.
+            .jsonl), the folder that preprocess wrote one to, the fsspec URL of either, a DataFrame
+            of pandas or polars, a `pyarrow.Table`, or, together with `load`, a list of dicts.
         output: A folder, created if missing, or the fsspec URL of one.
         batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
             runs out of memory.
@@ -127,20 +127,20 @@ def predict(
     from forebay.predicting.prediction_report import PredictionReport
 
     began = time.monotonic()
-    makes, trace = is_factory(model), Trace()
+    has_factory, trace = is_factory(model), Trace()
     given: Any = device
     place = device_of(given)
     wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, part_size)
     table = table_of(data, load, folder)
     reader = reader_of(data, load, table, wanted)
-    _check_workers(reader, makes)
-    if not (makes and cluster_of(reader.backend)):
+    _check_workers(reader, has_factory)
+    if not (has_factory and cluster_of(reader.backend)):
         check_device(place)
     options = PreprocessOptions(
-        num_workers=reader.num_workers if makes else 0,
-        backend=reader.backend if makes else "process",
-        timeout=reader.timeout * reader.batches_in_part or None if makes else None,
-        retries=1 if makes else 0,
+        num_workers=reader.num_workers if has_factory else 0,
+        backend=reader.backend if has_factory else "process",
+        timeout=reader.timeout * reader.batches_in_part or None if has_factory else None,
+        retries=1 if has_factory else 0,
         on_error="raise",
         resume=resume,
         version=version,
@@ -157,7 +157,7 @@ def predict(
                 reader,
                 table,
                 given if isinstance(given, Device) else place,
-                makes=makes,
+                has_factory=has_factory,
                 retry_failed=retry_failed,
                 trace=trace,
             )
@@ -185,7 +185,7 @@ def _process_parts(
     table: Table | None,
     device: torch.device | Device | None,
     *,
-    makes: bool,
+    has_factory: bool,
     retry_failed: bool,
     trace: Trace,
 ) -> tuple[int, Diagnosis]:
@@ -214,20 +214,22 @@ def _process_parts(
         return before.samples, reader.diagnosis(trace)
     resumed = before.samples - sum(_range(each)["count"] for each in again)
     label, visible = label_of(_VERB, session.output), session.options.progress
-    progress = SampleProgress(reader.samples, resumed, visible, size, label, by_batch=not makes)
+    progress = SampleProgress(
+        reader.samples, resumed, visible, size, label, by_batch=not has_factory
+    )
     work = PartWork(
         reader,
         model,
-        makes=makes,
+        has_factory=has_factory,
         device=device,
         table=None if table is None else table.rows,
         known=before.columns,
-        parts=None if makes else [_range(each)["first"] // size for each in todo],
-        advance=None if makes else progress.advance,
-        trace=None if makes else trace,
+        parts=None if has_factory else [_range(each)["first"] // size for each in todo],
+        advance=None if has_factory else progress.advance,
+        trace=None if has_factory else trace,
     )
     try:
-        if makes:
+        if has_factory:
             session.start_workers("rows", doing=work)
             report = session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
             return resumed, report.diagnosis
@@ -240,18 +242,18 @@ def _process_parts(
     return resumed, reader.diagnosis(trace)
 
 
-def _check_workers(reader: RangeReader, makes: bool) -> None:
+def _check_workers(reader: RangeReader, has_factory: bool) -> None:
     """Refuse settings of workers that contradict each other.
 
     Raises:
         OptionError: They do.
     """
-    if makes and reader.backend == "thread":
+    if has_factory and reader.backend == "thread":
         raise OptionError(
             "backend='thread' is not possible with a factory: every worker makes its own model\n"
             "  Nothing was started. Use backend='process', or pass the model itself."
         )
-    if makes and isinstance(reader.num_workers, AutoWorkers):
+    if has_factory and isinstance(reader.num_workers, AutoWorkers):
         raise OptionError(
             "num_workers='auto' is not possible with a factory: every worker holds a model, and "
             "more of them could exhaust the memory\n  Nothing was started. Set num_workers to a "
@@ -262,7 +264,7 @@ def _check_workers(reader: RangeReader, makes: bool) -> None:
             f"timeout={reader.timeout:g} needs a worker that can be killed, and num_workers=0 has "
             "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out."
         )
-    if not makes and reader.num_workers is None and cluster_of(reader.backend) is not None:
+    if not has_factory and reader.num_workers is None and cluster_of(reader.backend) is not None:
         raise OptionError(
             "backend='ray' with a model in this process needs a number of workers for its batches"
             "\n  Nothing was started. Set num_workers=, or pass a factory: a model for each worker."

@@ -20,6 +20,7 @@ from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray, workers_of_run
+from forebay.sample_names import names_of
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -59,8 +60,9 @@ def preprocess(
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
     is the metadata, in any JSON-serializable form. The table's `source` is
     `dataset.source_of(i)`, the path or ID of a sample, if the Dataset has this method, as those of
-    `from_folder`, `from_table` and `from_ids` do; otherwise it is the index. A sample is processed
-    again if its name changes, or the file of that name.
+    `from_folder`, `from_table` and `from_ids` do, also within a `Subset`, a `ConcatDataset` or a
+    mixture; otherwise it is the index. A sample is processed again if its name changes, or the file
+    of that name.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again, and a changed input is processed again, its old outputs removed.
@@ -272,8 +274,7 @@ def listing_for(
             )
         if save is not None:
             _check_save(save)
-        source_of = getattr(work, "source_of", None)
-        return indices(len(work), source_of if callable(source_of) else None)
+        return indices(len(work), names_of(work))
     if save is not None:
         raise OptionError(
             "save= writes the samples of a Dataset, and the work is of type "

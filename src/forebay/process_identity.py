@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+from forebay.proc_files import read_proc
+
 
 def kernel() -> str:
     """Return the running kernel and its namespace of process ids; "" where that is not known."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        boot = read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
@@ -17,9 +19,8 @@ def kernel() -> str:
 def state_and_start(pid: int) -> tuple[str, str]:
     """Return a process's state and when it started; both "" where that cannot be seen."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may itself hold brackets and spaces.
-            fields = file.read().rpartition(b")")[2].decode().split()
+        # The name in brackets may itself hold brackets and spaces.
+        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
     except OSError:
         return "", ""
     return fields[0], fields[19]

@@ -25,6 +25,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+from forebay.waiting import wait_until
+
 _T = TypeVar("_T")
 # The states of `random`, numpy and torch; None for a library that is not loaded.
 States = tuple[Any, Any, Any]
@@ -135,7 +137,7 @@ class _Turns:
             The states before the first of the threads side by side; None if refused.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._alone is None or is_refused())
+            self._wait_for(lambda: self._alone is None or is_refused())
             if is_refused():
                 return None
             if not self._together and not self.is_dirty:
@@ -150,13 +152,21 @@ class _Turns:
             while self._alone != thread:  # again, if another thread was faster
                 # The thread that is next waits for those in _together, so they must not wait for
                 # it.
-                self._changed.wait_for(
+                self._wait_for(
                     lambda: self._alone is None or (thread in self._together and not self._depth)
                 )
                 self._alone = thread
-                self._changed.wait_for(
-                    lambda: self._alone != thread or thread in self._together or not self._together
-                )
+                try:
+                    self._wait_for(
+                        lambda: (
+                            self._alone != thread or thread in self._together or not self._together
+                        )
+                    )
+                except BaseException:  # Ctrl-C: no thread may wait for this one
+                    if self._alone == thread:
+                        self._alone = None
+                        self._changed.notify_all()
+                    raise
             self._depth += 1
 
     def lend(self, thread: int) -> Callable[[], None]:
@@ -176,7 +186,7 @@ class _Turns:
                 if is_alone:
                     self._depth = depth
                 if is_beside:
-                    self._changed.wait_for(lambda: self._alone in (None, thread))
+                    self._wait_for(lambda: self._alone in (None, thread))
                     self._together.add(thread)
 
         return take_back
@@ -193,6 +203,9 @@ class _Turns:
     def set_back(self, thread: int) -> None:
         """Record that a thread sets the generators to an earlier state."""
         self.disturbed |= self._beside - {thread}
+
+    def _wait_for(self, is_true: Callable[[], bool]) -> None:
+        wait_until(lambda seconds: self._changed.wait_for(is_true, seconds))
 
     def is_taken_by(self, thread: int) -> bool:
         return self._alone == thread

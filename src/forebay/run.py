@@ -131,6 +131,8 @@ def run(
     began, cpu_before = time.monotonic(), _processor_time(options)
     try:
         while not engine.finished or commits.waiting:
+            progress.trace.num_workers = engine.num_workers if options.workers else 0
+            progress.trace.publish(time.monotonic())
             outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             others = commits.add(outcomes, progress.trace.took)
             if len(others) < len(outcomes):
@@ -228,6 +230,7 @@ def run_here(
     try:
         for each in todo:
             began = time.monotonic()
+            progress.trace.publish(began)
             try:
                 answer = job.run(Assignment(each.ordinal, 1, each[1:]))
             except Refusal as refusal:

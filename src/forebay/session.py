@@ -267,8 +267,8 @@ class Session:
         return before
 
     def _show(self, progress: Progress) -> None:
-        self._progress, count = progress, self.options.workers and self._num_workers
-        self._closing.callback(LiveRun(self._verb, self.output, progress, count).remove)
+        self._progress = progress
+        self._closing.callback(LiveRun(self._verb, self.output, progress).remove)
 
     def details(self) -> dict[str, Any]:
         """Return what the report shows besides its counts; empty if nothing was left to be done."""

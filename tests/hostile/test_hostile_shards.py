@@ -13,7 +13,8 @@ from doctored import contents, doctor
 
 import forebay
 from forebay.errors import ForebayError, InputError, LedgerError
-from forebay.jobs.packed.reader import close_readers
+
+pytestmark = pytest.mark.usefixtures("readers_closed")
 
 
 def pack(source, out):
@@ -23,13 +24,6 @@ def pack(source, out):
 
 def run(inputs, output, **options):
     return forebay.preprocess(pack, inputs, output, num_workers=0, progress=False, **options)
-
-
-@pytest.fixture(autouse=True)
-def _close_readers():
-    """Close what `open_output` keeps open."""
-    yield
-    close_readers()
 
 
 @pytest.fixture

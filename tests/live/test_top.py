@@ -47,13 +47,10 @@ TRAINER = """
                 pass
 """
 
-# It shows itself at each event: after the last one, nothing comes for as long as input 2 takes.
+# After the first inputs, within a second, nothing ends for as long as input 2 takes.
 RUN = """
     import sys, time
     import forebay
-    from forebay.observe import publication
-
-    publication.PUBLISH_S = 0.0
 
     def work(source, out):
         while source.stem == "2":
@@ -65,6 +62,24 @@ RUN = """
         forebay.preprocess(
             work, sys.argv[1], sys.argv[2], num_workers=2, retries=0, progress=False
         )
+"""
+
+# One worker begins, and there are more once the gate is open and inputs are waited for.
+AUTO_RUN = """
+    import os, sys, time
+    import forebay
+    from forebay import run_tuning
+
+    run_tuning.usable_cores = lambda: 1
+
+    def work(source, out):
+        while not os.path.exists(sys.argv[1] + ".gate"):
+            time.sleep(0.01)
+        time.sleep(0.1)
+
+    if __name__ == "__main__":
+        workers = forebay.AutoWorkers(max=3)
+        forebay.preprocess(work, sys.argv[1], sys.argv[2], num_workers=workers, progress=False)
 """
 
 
@@ -164,6 +179,19 @@ def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
         assert other.returncode == 1
         assert "holds no ledger" in other.stderr
     assert "3 of 5 inputs done, 1 failed, 1 to do" in top(output).stdout
+
+
+@pytest.mark.slow
+def test_a_run_shows_the_present_number_of_workers(running, tmp_path) -> None:
+    """Of `num_workers="auto"`: the first, and the one after a decision."""
+    inputs, output = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
+    for number in range(1000):
+        (inputs / f"{number}.txt").touch()
+    with running(AUTO_RUN, inputs, output):
+        until(lambda: [view.num_workers for view in live_views()] == [1])
+        (tmp_path / "in.gate").touch()
+        until(lambda: [view.num_workers for view in live_views()] == [3])
 
 
 @pytest.mark.slow

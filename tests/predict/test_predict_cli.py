@@ -36,12 +36,13 @@ def test_a_dataset_by_name(tmp_path):
 
 
 def test_a_table_and_its_function(tmp_path):
-    """A table's rows go through --load; the model may be a class."""
+    """A table's rows go through --load; the model may be a class. A URL is a table, too."""
     table = tmp_path / "rows.csv"
     table.write_text("start_s\n1\n2\n")
-    done = predict("Half", table, tmp_path / "out", "--load", f"{MODELS}:sample_of")
-    assert done.return_value == 0, done.exception
-    assert pq.read_table(tmp_path / "out")["prediction"].to_pylist() == [2.0, 4.0]
+    for data, output in ((table, tmp_path / "out"), (table.as_uri(), tmp_path / "from-url")):
+        done = predict("Half", data, output, "--load", f"{MODELS}:sample_of")
+        assert done.return_value == 0, done.exception
+        assert pq.read_table(output)["prediction"].to_pylist() == [2.0, 4.0]
 
 
 @pytest.mark.slow

@@ -17,15 +17,9 @@ from packing import members, opened, pack_lines, pack_unless_bad, shards
 
 import forebay
 from forebay.errors import FailuresError, InputError, OptionError, OutputError
-from forebay.jobs.packed.reader import close_readers
 from forebay.preprocess import retry
 
-
-@pytest.fixture(autouse=True)
-def _close_readers():
-    """Close what `open_output` keeps open."""
-    yield
-    close_readers()
+pytestmark = pytest.mark.usefixtures("readers_closed")
 
 
 @pytest.fixture

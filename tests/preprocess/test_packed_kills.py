@@ -16,19 +16,13 @@ from driving import await_no_processes, call, finish, make_inputs, start, table,
 from packing import members, opened
 
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.packed.reader import close_readers
 from forebay.jobs.packed.shards import intact_members
 
 INPUTS = 120
 PACKING = Path(__file__).with_name("packing.py")
 CRASHES = Path(__file__).with_name("crash_points.py")
 
-
-@pytest.fixture(autouse=True)
-def _close_readers():
-    """Close what `open_output` keeps open."""
-    yield
-    close_readers()
+pytestmark = pytest.mark.usefixtures("readers_closed")
 
 
 def pack(inputs, output):

@@ -434,6 +434,20 @@ def test_a_copy_goes_up_while_the_run_goes_on(memory, tmp_path, monkeypatch):
         assert other.get_meta("said") == "in time"
 
 
+def test_the_last_copy_is_sent_though_ctrl_c_left_the_lock_locked(memory, tmp_path):
+    """The thread that sends copies ends, and the run says that it has ended."""
+    store = Store(OUT)
+    with Ledger.open(tmp_path / "work") as ledger:
+        copies = LedgerCopy(store, tmp_path)
+        copies.join(ledger, "test")
+        copies._sending.acquire()  # as Ctrl-C between this and what follows leaves it
+        copies._wake.set()
+        while copies._wake.is_set():
+            time.sleep(0.001)
+        copies.leave(ledger)
+    assert read_run(store).state == "ended"
+
+
 def test_a_torn_copy_changes_nothing(tmp_path):
     """A ledger that is not whole is refused, and the one at work stays as it was."""
     with Ledger.open(tmp_path / "work") as ledger:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from driving import WORKS, call, make_inputs
+from torch.utils import data
 from works import Letters, letters, save_letter
 
 import forebay
@@ -136,6 +138,23 @@ def test_the_source_of_a_row_is_the_path_that_it_names(folder, tmp_path):
     assert [dataset.source_of(index) for index in (0, 1, 2, -3)] == ["0", "p", "f", "0"]
     with pytest.raises(IndexError):
         dataset.source_of(3)
+
+
+def test_a_part_of_a_dataset_has_its_names(tmp_path):
+    """As does a concatenation; the samples of a part without names have their index."""
+    letters, digits = forebay.from_ids(["a", "b", "c"], str), forebay.from_ids([7, 8, 9], str)
+    subset = data.Subset(letters, np.array([2, 0]))
+    unnamed = data.Subset(data.StackDataset([1, 2]), [1])
+    mixture = forebay.mix({"odd": (digits, 0.5), "subset": (data.Subset(subset, [1, 1]), 0.5)})
+    wrapped = {
+        data.ConcatDataset([subset, unnamed, digits]): ["c", "a", "2", "7", "8", "9"],
+        mixture: ["7", "8", "9", "a", "a"],
+        unnamed: [0],
+    }
+    for place, (dataset, names) in enumerate(wrapped.items()):
+        report = forebay.preprocess(dataset, output=tmp_path / str(place), save=name, **QUIET)
+        assert report.metadata["source"].to_pylist() == names
+        assert report.metadata["name"].to_pylist() == [str(each) for each in names]
 
 
 @pytest.mark.parametrize("save", [None, name])

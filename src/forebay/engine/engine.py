@@ -47,13 +47,11 @@ from forebay.observe.event_log import (
     log_worker_killed,
     log_worker_replaced,
 )
+from forebay.waiting import LONGEST_WAIT_S
 
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
 COLLECT_S = 0.003
-# The longest single wait. A signal that arrives just before a wait does not interrupt it: Python
-# has looked for signals already. Without a limit, Ctrl-C would be ignored until the next event.
-LONGEST_WAIT_S = 1.0
 
 
 class NewTask(NamedTuple):
@@ -162,6 +160,11 @@ class Engine:
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    @property
+    def num_workers(self) -> int:
+        """The present limit of workers; `resize` and a cluster that grows change it."""
+        return self._flow.limits.num_workers
 
     @property
     def running(self) -> int:

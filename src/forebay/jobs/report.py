@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.failures import Failure
-from forebay.jobs.inputs.download import fetched
 from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.notebook_html import summary
 from forebay.reports.run_report import save
@@ -53,10 +52,7 @@ class Report:
         """The metadata table, read again at each access: one row per output, in input order."""
         from forebay.jobs.table.metadata_table import read_table
 
-        if isinstance(self.metadata_path, Path):
-            return read_table(self.metadata_path)
-        with fetched(self.metadata_path) as path:
-            return read_table(path)
+        return read_table(self.metadata_path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a self-contained HTML file: throughput, durations, failures.

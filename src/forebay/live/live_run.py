@@ -14,24 +14,21 @@ from forebay.observe.run_trace import RunTrace
 
 
 class LiveRun:
-    """Publishes a run, while its trace records something.
+    """Publishes a run, when its trace says so.
 
     Args:
         verb: The entry point.
         output: The folder, or its URL.
         progress: How far the run is.
-        num_workers: Its workers; 0 if it works in this process.
     """
 
-    def __init__(self, verb: str, output: str, progress: Progress, num_workers: int) -> None:
+    def __init__(self, verb: str, output: str, progress: Progress) -> None:
         self._page = LivePage()
         self._verb, self._progress = verb, progress
         self._output = output if "://" in output else os.path.abspath(output)
-        self._num_workers = num_workers
         self._began = time.time()
         self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
         progress.trace.publication.begin(self, 0.0)
-        progress.trace.ended(0, 0)  # show it now: the first input may take long
 
     def __call__(self, trace: RunTrace) -> None:
         """Write the present state of the run; never raises."""
@@ -49,7 +46,7 @@ class LiveRun:
                 "at": time.time(),
                 "began": self._began,
                 "rate": (ended - before) / (now - began) if now > began else 0.0,
-                "num_workers": self._num_workers,
+                "num_workers": trace.num_workers,
                 "restarts": 0,
                 "unit": progress.unit,
                 "done": progress.done,

@@ -244,7 +244,7 @@ class ProcessJob(BatchJob):
         spec: How they are made.
         slab: Memory for the batches; another process attaches to it by its descriptor.
         keeps_tasks: See `Job`.
-        meets: Called with each class in a batch.
+        on_class: Called with each class in a batch.
     """
 
     where = "in DataLoader worker process {}"
@@ -255,11 +255,11 @@ class ProcessJob(BatchJob):
         slab: Slab,
         *,
         keeps_tasks: bool = False,
-        meets: Callable[[type], None] | None = None,
+        on_class: Callable[[type], None] | None = None,
     ) -> None:
         super().__init__(spec, keeps_tasks=keeps_tasks)
         self._slab = slab
-        self._meets = meets
+        self._on_class = on_class
         self._packer: Packer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class ProcessJob(BatchJob):
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
         torch_internals.become_worker(worker_id, spec.num_workers, seed, spec.dataset)
-        self._packer = Packer(self._slab, self._meets)
+        self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
         super().open(incarnation, worker_id)
 
@@ -306,8 +306,8 @@ class ProcessJob(BatchJob):
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it again, as torch does."""
-        if self._meets is not None:
-            self._meets(type(error))
+        if self._on_class is not None:
+            self._on_class(type(error))
         cut_own_frames(error)
         wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))
         return BatchError(wrapped, self._notes(request, index))

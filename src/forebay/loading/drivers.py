@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from forebay.engine.engine import COLLECT_S, LONGEST_WAIT_S, Engine
+from forebay.engine.engine import COLLECT_S, Engine
 from forebay.engine.events import Outcome
 from forebay.engine.pools.base import Pool
+from forebay.waiting import LONGEST_WAIT_S
 
 Outcomes = Callable[[Sequence[Outcome]], None]
 
@@ -109,7 +110,7 @@ class BackgroundDriver:
             done.set()
 
         self.call(call)
-        while not done.wait(1.0) and not self._is_over:
+        while not done.wait(LONGEST_WAIT_S) and not self._is_over:
             pass
 
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:

@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 from forebay.engine.events import Event, TaskFinished
-from forebay.engine.memory.packing import land
+from forebay.engine.memory.packing import copy_into_slab
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.ray.node_checks import NodeCheck
@@ -62,7 +62,7 @@ def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
         return event._replace(result=result.opened())
     if not isinstance(result, BatchResult) or result.is_empty:
         return event
-    packed, slot = land(result.batch, slab)
+    packed, slot = copy_into_slab(result.batch, slab)
     if slot is not None:
         earlier = slots.pop(event.task, None)
         if earlier is not None:  # an earlier attempt, assumed lost, arrived first

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from forebay.proc_files import read_proc
+
 
 class ProcessTimes:
     """Sums over processes that come and go.
@@ -37,13 +39,11 @@ def _times(pid: int) -> tuple[float, float] | None:
     Documentation/scheduler/sched-stats.rst: the second field of schedstat, in nanoseconds.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name may contain anything
+        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # of any name
         cpu_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None
     try:
-        with open(f"/proc/{pid}/schedstat", "rb") as file:
-            return cpu_s, int(file.read().split()[1]) * 1e-9
+        return cpu_s, int(read_proc(f"/proc/{pid}/schedstat").split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):
         return cpu_s, 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from forebay.proc_files import read_proc
 
 
 def queued_s() -> float:
@@ -12,11 +12,6 @@ def queued_s() -> float:
     /proc/<pid>/schedstat is the time spent waiting on a run queue, in nanoseconds.
     """
     try:
-        # Not open(): Ctrl-C between it and its `with` would be reported as an unclosed file.
-        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(file, 128).split()[1]) * 1e-9
-        finally:
-            os.close(file)
+        return int(read_proc("/proc/thread-self/schedstat").split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):  # not Linux, or a kernel without it
         return 0.0

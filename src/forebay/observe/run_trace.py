@@ -52,6 +52,7 @@ class RunTrace:
         tasks: Tasks that succeeded or failed.
         busy_s: Seconds that workers spent on them.
         retries: Attempts that failed and were made again.
+        num_workers: Workers at present; 0 if the run works in this process.
         publication: Shows the trace to `forebay top`.
     """
 
@@ -62,8 +63,10 @@ class RunTrace:
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
+        self.num_workers = 0
         self._slowest = Slowest[int]()
         self.publication = Publication()
+        self._published = (-1, -1, -1)
 
     @property
     def slowest(self) -> list[tuple[float, int]]:
@@ -90,5 +93,19 @@ class RunTrace:
         span = self.spans.at(now)
         span.done += done
         span.failed += failed
+        self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """Publish what changed since the last publication, if the next one is due.
+
+        The loop of the run calls it while nothing ends: otherwise what ended just after a
+        publication would not be seen until the next input ends.
+
+        Args:
+            now: On the clock of `began_at`.
+        """
         if now >= self.publication.due:
-            self.publication.renew(self, now)
+            state = (self.done, self.failed, self.num_workers)
+            if state != self._published:
+                self._published = state
+                self.publication.renew(self, now)

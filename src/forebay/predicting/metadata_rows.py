@@ -32,7 +32,7 @@ def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
     """Return a table whose columns can be stored beside the predictions.
 
     Args:
-        data: A table in memory; or the path of a table, or of its folder.
+        data: A table in memory; or the path or URL of a table, or of its folder.
         folder: Where the relative `destination` of a table in memory starts.
 
     Raises:

@@ -52,7 +52,7 @@ class PartWork:
     Args:
         reader: Reads the samples.
         model: The model, or its factory.
-        makes: Whether it is a factory, which is called once, in the worker.
+        has_factory: Whether the model is a factory, which is called once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
         known: The columns of the run, if a part is already done.
@@ -66,7 +66,7 @@ class PartWork:
         reader: RangeReader,
         model: Any,
         *,
-        makes: bool,
+        has_factory: bool,
         device: torch.device | Device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
@@ -76,7 +76,8 @@ class PartWork:
     ) -> None:
         # A worker with its own model loads its batches itself.
         inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
-        self._reader, self._made_by, self._makes = inline if makes else reader, model, makes
+        self._reader = inline if has_factory else reader
+        self._made_by, self._has_factory = model, has_factory
         self._device, self._table, self._known = device, table, known
         self._parts, self._advance, self._trace = parts, advance, trace
         self._model: Model | None = None
@@ -121,15 +122,17 @@ class PartWork:
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for the samples of a part."""
         if self._model is None:
-            if self._makes:
+            if self._has_factory:
                 # A forked process must not use torch's thread pool, and there is a worker per core.
                 torch.set_num_threads(1)
-            self._model = Model(self._made_by() if self._makes else self._made_by, self._device)
+            self._model = Model(
+                self._made_by() if self._has_factory else self._made_by, self._device
+            )
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
         if self._reading is None or self._parts is None:
             # A worker with its own model makes its batches itself, one after the other.
-            to = None if self._makes else self._model.copies_to
+            to = None if self._has_factory else self._model.copies_to
             reader = replace(self._reader, device=to)
             self._reading = reader.read(self._parts or [part], self._trace)
         while count:

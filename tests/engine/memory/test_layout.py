@@ -111,8 +111,8 @@ def test_slots_of_an_outdated_capacity_are_told_and_never_go_out_again():
     space = Space(WIDE)
     idle, away = space.take(), space.take()
     space.give_back(idle)
-    assert space.saw(1000) == [idle]
-    assert space.saw(999) == []
+    assert space.record_size(1000) == [idle]
+    assert space.record_size(999) == []
     assert not space.give_back(away)
     assert space.out == 0
     assert space.take().capacity == LEAST_CAPACITY
@@ -124,7 +124,7 @@ def test_ranges_of_outdated_slots_are_cut_anew():
     slots = [space.take() for _ in range(LEAST_SLOTS)]
     assert {slot.capacity for slot in slots} == {1 << 20}
     assert space.take() is None
-    space.saw(1)
+    space.record_size(1)
     assert space.take() is None
     space.give_back(slots[3])
     small = [space.take() for _ in range(16)]
@@ -137,10 +137,10 @@ def test_ranges_of_outdated_slots_are_cut_anew():
 def test_small_pieces_are_one_again_when_all_slots_are_back():
     """Outgrown slots leave pieces that are of no use, but not for ever."""
     space = Space(1 << 20)
-    space.saw(1)
+    space.record_size(1)
     slots = [space.take() for _ in range(16)]
     assert space.take() is None
-    space.saw(1 << 18)
+    space.record_size(1 << 18)
     for slot in slots:
         assert space.take() is None
         space.give_back(slot)
@@ -159,7 +159,7 @@ def test_a_slot_that_is_not_out_is_refused():
 def test_the_coldest_idle_slots_are_let_go_first():
     """What is kept is counted by the largest batch seen."""
     space = Space(WIDE)
-    space.saw(1000)
+    space.record_size(1000)
     slots = [space.take() for _ in range(5)]
     for slot in slots:
         space.give_back(slot)
@@ -202,7 +202,7 @@ class SpaceMachine(RuleBasedStateMachine):
     @rule(nbytes=st.integers(0, 1 << 24))
     def see(self, nbytes):
         before = self.space.capacity
-        dropped = self.space.saw(nbytes)
+        dropped = self.space.record_size(nbytes)
         assert dropped == ([] if self.space.capacity == before else self.idle)
         if dropped:
             self.idle = []

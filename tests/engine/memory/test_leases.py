@@ -28,7 +28,7 @@ def test_memory_of_outdated_slots_goes_back_to_the_system(slab):
     slab.give_back(idle)
     assert slab.out == 1
     assert blocks(slab) == 2 * LEAST_CAPACITY // 512
-    slab.saw(1000)
+    slab.record_size(1000)
     assert blocks(slab) == LEAST_CAPACITY // 512
     slab.give_back(away)
     assert slab.out == 0
@@ -37,7 +37,7 @@ def test_memory_of_outdated_slots_goes_back_to_the_system(slab):
 
 def test_a_retired_slab_keeps_only_what_is_leased(slab):
     """Idle memory goes back to the system at once, that of a lease when it ends."""
-    slab.saw(LEAST_CAPACITY // 4)
+    slab.record_size(LEAST_CAPACITY // 4)
     idle, away = slab.take(), slab.take()
     for slot in (idle, away):
         slab.view(slot)[:1] = b"x"

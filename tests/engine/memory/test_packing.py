@@ -421,7 +421,7 @@ def test_a_large_batch_holds_its_slot_until_its_last_tensor_is_gone(slab, packer
 
 def test_what_does_not_fit_in_the_slot_travels_beside_it(slab, packer):
     """A batch that outgrew its slot is late, not lost, and can be written to; later slots fit."""
-    slab.saw(1)
+    slab.record_size(1)
     batch = [f32(10_000), f32(10_000), np.zeros(10_000), Buffered(bytearray(50_000)), f32(2)]
     packed, back = send(slab, packer, batch, "slot")
     assert [length for _, length in packed.buffers] == [40_000, 8]
@@ -567,7 +567,7 @@ def test_arrays_and_nested_samples_are_collated_into_the_slot_too(slab, collatin
 
 def test_a_full_slot_is_no_obstacle(slab, collating):
     """Collation goes on in the worker's own memory."""
-    slab.saw(1)
+    slab.record_size(1)
     samples = [f32(100_000), f32(100_000)]
     slot = slab.take()
     packed, _ = pack_collated(collating, slot, samples)

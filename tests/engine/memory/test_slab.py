@@ -215,7 +215,7 @@ def test_a_full_disk_refuses_and_gets_back_what_it_had_given(small_disk):
 def test_a_refusal_does_not_touch_the_next_slot(small_disk):
     """Only what is left of the slot itself is punched out."""
     with slab_in(small_disk) as slab:
-        slab.saw(LEAST_CAPACITY // 4)
+        slab.record_size(LEAST_CAPACITY // 4)
         slots = sorted((slab.take(), slab.take()))
         assert slots[0].offset + slots[0].capacity == slots[1].offset
         slab.view(slots[1])[:1] = b"x"

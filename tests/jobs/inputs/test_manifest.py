@@ -207,7 +207,7 @@ def test_a_name_that_is_not_utf8_is_refused_and_shown_escaped(folder):
 # ---- URLs --------------------------------------------------------------------------------------
 
 
-def test_a_url_is_a_folder_a_glob_a_file_or_a_manifest(memory):
+def test_a_url_is_a_folder_a_glob_a_file_or_a_manifest(memory, tmp_path):
     """Sources are whole URLs, sorted, hidden ones left out."""
     for name in ("/d/b.wav", "/d/s/a.wav", "/d/.h/x.wav"):
         memory.pipe(name, b"12")
@@ -218,6 +218,9 @@ def test_a_url_is_a_folder_a_glob_a_file_or_a_manifest(memory):
     manifest = list_inputs("memory://m.csv")
     assert list(manifest) == [Input("a.wav", '{"path":"a.wav","n":"1"}', "")]
     assert manifest.description == "manifest memory://m.csv"
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        archive.writestr("m.csv", "path,n\na.wav,1\n")
+    assert list(list_inputs(f"zip://m.csv::{tmp_path / 'm.zip'}")) == list(manifest)
     for bad in ("memory://gone", "memory://d/*.mp3"):
         assert refused(bad).startswith(bad + ": no ")
 

@@ -40,11 +40,11 @@ class BatchPickler(pickle.Pickler):
     """Pickles a batch, and copies its buffers into a slot.
 
     Args:
-        meets: Called with each class before it is pickled by its name.
+        on_class: Called with each class before it is pickled by its name.
     """
 
-    def __init__(self, meets: Callable[[type], None] | None = None) -> None:
-        self._meets = meets
+    def __init__(self, on_class: Callable[[type], None] | None = None) -> None:
+        self._on_class = on_class
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=5, buffer_callback=self._buffer)
         self._buffers: list[tuple[int, int]] = []
@@ -91,8 +91,8 @@ class BatchPickler(pickle.Pickler):
         if kind is TypedStorage:
             # torch would write a whole file in its own format into the pickle.
             return torch_internals.typed, (torch_internals.untyped(obj), obj.dtype)
-        if self._meets is not None and isinstance(obj, type):
-            self._meets(obj)
+        if self._on_class is not None and isinstance(obj, type):
+            self._on_class(obj)
         return NotImplemented
 
     def _strided(self, tensor: torch.Tensor, code: int) -> Any:

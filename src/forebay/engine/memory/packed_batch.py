@@ -49,7 +49,7 @@ class PackedBatch(NamedTuple):
         Returns:
             The slot that `memory_of` needs, if any.
         """
-        slab.saw(self.nbytes)
+        slab.record_size(self.nbytes)
         if self.body is None:
             return slot
         if slot is not None and not self.kept:

@@ -60,7 +60,7 @@ def unpack(packed: PackedBatch, view: memoryview) -> Any:
     return pickle.loads(packed.in_band, buffers=buffers)  # noqa: S301 - from our own worker
 
 
-def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
+def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
     """Copy a packed batch from another machine into this machine's slab.
 
     Args:
@@ -73,7 +73,7 @@ def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
     body = packed.body
     if not isinstance(body, np.ndarray):
         return packed, None
-    slab.saw(body.nbytes)
+    slab.record_size(body.nbytes)
     slot = slab.take()
     if slot is not None and body.nbytes <= slot.capacity:
         refused = slab.reserve(slot, 0, body.nbytes) if slab.is_bounded else None
@@ -89,10 +89,10 @@ def land(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
 class Packer:
     """Packs one batch after another, in a worker."""
 
-    def __init__(self, slab: Slab, meets: Callable[[type], None] | None = None) -> None:
-        """Pack into slots of this slab; `meets` is called with each class in a batch."""
+    def __init__(self, slab: Slab, on_class: Callable[[type], None] | None = None) -> None:
+        """Pack into slots of this slab; `on_class` is called with each class in a batch."""
         self._slab = slab
-        self._pickler = BatchPickler(meets)
+        self._pickler = BatchPickler(on_class)
         self._alive: weakref.ref[Any] | None = None
         self._used, self._thread = 0, 0
         # Whether user code drops its references to the batches that it returns.

@@ -142,9 +142,9 @@ class Slab:
         """Bytes of the largest batch seen; -1 before the first."""
         return -1 if self._space.largest is None else self._space.largest
 
-    def saw(self, nbytes: int) -> None:
+    def record_size(self, nbytes: int) -> None:
         """Record a batch's size: slots are sized for the largest."""
-        for slot in self._space.saw(nbytes):
+        for slot in self._space.record_size(nbytes):
             self.free(slot)
 
     def give_back(self, slot: Slot) -> None:

@@ -124,7 +124,7 @@ class Space:
         self._room.append(Slot(self.extents * self._extent, self._extent))
         self.extents += 1
 
-    def saw(self, nbytes: int) -> list[Slot]:
+    def record_size(self, nbytes: int) -> list[Slot]:
         """Record a batch's size.
 
         Returns:

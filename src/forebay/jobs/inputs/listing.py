@@ -18,11 +18,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from forebay.errors import InputError, OptionError
 from forebay.jobs.inputs.manifest import SUFFIXES, Manifest, open_manifest
 from forebay.jobs.inputs.memory_tables import is_table, memory_manifest
+from forebay.jobs.inputs.remote_files import (
+    absent,
+    file_system,
+    folder_of,
+    open_url,
+    unreachable,
+)
 from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.records import Input, RowsInPlace
 from forebay.jobs.outputs.output_names import PRIVATE
@@ -238,7 +245,7 @@ def _list_glob(name: str, shown: str) -> Listing:
 
 def _list_url(url: str) -> Listing:
     shown = url if url.isprintable() else ascii(url)
-    system, path = _file_system(url)
+    system, path = file_system(url)
     try:
         # fsspec caches folders as long as the process lives, and would not see later changes.
         system.invalidate_cache()
@@ -250,8 +257,8 @@ def _list_url(url: str) -> Listing:
             found = system.glob(path, detail=True)
         else:
             if not is_folder and path.lower().endswith(SUFFIXES):
-                folder = None if "::" in url else url.rpartition("/")[0]
-                return _rows_of(open_manifest(url, lambda: _open_url(url), None), folder)
+                manifest = open_manifest(url, lambda: open_url(url), None)
+                return _rows_of(manifest, folder_of(url))
             if not is_folder:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             found = system.find(path, detail=True)
@@ -264,9 +271,9 @@ def _list_url(url: str) -> Listing:
     except InputError:
         raise
     except FileNotFoundError as error:
-        raise InputError(f"{shown}: no such file or folder\n  Check the URL.") from error
+        raise absent(url) from error
     except Exception as error:
-        raise _unreachable(shown, error) from error
+        raise unreachable(url, error) from error
     inputs = tuple(
         Input(_storable(_full_url(system, name, url)), None, _remote_identity(info))
         for name, info in sorted(found.items())
@@ -358,7 +365,7 @@ def _is_absent(error: Exception) -> bool:
 
 
 def _url_identity(url: str, fresh: set[Any]) -> str:
-    system, path = _file_system(url)
+    system, path = file_system(url)
     if system not in fresh:
         system.invalidate_cache()
         fresh.add(system)
@@ -384,21 +391,6 @@ def _remote_identity(info: Mapping[str, Any]) -> str:
     return ":".join(str(part) for part in parts if part not in (None, ""))
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    try:
-        system, path = url_to_fs(url)
-    except Exception as error:
-        raise _unreachable(url, error) from error
-    return system, path
-
-
-def _open_url(url: str) -> BinaryIO:
-    system, path = _file_system(url)
-    return cast("BinaryIO", system.open(path, "rb"))
-
-
 def _full_url(system: Any, name: str, url: str) -> str:
     """Return the URL of a file found under `url`, in a chain such as zip://*.wav::s3://b/a.zip."""
     first, chained, rest = url.partition("::")
@@ -406,11 +398,6 @@ def _full_url(system: Any, name: str, url: str) -> str:
     if not chained:
         return full
     return f"{full}::{rest}" if "://" in first else f"{first}::{full}"
-
-
-def _unreachable(url: str, error: Exception) -> InputError:
-    advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
-    return InputError(f"{ascii(url)[1:-1]}: it cannot be reached: {error}\n  {advice}")
 
 
 def _path_text(path: object, what: str) -> str:

@@ -130,7 +130,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         InputError: It cannot be read, or it has no columns or no rows.
     """
     shown = name if name.isprintable() else ascii(name)
-    suffix = os.path.splitext(name)[1].lower()
+    suffix = os.path.splitext(name.partition("::")[0])[1].lower()  # zip://a.csv::s3://b/c.zip
     read_columns = {".csv": _csv_columns, ".jsonl": _json_columns, ".parquet": _parquet_columns}
     read_rows = {".csv": _csv_rows, ".jsonl": _json_rows}.get(suffix)
 

@@ -25,6 +25,7 @@ from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.outputs.store import Store
+from forebay.waiting import LONGEST_WAIT_S, join, wait_until
 
 LEDGER = f"{PRIVATE}/ledger.sqlite"
 RUN = f"{PRIVATE}/run.json"
@@ -160,7 +161,9 @@ class LedgerCopy:
         self.check()
         if not now and (self._taken or time.monotonic() < self._due):
             return
-        if not self._sending.acquire(blocking=now):
+        if now:  # the copy before may be on its way, for as long as the network takes
+            wait_until(lambda seconds: self._sending.acquire(timeout=seconds))
+        elif not self._sending.acquire(blocking=False):
             return
         try:
             self._take(ledger)
@@ -187,7 +190,7 @@ class LedgerCopy:
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
         if self._successor is None:
             self._take(ledger)
             self._send("ended")
@@ -246,8 +249,12 @@ class LedgerCopy:
             self._wake.clear()
             if self._closing:
                 return
-            with self._sending, suppress(OutputError):
-                self._send("running")
+            if self._sending.acquire(timeout=LONGEST_WAIT_S):  # Ctrl-C may leave it locked
+                try:
+                    with suppress(OutputError):
+                        self._send("running")
+                finally:
+                    self._sending.release()
 
     def _busy(self, holder: Holder) -> BusyError:
         return BusyError(

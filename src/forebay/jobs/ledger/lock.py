@@ -29,6 +29,7 @@ from pathlib import Path
 from forebay.errors import BusyError, LedgerError
 from forebay.jobs.ledger.holder import Holder
 from forebay.observe.progress import note
+from forebay.waiting import join
 
 LOCK_NAME = "lock"
 
@@ -101,7 +102,7 @@ class FolderLock:
             return
         self._over.set()
         if self._renewing is not None:
-            self._renewing.join()
+            join(self._renewing)
         try:
             with suppress(FileNotFoundError):  # another run took the folder over
                 _write(self._record, _OVER, os.O_TRUNC)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
@@ -22,6 +22,7 @@ from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Done, FailedInput, OutputFile
 from forebay.jobs.outputs.output_places import OutputPlace
+from forebay.waiting import wait_until
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
@@ -141,6 +142,7 @@ class Commits:
         flushing, self._flushing = self._flushing, None
         try:
             if flushing is not None:  # it is None if no input wrote a file
+                wait_until(lambda seconds: wait([flushing], seconds).done)
                 flushing.result()
             if at_once and self._batch < len(self._done):
                 return self.go_on(at_once)  # there are more results since that flush began

@@ -136,11 +136,6 @@ def _reader(folder: str) -> _Reader | None:
     return reader
 
 
-def close_readers() -> None:
-    """Close what `open_output` has open in this thread; the next call opens it again."""
-    _local.__dict__.pop("readers", None)
-
-
 def _lost(member: PackedMember, reason: str) -> str:
     return (
         f"the packed output {member.name!r} cannot be read from shard "

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.arrow_arrays import array_of
 from forebay.errors import InputError
+from forebay.jobs.inputs.download import fetched
 from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
 from forebay.jobs.inputs.memory_tables import arrow_table, memory_manifest, start_of
+from forebay.jobs.inputs.remote_files import names_among
 from forebay.jobs.inputs.row_paths import DESTINATION
 from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
 
@@ -25,35 +27,41 @@ if TYPE_CHECKING:
 GROUP_ROWS = 65_536
 
 
-def find_table(table: str | os.PathLike[str]) -> Path:
-    """Return the path of a metadata table, given the path itself or its folder.
+def find_table(table: str | os.PathLike[str]) -> str:
+    """Return the path or URL of a metadata table, given that or its folder's.
 
     Raises:
         InputError: There is none.
     """
-    path = Path(table).expanduser()
-    if path.is_dir():
-        names = [f"metadata{suffix}" for suffix in SUFFIXES]
-        tables = [name for name in names if (path / name).is_file()]
+    name = os.path.expanduser(os.fspath(table))
+    names = [f"metadata{suffix}" for suffix in SUFFIXES]
+    if is_url := "://" in name:
+        tables = names_among(name, names)
+    else:
+        is_folder = os.path.isdir(name)
+        tables = [each for each in names if Path(name, each).is_file()] if is_folder else None
+    if tables is not None:
         if len(tables) != 1:
             raise InputError(
-                f"the folder {str(path)!r} holds {' and '.join(tables) or 'no metadata table'}\n"
+                f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
                 f"  An output folder of preprocess holds one of {', '.join(names)}. Name the table "
                 "itself."
             )
-        path /= tables[0]
-    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
-        what = "is not a table" if path.exists() else "does not exist"
+        return f"{name.rstrip('/')}/{tables[0]}" if is_url else os.path.join(name, tables[0])
+    if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
+        is_url or os.path.isfile(name)
+    ):
+        what = "is not a table" if is_url or os.path.exists(name) else "does not exist"
         raise InputError(
-            f"{str(path)!r} {what}\n"
+            f"{name!r} {what}\n"
             f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
             "wrote one to."
         )
-    return path
+    return name
 
 
-def read_table(path: Path) -> pyarrow.Table:
-    """Return a metadata table as pyarrow has it.
+def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
+    """Return a metadata table, given its path or URL, as pyarrow has it.
 
     A Parquet file has types. A JSONL file gives the same table as the Parquet file would have
     given. A CSV file holds strings alone: a column is bool, int64 or double if all its cells are
@@ -62,20 +70,29 @@ def read_table(path: Path) -> pyarrow.Table:
     Raises:
         InputError: There is no such file, or it is damaged.
     """
+    name = os.fspath(table)
+    if "://" not in name:
+        return _read(Path(name), name)
+    with fetched(name) as path:
+        return _read(path, name)
+
+
+def _read(path: Path, name: str) -> pyarrow.Table:
+    """Return the table in a file; `name` is the user's name for it."""
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
     if reader is None or not path.is_file():
         what = "is not a metadata table" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}: looked for a file ending in {sorted(readers)}")
+        raise InputError(f"{name} {what}: looked for a file ending in {sorted(readers)}")
     try:
         return reader(path)
     except Exception as error:  # pyarrow's errors have no common root
         if path.suffix.lower() != ".parquet":
             # Reading it as a manifest names the damaged line.
-            for _ in open_manifest(str(path), lambda: path.open("rb"), None):
+            for _ in open_manifest(name, lambda: path.open("rb"), None):
                 pass
         raise InputError(
-            f"{path} cannot be read: {error}\n  If it is truncated or has another format, write "
+            f"{name} cannot be read: {error}\n  If it is truncated or has another format, write "
             "it again."
         ) from error
 

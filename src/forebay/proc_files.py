@@ -1,0 +1,22 @@
+"""Read small files of /proc, also at times when Ctrl-C is likely to come."""
+
+from __future__ import annotations
+
+import os
+
+# More than any of the files that are read has.
+_MAX_BYTES = 4096
+
+
+def read_proc(path: str) -> bytes:
+    """Return the content of a file of /proc.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+    """
+    # Not open(): Ctrl-C between it and its `with` would be reported as an unclosed file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
