@@ -2,14 +2,14 @@
 
 A run over ten million rows with two real workers is one table. The other runs the driver alone,
 with workers that answer at once (`benchmarks/instant.py`), on a ledger in which 99 of 100 inputs
-are done: that ledger is written block by block, as runs write it, but without running.
+are done: that ledger is written block by block, as runs write it, but without running. Then that
+run is continued to its end, with the table of all inputs.
 
 As a program it writes such a ledger: `python -m benchmarks.many MANIFEST FOLDER DONE`.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -22,8 +22,6 @@ from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 
 LIMIT_S = 4 * 3600.0
-# Inputs that a continued run works on before it is interrupted.
-WORKED = 50_000
 
 
 def ten_million(ground: Ground, quick: bool) -> None:
@@ -47,21 +45,30 @@ def ten_million(ground: Ground, quick: bool) -> None:
 def hundred_million(ground: Ground, quick: bool) -> None:
     """Print the table of the driver alone."""
     inputs = 200_000 if quick else 100_000_000
-    manifest = _manifest(ground, inputs)
+    manifest, worked = _manifest(ground, inputs), inputs // 2000
     rows = []
-    for what, done in (("nothing done", 0), ("99 of 100 done", inputs // 100 * 99)):
-        folder = ground.fresh()
-        with Call("benchmarks.many", str(manifest), str(folder), str(done)) as call:
-            call.answer(LIMIT_S)
+    for what, done, stops in (
+        ("nothing done", 0, (worked,)),
+        ("99 of 100 done", inputs // 100 * 99, (worked,)),
+        ("99 of 100 done, to the end", inputs // 100 * 99, ()),
+    ):
+        if stops:
+            folder = ground.fresh()
+            with Call("benchmarks.many", str(manifest), str(folder), str(done)) as call:
+                call.answer(LIMIT_S)
         size = os.path.getsize(Path(folder, ".forebay", "ledger.sqlite"))
-        with Call("benchmarks.instant", str(manifest), str(folder), str(WORKED)) as call:
+        with Call("benchmarks.instant", str(manifest), str(folder), *map(str, stops)) as call:
             facts = json.loads(call.answer(LIMIT_S))
+        if not stops and facts["done"] != inputs:
+            raise RuntimeError(f"not all of {inputs:,} inputs: {facts}")
         each = f"{size / done:.1f}" if done else "-"
-        first = f"{facts['first_s']:.2f} s"
-        rows.append((what, first, f"{facts['peak_mib']:.0f} MiB", each))
+        first, whole = f"{facts['first_s']:.2f} s", f"{facts['seconds']:.0f} s"
+        table = "-" if stops else f"{facts['table_s']:.0f} s"
+        rows.append((what, first, whole, table, f"{facts['peak_mib']:.0f} MiB", each))
     print(f"{inputs:,} inputs, rows of a Parquet manifest; workers that answer at once")
-    show(("", "first input at work", "driver's peak", "bytes per done input"), rows)
-    print(f"Each call is interrupted after {WORKED:,} inputs.")
+    columns = ("", "first input at work", "call", "of it, table", "driver's peak")
+    show((*columns, "bytes per done input"), rows)
+    print(f"The first two calls are interrupted after {worked:,} inputs.")
 
 
 def _manifest(ground: Ground, inputs: int) -> Path:
@@ -85,11 +92,7 @@ def write_manifest(path: Path, inputs: int) -> None:
 
 
 def fill(manifest: str, folder: str, done: int) -> None:
-    """Write the ledger of a run over a manifest of which the first inputs are done.
-
-    Their rows' hashes are random, and repeat beyond 16 million: nothing reads them while
-    the manifest is the same, until the listing has been read to its end.
-    """
+    """Write the ledger of a run over a manifest of which the first inputs are done."""
     from benchmarks.instant import METADATA, count
     from forebay.jobs.inputs.listing import list_inputs
     from forebay.jobs.ledger.database import write_counts
@@ -101,7 +104,9 @@ def fill(manifest: str, folder: str, done: int) -> None:
     listing = list_inputs(manifest)
     assert listing.in_place is not None, "it is large"
     total = done // BLOCK * BLOCK
-    bodies = [_block(METADATA) for _ in range(min(total // BLOCK, 4096))]
+    first_row = next(iter(listing)).row
+    if first_row != _row(0):
+        raise RuntimeError(f"a row of a manifest is {first_row!r} now, not {_row(0)!r}")
     with Ledger.open(Path(folder, ".forebay")) as ledger:
         ledger.enrol(iter(()), listing.columns, True, ahead=0, in_place=listing.in_place)
         ledger.set_meta("work", describe(count).to_json())
@@ -111,16 +116,22 @@ def fill(manifest: str, folder: str, done: int) -> None:
                 blocks = range(first, min(first + 1024, total // BLOCK))
                 db.executemany(
                     "INSERT INTO blocks VALUES(?, ?)",
-                    ((block, bodies[block % len(bodies)]) for block in blocks),
+                    ((block, _block(block, METADATA)) for block in blocks),
                 )
                 write_counts(db, Counts(total, total, 0))
     print(total)
 
 
-def _block(metadata: str) -> bytes:
-    from forebay.jobs.ledger.done_blocks import BLOCK
+def _row(number: int) -> str:
+    """Return a row of the manifest as JSON."""
+    return f'{{"name":"{number}","label":{number}}}'
 
-    hashes = [base64.b64encode(os.urandom(8))[:11].decode() for _ in range(BLOCK)]
+
+def _block(block: int, metadata: str) -> bytes:
+    from forebay.jobs.ledger.done_blocks import BLOCK
+    from forebay.jobs.ledger.rows_in_place import row_hash
+
+    hashes = [row_hash(_row(number)) for number in range(block * BLOCK, (block + 1) * BLOCK)]
     seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]
     columns: list[list[Any]] = [[""], hashes, [""], [1], seconds, ["[]"], [metadata]]
     whole = [each if len(each) == BLOCK else each * BLOCK for each in columns]
