@@ -174,8 +174,14 @@ def listed_keys(query: Query) -> Iterator[list[str]]:
         with reading("a block of inputs"):
             source, row, *_ = _columns(body)
         yield [name if text is None else text for name, text in zip(source, row, strict=True)]
-    for page in _row_pages(query, "1"):
-        yield [each.source if each.row is None else each.row for each in page]
+    after = 0
+    while page := query(
+        "SELECT ordinal, coalesce(row, source) FROM inputs WHERE ordinal > ? "
+        "ORDER BY ordinal LIMIT ?",
+        (after, _PAGE),
+    ):
+        yield [key for _, key in page]
+        after = page[-1][0]
 
 
 def query_of(db: sqlite3.Connection) -> Query:

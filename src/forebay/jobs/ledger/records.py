@@ -31,6 +31,10 @@ class Input(NamedTuple):
         return self.source if self.row is None else self.row
 
 
+class LinkInput(Input):
+    """An input whose path is a symbolic link."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowsInPlace:
     """A listing that can be read from any of its inputs on, so the ledger need not copy them.
