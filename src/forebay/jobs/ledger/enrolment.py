@@ -238,14 +238,10 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, 
 
 def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
     """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
-
-    def pages() -> Iterator[Iterable[tuple[Any, ...]]]:
-        ordinals = count(known + 1)
-        while page := [*islice(listing, _PAGE)]:
-            columns = map(storables, zip(*page, strict=True))
-            yield zip(*columns, ordinals, strict=False)  # the ordinals have no end
-
-    return chain.from_iterable(pages())
+    ordinals = count(known + 1)
+    while page := [*islice(listing, _PAGE)]:
+        columns = map(storables, zip(*page, strict=True))
+        yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end
 
 
 def _count_after(db: sqlite3.Connection, ordinal: int) -> int:
