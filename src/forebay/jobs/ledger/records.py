@@ -125,12 +125,12 @@ class FailedInput(NamedTuple):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(NamedTuple):
     """A rename or a removal in the output folder that a commit requires; safe to do twice.
 
     With a `staged` path, that file is renamed to `name`, which must be free; without, `name` is
-    removed. A removal and a rename of the same name replace the file.
+    removed. A removal and a rename of the same name replace the file. A tuple, since there is one
+    for every file.
     """
 
     name: str
