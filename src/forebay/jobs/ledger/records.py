@@ -43,11 +43,13 @@ class RowsInPlace:
         name: Absolute path of the manifest.
         fingerprint: A string that changes with the manifest.
         start: Called with an ordinal, from 1; yields the inputs from that one on.
+        read: The same, without a look at the files that they name: they have no identity.
     """
 
     name: str
     fingerprint: str
     start: Callable[[int], Iterator[Input]]
+    read: Callable[[int], Iterator[Input]]
 
 
 class Todo(NamedTuple):
