@@ -68,7 +68,7 @@ from forebay.jobs.ledger.records import (
     Todo,
     Unpublished,
 )
-from forebay.jobs.ledger.result_columns import files_of, unpacked
+from forebay.jobs.ledger.result_columns import check_outputs, files_of, unpacked
 from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
 from forebay.options import TABLE_FORMATS
@@ -444,6 +444,8 @@ class Ledger:
         """Yield the done inputs in order; each call starts again."""
         placed = None if self._rows is None else PlacedInputs(self._rows)
         for each in listed_rows(self._database.rows, "state = 1"):
+            with reading("outputs"):
+                check_outputs(each.outputs)
             found = each if placed is None else placed.at(each.ordinal)
             yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
 
