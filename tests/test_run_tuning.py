@@ -61,7 +61,7 @@ def test_inputs_that_wait_get_more_workers_at_once(tuning):
     numbers, trace = [], RunTrace()
     for second in range(3):
         for task in range(10):
-            trace.took(task, 0.1)
+            trace.took([(task, 0.1)])
         tuning.look(second * EVERY_S * 1.01, trace, numbers.append)
     assert numbers == [6]
     assert list(tuning.decisions) == [

@@ -19,7 +19,7 @@ import os
 import textwrap
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import Any
 
@@ -46,7 +46,7 @@ from forebay.observe.run_diagnosis import diagnose_run
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.reports.run_summary import run_details
-from forebay.run import run, run_here, workers_for
+from forebay.run import collecting_seldom, run, run_here, workers_for
 
 # How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
 AHEAD = 16_384
@@ -211,7 +211,7 @@ class Session:
         progress = progress or Progress(total, before.done, options.progress, label=label)
         budget = FailureBudget(options.max_failures, total, watch=not before.done)
         self._show(progress)
-        kept = generators_kept if options.workers == 0 else nullcontext
+        kept = generators_kept if options.workers == 0 else collecting_seldom
         with generators_restored() if options.backend == "thread" else kept():
             times = run(
                 self._pool,

@@ -153,7 +153,7 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one(monkeypatch) -> None:
     trace = RunTrace()
     for number in range(100_000):
         now[0] = number * 7.0
-        trace.took(number, 1.0 + number)
+        trace.took([(number, 1.0 + number)])
         trace.ended(1, number % 2)
     assert MAX_SPANS // 2 <= len(trace.spans) <= MAX_SPANS
     assert sum(span.done for span in trace.spans) == 100_000

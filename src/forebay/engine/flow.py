@@ -83,7 +83,7 @@ class _Task:
     seconds: float = 0.0
     result: Any = None
     failure: Failure | None = None
-    history: list[Move] = field(default_factory=list)
+    moved: Move | None = None  # how it came into its state
 
 
 @dataclass(slots=True)
@@ -144,10 +144,14 @@ class Flow:
     def handle(self, events: Sequence[Event], now: float) -> list[Command]:
         """Process events, all at time `now`, and return the commands to perform, in order."""
         commands: list[Command] = []
+        finished: list[TaskFinished] = []  # a series of them, which nearly all events are
         for event in events:
-            if type(event) is TaskFinished:  # nearly all are
-                self._on_finished(event, now, commands)
+            if type(event) is TaskFinished:
+                finished.append(event)
                 continue
+            if finished:
+                self._on_finished(finished, now, commands)
+                finished = []
             match event:
                 case TaskFailed():
                     self._on_failed(event, now, commands)
@@ -171,6 +175,8 @@ class Flow:
                         self.held_bytes -= self._tasks.pop(key).nbytes
                 case TasksForgotten():
                     self._on_forgotten(event.before, commands)
+        if finished:
+            self._on_finished(finished, now, commands)
         self._decide(now, commands)
         return commands
 
@@ -212,32 +218,34 @@ class Flow:
         self._order = deque(key for key in self._order if key >= before)
         self._deliver(commands)
 
-    def _on_finished(self, event: TaskFinished, now: float, commands: list[Command]) -> None:
-        key = event.task
-        task = self._answered(event.incarnation, key, event.attempt, now)
-        if task is None:
-            return
-        self._deaths_in_a_row = 0
-        old = self._estimate
-        self._estimate = event.seconds if old is None else old + 0.1 * (event.seconds - old)
-        nbytes = event.nbytes
-        if nbytes > self._largest:
-            self._largest = nbytes
-        if task.unwanted:
-            self._drop(key, commands)
-            return
-        task.nbytes = nbytes
-        self.held_bytes += nbytes
-        self._move(Move.FINISHED, key)
-        if not self._order and not self.limits.in_order:  # the usual case without an order
-            self._move(Move.DELIVERED, key)
-            commands.append(DeliverResult(key, task.attempt, event.seconds, nbytes, event.result))
-            return
-        task.seconds, task.result = event.seconds, event.result
-        if not self.limits.in_order:
-            self._order.append(key)
-        if self._order[0] == key:
-            self._deliver(commands)
+    def _on_finished(
+        self, events: Sequence[TaskFinished], now: float, commands: list[Command]
+    ) -> None:
+        in_order, delivered = self.limits.in_order, []
+        for incarnation, key, attempt, result, nbytes, seconds in events:
+            task = self._answered(incarnation, key, attempt, now)
+            if task is None:
+                continue
+            self._deaths_in_a_row = 0
+            old = self._estimate
+            self._estimate = seconds if old is None else old + 0.1 * (seconds - old)
+            if nbytes > self._largest:
+                self._largest = nbytes
+            if task.unwanted:
+                self._drop(key, commands)
+                continue
+            task.nbytes = nbytes
+            self.held_bytes += nbytes
+            if not in_order:  # nothing waits for another task
+                delivered.append(key)
+                commands.append(DeliverResult(key, attempt, seconds, nbytes, result))
+                continue
+            self._move(Move.FINISHED, key)
+            task.seconds, task.result = seconds, result
+            if self._order[0] == key:
+                self._deliver(commands)
+        self._move(Move.FINISHED, *delivered)
+        self._move(Move.DELIVERED, *delivered)
 
     def _on_failed(self, event: TaskFailed, now: float, commands: list[Command]) -> None:
         task = self._answered(event.incarnation, event.task, event.attempt, now)
@@ -431,17 +439,18 @@ class Flow:
         self._move(Move.DELIVERED, *delivered)
 
     def _move(self, move: Move, *keys: int) -> None:
+        tasks, counts, before, after = self._tasks, self.counts, None, None
         for key in keys:
-            task = self._tasks[key]
-            after = TRANSITIONS.get((task.state, move))
+            task = tasks[key]
+            if task.state is not before:  # the same for most of them
+                before = task.state
+                after = TRANSITIONS.get((before, move))
             if after is None:
-                history = " > ".join(past.name for past in task.history)
-                state = task.state.value
-                raise IllegalMoveError(f"task {key} is {state}, not to be {move}; {history}")
-            self.counts[task.state] -= 1
-            self.counts[after] += 1
-            task.state = after
-            task.history.append(move)
+                state = f"{task.state.value} by {task.moved}"
+                raise IllegalMoveError(f"task {key} is {state}, not to be {move}")
+            counts[task.state] -= 1
+            counts[after] += 1
+            task.state, task.moved = after, move
 
     # ---- decisions -----------------------------------------------------------------------------
 

@@ -70,15 +70,20 @@ class Spans(Generic[Span]):
 
 
 class Slowest(Generic[Entry]):
-    """The `KEPT_SLOWEST` entries that took longest."""
+    """The `KEPT_SLOWEST` entries that took longest.
+
+    Attributes:
+        least: The seconds that an entry has to exceed to be kept.
+    """
 
     def __init__(self) -> None:
+        self.least = -1.0
         self._heap: list[tuple[float, int, Entry]] = []  # the fastest of them first
         self._count = 0
 
     def add(self, seconds: float, entry: Entry) -> None:
         """Keep an entry if it is one of the slowest; of equally slow ones, the first."""
-        if len(self._heap) == KEPT_SLOWEST and seconds <= self._heap[0][0]:
+        if seconds <= self.least:
             return
         self._count += 1
         item = seconds, -self._count, entry  # entries may not be comparable
@@ -86,6 +91,8 @@ class Slowest(Generic[Entry]):
             heapq.heappush(self._heap, item)
         else:
             heapq.heapreplace(self._heap, item)
+        if len(self._heap) == KEPT_SLOWEST:
+            self.least = self._heap[0][0]
 
     def __iter__(self) -> Iterator[tuple[float, Entry]]:
         """Return an iterator over seconds and entry, slowest first."""

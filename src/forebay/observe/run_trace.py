@@ -7,6 +7,7 @@ progress ── ended ──> RunTrace ──> report, `forebay top`
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.observe.bounded import DURATION_BINS, Slowest, Spans, duration_bin
@@ -73,12 +74,15 @@ class RunTrace:
         """Seconds and number of the tasks that took longest, slowest first."""
         return list(self._slowest)
 
-    def took(self, task: int, seconds: float) -> None:
-        """Record how long a task took that succeeded."""
-        self.tasks += 1
-        self.busy_s += seconds
-        self.bins[duration_bin(seconds)] += 1
-        self._slowest.add(seconds, task)
+    def took(self, tasks: Sequence[tuple[int, float]]) -> None:
+        """Record tasks that succeeded, and how many seconds each took."""
+        bins, slowest = self.bins, self._slowest
+        for task, seconds in tasks:
+            self.busy_s += seconds
+            bins[duration_bin(seconds)] += 1
+            if seconds > slowest.least:
+                slowest.add(seconds, task)
+        self.tasks += len(tasks)
 
     def spent(self, seconds: float) -> None:
         """Record the seconds that a worker spent on a task that succeeded or failed."""

@@ -31,7 +31,7 @@ from forebay.jobs.inputs.remote_files import (
     unreachable,
 )
 from forebay.jobs.ledger.database import NAME
-from forebay.jobs.ledger.records import Input, RowsInPlace
+from forebay.jobs.ledger.records import Input, LinkInput, RowsInPlace
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.packed.reader import packed_identity
 
@@ -311,7 +311,7 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     fresh: set[Any] = set()
     for path in paths:
         name = _storable(str(os.fspath(path)))
-        yield Input(name, None, _url_identity(name, fresh) if "://" in name else _identity(name))
+        yield Input(name, None, _url_identity(name, fresh)) if "://" in name else _file(name)
 
 
 def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
@@ -326,12 +326,13 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
     here = (status.st_dev, status.st_ino)
     if here in above:  # a symbolic link to a folder that it is in
         return
+    start = os.path.join(folder, "")
     for key in sorted(filter(None, keys)):
-        path = os.path.join(folder, key)
+        path = start + key
         if key.endswith(os.sep):
             yield from _walk_folder(path[:-1], (*above, here))
         else:
-            yield Input(_storable(path), None, _identity(path))
+            yield _file(_storable(path))
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
@@ -348,15 +349,33 @@ def _sort_key(entry: os.DirEntry[str]) -> str:
     return entry.name if is_input else ""
 
 
+def _file(path: str) -> Input:
+    """Return the input at a path, by one look at it unless it is a link."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError) as error:
+        return Input(path, None, _unseen(path, error))
+    if stat.S_ISLNK(status.st_mode):
+        return LinkInput(path, None, _identity(path))
+    return Input(path, None, _seen(status))
+
+
 def _identity(path: str) -> str:
     try:
-        status = os.stat(path)
+        return _seen(os.stat(path))
     except (OSError, ValueError) as error:
-        # For other errors, the function raises a better message when it opens the file.
-        return packed_identity(path) or ("missing" if _is_absent(error) else "")
+        return _unseen(path, error)
+
+
+def _seen(status: os.stat_result) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "directory"
     return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def _unseen(path: str, error: Exception) -> str:
+    # For other errors, the function raises a better message when it opens the file.
+    return packed_identity(path) or ("missing" if _is_absent(error) else "")
 
 
 def _is_absent(error: Exception) -> bool:
@@ -411,6 +430,8 @@ def _path_text(path: object, what: str) -> str:
 
 def _storable(path: str) -> str:
     """Refuse a name that is not UTF-8: neither JSON nor the ledger can store it."""
+    if path.isascii():  # the usual case
+        return path
     try:
         path.encode()
     except UnicodeEncodeError as error:

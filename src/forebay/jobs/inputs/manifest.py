@@ -19,11 +19,12 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, starmap
 from typing import Any, BinaryIO, NoReturn
 
 from forebay.errors import InputError
-from forebay.jobs.inputs.row_paths import DESTINATION, path_in
+from forebay.jobs.inputs.row_paths import DESTINATION, PATH_COLUMNS, path_in
 from forebay.jobs.inputs.row_values import plain
 from forebay.jobs.ledger.records import Input, RowsInPlace
 from forebay.jobs.packed.reader import packed_identity
@@ -33,6 +34,11 @@ SUFFIXES = (".csv", ".jsonl", ".parquet")
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 28
 _PARQUET_BATCH_ROWS = 1024
+# Rows that become JSON at once: few, since each may be large.
+_PAGE_ROWS = 64
+# What stands between these rows.
+_MARK = "forebay: the next row"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 # A Parquet manifest with as many rows is not copied into the ledger.
 IN_PLACE_ROWS = 1 << 16
 
@@ -64,34 +70,54 @@ class Manifest:
         """Yield one input for each row, as `inputs` does."""
         return self.inputs()
 
-    def inputs(self, first: int = 1) -> Iterator[Input]:
+    def inputs(self, first: int = 1, *, look: bool = True) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order.
+
+        Args:
+            first: The number of a row, from 1.
+            look: Whether to look at the files that rows name, for their identities.
 
         Raises:
             InputError: A row is damaged, or JSON in UTF-8 cannot hold one of its values.
         """
+        names_paths = not set(PATH_COLUMNS).isdisjoint(self.columns)
         for row, text in self.rows(first - 1):
-            source, column = path_in(row)
-            yield Input(source, text, self._identity(source, column))
+            source, column = path_in(row) if names_paths else ("", "")
+            yield Input(source, text, self._identity(source, column) if look and source else "")
 
     def rows(self, skipped: int = 0) -> Iterator[tuple[_Row, str]]:
         """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
-        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-        for place, values in self._rows(skipped):
-            column = ""
+        columns = self.columns
+        for page in _pages(self._rows(skipped)):
             try:
-                row = {}
-                for column in self.columns:
-                    if column in values:
-                        row[column] = plain(values[column])
-                column = ""
-                text = encode(row)
-                text.encode()  # a lone surrogate ("\ud800" in JSON) fits into no ledger
-            except (ValueError, TypeError) as error:
-                reason = f"a value that JSON in UTF-8 cannot hold: {error}"
-                where = f"{self.name}, {place}" + (f", column {column!r}" if column else "")
-                refuse(where, reason, "Fix or remove that value.", error)
-            yield row, text
+                rows = [
+                    {column: plain(values[column]) for column in columns if column in values}
+                    for _, values in page
+                ]
+                texts = _encoded(rows)
+            except (ValueError, TypeError):
+                texts = []
+            if len(texts) == len(page):
+                yield from zip(rows, texts, strict=True)
+            else:
+                yield from starmap(self._row, page)
+
+    def _row(self, place: str, values: Mapping[str, Any]) -> tuple[_Row, str]:
+        """Return a single row as `rows` does; if it cannot be held, say where it is."""
+        column = ""
+        try:
+            row = {}
+            for column in self.columns:
+                if column in values:
+                    row[column] = plain(values[column])
+            column = ""
+            text = _ENCODER.encode(row)
+            text.encode()
+        except (ValueError, TypeError) as error:
+            reason = f"a value that JSON in UTF-8 cannot hold: {error}"
+            where = f"{self.name}, {place}" + (f", column {column!r}" if column else "")
+            refuse(where, reason, "Fix or remove that value.", error)
+        return row, text
 
     def _identity(self, source: str, column: str) -> str:
         """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
@@ -101,7 +127,7 @@ class Manifest:
         Neither "missing" nor "directory": only the user's function knows what the column means.
         URLs are not checked; a request for each row could take longer than the work.
         """
-        if not source or "://" in source:
+        if "://" in source:
             return ""
         folders = [] if column == DESTINATION and self.folder is not None else [""]
         for folder in folders if self.folder is None else [*folders, self.folder]:
@@ -113,6 +139,38 @@ class Manifest:
             is_folder = stat.S_ISDIR(status.st_mode)
             return "" if is_folder else f"{status.st_size}:{status.st_mtime_ns}"
         return packed_identity(os.path.join(self.folder or "", source))
+
+
+def _pages(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
+    """Yield rows in lists; those before a damaged row come before its error is raised."""
+    page: list[Placed] = []
+    try:
+        for each in rows:
+            page.append(each)
+            if len(page) == _PAGE_ROWS:
+                yield page
+                page = []
+    except InputError:
+        if page:
+            yield page
+        raise
+    if page:
+        yield page
+
+
+def _encoded(rows: Sequence[_Row]) -> list[str]:
+    """Return the JSON of each row; there are too many strings if a row holds the mark.
+
+    One call for a page takes a third of the time, since each prepares an encoder.
+
+    Raises:
+        ValueError: JSON in UTF-8 cannot hold a value.
+    """
+    marked: list[Any] = [_MARK] * (2 * len(rows) - 1)
+    marked[::2] = rows
+    text = _ENCODER.encode(marked)[1:-1]
+    text.encode()  # a lone surrogate ("\ud800" in JSON) fits into no ledger
+    return text.split(f',"{_MARK}",')
 
 
 def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | None) -> Manifest:
@@ -285,13 +343,13 @@ def _in_place(name: str, manifest: Manifest) -> RowsInPlace:
     path = os.path.abspath(name)
     fingerprint = _fingerprint(path)
 
-    def start(ordinal: int) -> Iterator[Input]:
+    def start(ordinal: int, look: bool = True) -> Iterator[Input]:
         if _fingerprint(path) != fingerprint:
             advice = "Completed work is kept. Make the same call again, which compares all rows."
             refuse(manifest.name, "it changed while it was read", advice)
-        return manifest.inputs(ordinal)
+        return manifest.inputs(ordinal, look=look)
 
-    return RowsInPlace(path, fingerprint, start)
+    return RowsInPlace(path, fingerprint, start, partial(start, look=False))
 
 
 def _fingerprint(path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.errors import InputError, OptionError
 from forebay.jobs.inputs.listing import Listing
-from forebay.jobs.ledger.records import Input
+from forebay.jobs.ledger.records import Input, LinkInput
 from forebay.jobs.outputs.output_places import local_path
 from forebay.jobs.outputs.store import Store
 
@@ -54,7 +54,10 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
 
     def checked(inputs: Iterable[Input]) -> Iterator[Input]:
         for each in inputs:
-            if not each.source or not is_output(_path_of(each, listing.folder)):
+            # A listing of files knows which are links; a row may name one.
+            is_file = each.row is None
+            path = each.source if is_file else _path_of(each, listing.folder)
+            if not path or not is_output(path, not is_file or type(each) is LinkInput):
                 yield each
             elif not listing.is_search:
                 raise InputError(
@@ -74,11 +77,11 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
 
 
 def _path_of(each: Input, folder: str | None) -> str:
-    """Return the path of an input; in a manifest, it may be relative to the manifest."""
-    if each.row is None or not folder or "\0" in each.source or os.path.lexists(each.source):
+    """Return the path that a row names, which may be relative to the manifest."""
+    if not (each.source and folder) or "\0" in each.source or os.path.lexists(each.source):
         return each.source
     beside = os.path.join(folder, each.source)
-    return beside if each.source and os.path.lexists(beside) else each.source
+    return beside if os.path.lexists(beside) else each.source
 
 
 class _Inside:
@@ -93,15 +96,17 @@ class _Inside:
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False
 
-    def __call__(self, path: str) -> bool:
+    def __call__(self, path: str, may_be_link: bool) -> bool:
         if "://" in path:
             path = local_path(path)
         if self._urls or "://" in path or "\0" in path:
             return path.startswith(self._urls)
-        folder = os.path.dirname(path)
+        folder = path[: path.rfind(os.sep) + 1]
         if folder != self._folder:  # most paths lie in the folder of the one before
             self._folder, self._is_inside = folder, self._leads_inside(folder)
-        return self._is_inside or (os.path.islink(path) and self._leads_inside(path))
+        if self._is_inside or not (may_be_link and os.path.islink(path)):
+            return self._is_inside
+        return self._leads_inside(path)
 
     def _leads_inside(self, path: str) -> bool:
         return os.path.join(os.path.realpath(path), "").startswith(self._root)

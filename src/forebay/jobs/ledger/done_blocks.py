@@ -15,6 +15,7 @@ import sqlite3
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from forebay.jobs.ledger.database import (
     DONE,
     FAILED,
     chunks,
+    fetch,
     reading,
     storable,
     storable_or_none,
@@ -79,13 +81,14 @@ def block_of(ordinal: int) -> int:
 
 def compress(db: sqlite3.Connection, ordinals: Iterable[int]) -> None:
     """Pack the blocks of these inputs in which every input is done."""
-    for block in {block_of(ordinal) for ordinal in ordinals if ordinal > 0}:
-        (done,) = db.execute(
-            f"SELECT count(*) FROM inputs WHERE ordinal BETWEEN ? AND ? AND state = {DONE}",  # noqa: S608
-            _bounds(block),
-        ).fetchone()
-        if done == BLOCK:
-            _compress(db, block)
+    rows = "FROM inputs WHERE ordinal BETWEEN ? AND ?"
+    for block in {(ordinal - 1) // BLOCK for ordinal in ordinals if ordinal > 0}:
+        # From the end, where most blocks have an input that is not done yet.
+        todo = f"SELECT 1 {rows} AND state != {DONE} ORDER BY ordinal DESC LIMIT 1"
+        if db.execute(todo, _bounds(block)).fetchone() is None:
+            (done,) = db.execute(f"SELECT count(*) {rows}", _bounds(block)).fetchone()
+            if done == BLOCK:
+                _compress(db, block)
 
 
 def compress_all(db: sqlite3.Connection) -> None:
@@ -101,7 +104,7 @@ def compress_all(db: sqlite3.Connection) -> None:
 def expand(db: sqlite3.Connection, ordinals: Iterable[int]) -> None:
     """Make rows of the compressed blocks that hold these inputs, which are going to change."""
     with reading("inputs"):
-        blocks = {block_of(ordinal) for ordinal in ordinals}
+        blocks = {(ordinal - 1) // BLOCK for ordinal in ordinals}
     for part, marks in chunks(sorted(blocks)):
         found = db.execute(f"SELECT block, body FROM blocks WHERE block IN ({marks})", part)  # noqa: S608
         for block, body in found.fetchall():
@@ -174,13 +177,19 @@ def listed_keys(query: Query) -> Iterator[list[str]]:
         with reading("a block of inputs"):
             source, row, *_ = _columns(body)
         yield [name if text is None else text for name, text in zip(source, row, strict=True)]
-    for page in _row_pages(query, "1"):
-        yield [each.source if each.row is None else each.row for each in page]
+    after = 0
+    while page := query(
+        "SELECT ordinal, coalesce(row, source) FROM inputs WHERE ordinal > ? "
+        "ORDER BY ordinal LIMIT ?",
+        (after, _PAGE),
+    ):
+        yield [key for _, key in page]
+        after = page[-1][0]
 
 
 def query_of(db: sqlite3.Connection) -> Query:
     """Return a function that executes SQL and returns all rows."""
-    return lambda sql, parameters: db.execute(sql, parameters).fetchall()
+    return partial(fetch, db)
 
 
 def _row_pages(query: Query, where: str) -> Iterator[list[InputRow]]:
@@ -206,11 +215,12 @@ def _bounds(block: int) -> tuple[int, int]:
 
 
 def _compress(db: sqlite3.Connection, block: int) -> None:
-    rows = db.execute(
+    rows = fetch(
+        db,
         "SELECT source, row, identity, attempts, seconds, outputs, metadata FROM inputs "
         "WHERE ordinal BETWEEN ? AND ? ORDER BY ordinal",
         _bounds(block),
-    ).fetchall()
+    )
     source, row, identity, attempts, seconds, outputs, metadata = zip(*rows, strict=True)
     with reading("inputs"):
         # More digits than microseconds would be half of a block.

@@ -14,11 +14,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from typing import NamedTuple
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 from forebay.errors import InputError
-from forebay.jobs.ledger.database import read_counts, storable, storable_or_none, write_counts
+from forebay.jobs.ledger.database import read_counts, storables, write_counts
 from forebay.jobs.ledger.done_blocks import (
     compress_all,
     count_in_blocks,
@@ -31,6 +31,7 @@ from forebay.jobs.ledger.done_blocks import (
 from forebay.jobs.ledger.duplicates import Duplicate, find_duplicate, listed_twice
 from forebay.jobs.ledger.records import Input
 
+_PAGE = 4096  # inputs in memory at once
 _KEY = "coalesce({0}row, {0}source)"
 
 _TABLES = f"""
@@ -184,8 +185,8 @@ def append(
         How many were appended, and the others; None if there are none.
     """
     new = db.executemany(
-        "INSERT INTO inputs(ordinal, source, row, identity) "
-        "VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))",
+        "INSERT INTO inputs(source, row, identity, ordinal) "
+        "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
         _numbered(islice(listing, ahead), known),
     ).rowcount
     counts = read_counts(db)
@@ -235,14 +236,12 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, 
     return known, None, False
 
 
-def _numbered(
-    listing: Iterable[Input], known: int
-) -> Iterator[tuple[int, str | bytes, str | bytes | None, str | bytes]]:
-    """Yield ordinal, source, row and identity in the form in which SQLite stores them."""
-    return (
-        (place, storable(one.source), storable_or_none(one.row), storable(one.identity))
-        for place, one in enumerate(listing, known + 1)
-    )
+def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
+    """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
+    ordinals = count(known + 1)
+    while page := [*islice(listing, _PAGE)]:
+        columns = map(storables, zip(*page, strict=True))
+        yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end
 
 
 def _count_after(db: sqlite3.Connection, ordinal: int) -> int:
@@ -271,7 +270,8 @@ def _load(
         (known,),
     )
     db.executemany(
-        "INSERT INTO listing VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))",
+        "INSERT INTO listing(source, row, identity, position) "
+        "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
         _numbered(remaining, known),
     )
     try:

@@ -68,7 +68,7 @@ from forebay.jobs.ledger.records import (
     Todo,
     Unpublished,
 )
-from forebay.jobs.ledger.result_columns import files_of, unpacked
+from forebay.jobs.ledger.result_columns import check_outputs, files_of, unpacked
 from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
 from forebay.options import TABLE_FORMATS
@@ -91,15 +91,21 @@ class Result(NamedTuple):
         ordinal: Its place in the listing, from 1.
         source: As in `Input`.
         row: As in `Input`.
-        outputs: Name and size in bytes of each file, in the order the function asked for them.
+        files: Its outputs, as the ledger records them.
         metadata: A JSON list of objects.
     """
 
     ordinal: int
     source: str
     row: str | None
-    outputs: list[tuple[str, int]]
+    files: str
     metadata: str
+
+    @property
+    def outputs(self) -> list[tuple[str, int]]:
+        """Name and size in bytes of each output, in the order the function asked for them."""
+        with reading("outputs"):
+            return files_of(self.files)
 
 
 class Ledger:
@@ -437,11 +443,11 @@ class Ledger:
     def results(self) -> Iterator[Result]:
         """Yield the done inputs in order; each call starts again."""
         placed = None if self._rows is None else PlacedInputs(self._rows)
-        with reading("outputs"):
-            for each in listed_rows(self._database.rows, "state = 1"):
-                found = each if placed is None else placed.at(each.ordinal)
-                files = files_of(each.outputs)
-                yield Result(each.ordinal, found.source, found.row, files, each.metadata)
+        for each in listed_rows(self._database.rows, "state = 1"):
+            with reading("outputs"):
+                check_outputs(each.outputs)
+            found = each if placed is None else placed.at(each.ordinal)
+            yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
-from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable
+from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable, storables
 from forebay.jobs.ledger.done_blocks import compress, expand
 from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
 from forebay.jobs.ledger.result_columns import as_outputs, files_of, packed_failure
@@ -173,7 +173,7 @@ def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange])
     """Record file changes until they are known to be done."""
     db.executemany(
         "INSERT INTO file_changes VALUES(CAST(? AS TEXT), CAST(? AS TEXT))",
-        ((storable(one.name), one.staged and storable(one.staged)) for one in file_changes),
+        zip(*map(storables, zip(*file_changes, strict=True)), strict=True),
     )
 
 
@@ -296,20 +296,20 @@ def _write(
     contested: dict[str, int],
     name_of: NameOf | None,
 ) -> None:
-    db.executemany(
-        "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
-        "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
-        (
-            (
-                one.attempts,
-                one.seconds,
-                as_outputs(one.outputs),
-                storable(one.metadata),
-                one.ordinal,
-            )
-            for one in winners
-        ),
-    )
+    if winners:
+        ordinals, attempts, seconds, outputs, metadata = zip(*winners, strict=True)
+        db.executemany(
+            "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
+            "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
+            zip(
+                attempts,
+                seconds,
+                map(as_outputs, outputs),
+                storables(metadata),
+                ordinals,
+                strict=True,
+            ),
+        )
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
         "metadata = NULL, error = ? WHERE ordinal = ?",
@@ -323,8 +323,9 @@ def _write(
             for ordinal, failure in failed
         ),
     )
-    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), ?, ?)"
-    db.executemany(claims, ((storable(name), one, None) for name, one in published.items()))
-    db.executemany(claims, ((storable(name), None, one) for name, one in contested.items()))
+    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(?1 AS TEXT), {})"
+    for names, columns in ((published, "?2, NULL"), (contested, "NULL, ?2")):
+        values = zip(storables([*names]), names.values(), strict=True)
+        db.executemany(claims.format(columns), values)
     if contested:
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")

@@ -31,6 +31,10 @@ class Input(NamedTuple):
         return self.source if self.row is None else self.row
 
 
+class LinkInput(Input):
+    """An input whose path is a symbolic link."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowsInPlace:
     """A listing that can be read from any of its inputs on, so the ledger need not copy them.
@@ -39,11 +43,13 @@ class RowsInPlace:
         name: Absolute path of the manifest.
         fingerprint: A string that changes with the manifest.
         start: Called with an ordinal, from 1; yields the inputs from that one on.
+        read: The same, without a look at the files that they name: they have no identity.
     """
 
     name: str
     fingerprint: str
     start: Callable[[int], Iterator[Input]]
+    read: Callable[[int], Iterator[Input]]
 
 
 class Todo(NamedTuple):
@@ -121,12 +127,12 @@ class FailedInput(NamedTuple):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(NamedTuple):
     """A rename or a removal in the output folder that a commit requires; safe to do twice.
 
     With a `staged` path, that file is renamed to `name`, which must be free; without, `name` is
-    removed. A removal and a rename of the same name replace the file.
+    removed. A removal and a rename of the same name replace the file. A tuple, since there is one
+    for every file.
     """
 
     name: str

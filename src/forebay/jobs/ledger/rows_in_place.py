@@ -76,7 +76,7 @@ class PlacedInputs:
         if found is not None:
             return found
         if not self._next <= ordinal < self._next + _SKIPPED:
-            self._following, self._next = self._rows.start(ordinal), ordinal
+            self._following, self._next = self._rows.read(ordinal), ordinal
         for one in self._following:
             self._next += 1
             if self._next > ordinal:

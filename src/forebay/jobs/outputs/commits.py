@@ -30,6 +30,9 @@ COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 LOOK_S = 0.02
 
+# Records tasks, and the seconds that each took.
+Took = Callable[[Sequence[tuple[int, float]]], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -74,25 +77,25 @@ class Commits:
         self._last = time.monotonic()
         self.flush_s = 0.0
 
-    def add(self, outcomes: Sequence[Outcome], took: Callable[[int, float], None]) -> list[Outcome]:
+    def add(self, outcomes: Sequence[Outcome], took: Took) -> list[Outcome]:
         """Add outcomes of the engine to the next commit; return those that are no results.
 
         Args:
             outcomes: The outcomes.
             took: Called with the task and the seconds of each result.
         """
-        others: list[Outcome] = []
+        before, others = len(self._done), []
         for outcome in outcomes:
             if type(outcome) is not DeliverResult:
                 self._add_other(outcome)
                 others.append(outcome)
                 continue
             task, attempt, seconds, _, (written, metadata) = outcome
-            files = tuple([OutputFile(*each) for each in written]) if written else ()
+            files = (*map(OutputFile._make, written),) if written else ()
             self._done.append(Done(task, attempt, seconds, files, metadata))
             if self._retrying:
                 self._retrying.pop(task, None)
-            took(task, seconds)
+        took([(one.ordinal, one.seconds) for one in self._done[before:]])
         return others
 
     def _add_other(self, outcome: Outcome) -> None:

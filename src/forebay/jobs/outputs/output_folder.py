@@ -156,13 +156,11 @@ class OutputFolder:
             OSError: The disk is full or broken.
         """
         removed, published = set(), []
-        for file_change in file_changes:
-            if file_change.staged is None:
-                name = removable_name(file_change.name)
-                if not is_packed(name):  # its shard is written anew without it
-                    removed.add(name)
-            else:
-                published.append((recorded_name(file_change.name), staged_name(file_change.staged)))
+        for given, staged in file_changes:
+            if staged is not None:
+                published.append((recorded_name(given), staged_name(staged)))
+            elif not is_packed(name := removable_name(given)):  # its shard is written anew
+                removed.add(name)
         self._remove(removed - {name for name, _ in published})
         outcomes = [self._publish(name, staged, name in removed) for name, staged in published]
         return [each for each in outcomes if each is not None]

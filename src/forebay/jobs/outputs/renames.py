@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _AT_FDCWD, _NOREPLACE = -100, 1
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 # Errors of a file system or kernel that lacks an operation.
 _UNSUPPORTED = frozenset(
     {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK}
@@ -54,7 +55,9 @@ def rename_new(old: str, new: str) -> None:
 def _by_renameat2(old: str, new: str) -> None:
     if _renameat2 is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new)
-    if _renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _NOREPLACE):
+    # As `os.fsencode` does, which takes four times as long.
+    first, second = old.encode(*_ENCODING), new.encode(*_ENCODING)
+    if _renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _NOREPLACE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), new)
 

@@ -27,6 +27,7 @@ from typing import Any
 Row = dict[str, Any]
 
 _MOST_FIELDS = 256
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _INT64 = 1 << 63
 _SCALARS = {bool: "bool", float: "float", str: "str"}
 
@@ -153,7 +154,7 @@ def settled(kind: Kind) -> Kind:
 def as_json(value: Any) -> str:
     """Return a value as JSON that every reader takes: NaN and the infinities are null."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _ENCODER.encode(value)
     except ValueError:
         return json.dumps(_finite(value), ensure_ascii=False)
 

@@ -28,11 +28,10 @@ def write_ledger_table(path: Path, fmt: str, ledger: Ledger, kind: str) -> None:
         columns = tuple(map(str, json.loads(ledger.get_meta("columns") or "[]")))
 
     def records() -> Iterator[tuple[str | int, str | None, str]]:
-        for result in ledger.results():
+        for _, source, row, _, metadata in ledger.results():
             if kind != "indices":
-                yield result.source, result.row, result.metadata
+                yield source, row, metadata
             else:  # the row of a sample that has a name is its index
-                source = int(result.source) if result.row is None else result.source
-                yield source, None, result.metadata
+                yield int(source) if row is None else source, None, metadata
 
     write_metadata(path, fmt, columns, records())

@@ -81,13 +81,15 @@ def write_metadata(
 
 
 def _rows(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Row]:
-    keeps_origin = _adds_origin(columns)
+    keeps_origin, wanted = _adds_origin(columns), dict.fromkeys(columns).keys()
     with reading("metadata"):
         for page in _pages(records):
             listed_rows = _parsed(["{}" if text is None else text for _, text, _ in page])
             rows_of_each = _parsed([metadata for _, _, metadata in page])
             for (source, _, _), listed, rows in zip(page, listed_rows, rows_of_each, strict=True):
-                row = {name: listed.get(name) for name in columns}
+                row = listed  # in the order of the columns, unless some are missing
+                if row.keys() != wanted:
+                    row = {name: listed.get(name) for name in columns}
                 if keeps_origin:
                     row["origin"] = row["source"]
                 # A manifest's `destination` is this step's source, if anything.
