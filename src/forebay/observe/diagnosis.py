@@ -18,6 +18,7 @@ from forebay.observe.changes_to_try import Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work
 from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
+from forebay.units import short_number
 
 # Fewer steps are too few to judge by.
 LEAST_STEPS = 20
@@ -137,7 +138,7 @@ def _verdict(trial: Trial, finding: Finding, expected: float | None) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in change.advice.items())
         remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"
     if change is not None and expected is not None:
-        gain = f"{expected:,.3g} batches/s instead of {rate:,.3g}"
+        gain = f"{short_number(expected)} batches/s instead of {short_number(rate)}"
         sentences.append(f"{remedy}, for {gain}; then {trial.limit_after(change)}.")
     elif remedy:
         sentences.append(remedy + "." * (not remedy.endswith(".")))
