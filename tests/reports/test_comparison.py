@@ -41,7 +41,7 @@ def test_what_differs_is_said(tmp_path) -> None:
     found = forebay.compare(one, two)
     assert found.figures == (
         ("batches/s", "40", "60", "+50%"),
-        ("time that training waited", "50%", "10%", ""),
+        ("whole run: time that training waited", "50%", "10%", ""),
     )
     assert found.settings == (("num_workers", "2", "4", ""), ("new", "", "1", ""))
     assert found.environment == ()
