@@ -258,6 +258,44 @@ def test_slow_samples_are_told_from_slow_workers():
     assert "slow samples, such as sample 29, of up to 240 ms" in str(found)
 
 
+def test_slow_samples_that_are_not_all_among_the_slowest_percent():
+    """One sample in thirty, none as slow as another: still a few slow samples, not "unknown"."""
+    times = jittered(0.002, 300)
+    for number in range(29, 300, 30):
+        times[number] = 0.5 + number / 1e5
+    setup = workers(2, batch_size=1)
+    trace = trace_of([0.01] * 300, setup, times, slow=dict(enumerate(times)))
+    found = diagnose(*trace, setup)
+    assert found.cause == "skew"
+    assert found.advice["prefetch_factor"] > 2
+    assert found.expected_rate > 1.1 * found.rate
+
+
+def test_strangers_on_the_cores_without_workers():
+    """The trainer's process makes the batches, and waits for a core most of that time."""
+    setup = replace(workers(0), cores=2)
+    steps, batches = trace_of([0.005] * 200, setup, 0.1, cpu=0.2, queued=0.8)
+    steps = [each._replace(trainer_queued_s=0.08 * each.taken) for each in steps]
+    found = diagnose(steps, batches, setup)
+    assert (found.cause, found.advice) == ("contention", {})
+    assert found.expected_rate == pytest.approx(40, rel=0.02)
+    assert "makes the batches itself" in str(found)
+    assert "other programs use the 2 cores" in str(found)
+
+
+def test_no_rate_is_promised_where_other_programs_slow_the_trainer_down():
+    """Workers would compete with these programs as well."""
+    setup = replace(workers(0), cores=2)
+    found = told([0.005] * 200, setup, 0.03, cpu=0.6, queued=0.4)
+    assert (found.cause, found.expected_rate) == ("workers", None)
+    assert "Try num_workers=" in str(found)
+
+
+def test_rates_of_thousands_are_written_out():
+    """No exponent in a sentence."""
+    assert "the loader could make 10,000 batches/s" in str(told([0.02] * 50, workers(0), 1e-4))
+
+
 def test_epochs_that_begin_slowly():
     """Workers that start for each epoch: let them persist; if they do, prefetch across epochs."""
     found = told([0.02] * 120, workers(2), 0.01, epoch=10, start_s=0.2)

@@ -115,3 +115,14 @@ def test_a_long_value_is_cut():
     shown = summary("t", {"name": "x" * 10_000})
     assert len(shown) < MAX_LENGTH + 300
     assert "…" in shown
+
+
+def test_a_diagnosis() -> None:
+    """All of its sentences, and its attributes by name."""
+    verdict = f"Training waits 72% of the time. {HOSTILE} {'It takes long. ' * 30}Use 4."
+    found = Diagnosis("workers", 0.72, {"num_workers": 4}, 40.7, 95.2, {}, verdict)
+    shown = read(found)
+    assert "Use 4." in shown
+    for value in ("workers", "72%", "num_workers=4", "40.7", "95.2"):
+        assert value in shown.split("\n")
+    assert "-" in read(UNKNOWN).split("\n")

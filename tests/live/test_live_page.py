@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
+from torch.utils.data import Dataset
 
+from forebay import DataLoader
 from forebay.live import live_folder, live_page
 from forebay.live.live_page import PAGE_BYTES, LivePage, is_dead, packed, read_page, unpacked
+from forebay.loading.loader_facts import LiveLoader
+from forebay.observe.diagnosis import LEAST_STEPS
 
 
 @pytest.fixture
@@ -36,6 +41,32 @@ def test_what_is_written_is_read(folder) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     page.remove()
     assert list(folder.iterdir()) == []
+
+
+class Slow(Dataset):
+    """Samples that take long enough for each step to be recorded by itself."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.003)
+        return index
+
+
+def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
+    """Not ten seconds after there were too few."""
+    with DataLoader(Slow(), num_workers=0) as loader:
+        show, batches = LiveLoader(loader), iter(loader)
+        seen = []
+        for count in (3, 4 * LEAST_STEPS):
+            for _ in range(count):
+                next(batches)
+            show(loader._trace)
+            (path,) = [each for each in folder.iterdir() if each.suffix == ".page"]
+            seen.append(read_page(str(path))["verdict"])
+    assert "too little" in seen[0]
+    assert "too little" not in seen[1]
 
 
 def test_a_reader_never_sees_half_a_page(folder) -> None:

@@ -24,7 +24,7 @@ LOADER = {
     "rate": 41.2,
     "num_workers": 2,
     "restarts": 0,
-    "verdict": "Training waits 38% of the time: 2 workers are too few. Use 4.",
+    "verdict": "Training waits 38% of the time. 2 workers are too few. Use 4.",
     "epoch": 3,
     "batch": 1204,
     "ready": 12,
@@ -61,7 +61,7 @@ def test_a_loader() -> None:
     assert shown(LOADER, now=101.0) == [
         "train.py · pid 4711 · 1 min 41 s",
         "DataLoader(Images(50,000), batch_size=64, num_workers=2)",
-        "Training waits 38% of the time: 2 workers are too few.",
+        "Training waits 38% of the time. 2 workers are too few. Use 4.",
         "epoch 3, batch 1,204 · 41.2 batches/s · training waited 38% of the last 30 s",
         "buffer   " + "█" * 15 + "░" * 9 + "│" + "░" * 5 + " 500 MB of 1 GB, 12 ready",
         "waits    " + " " * 20 + "█" * 10 + "  38%",

@@ -186,6 +186,15 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
+    """Not the temporary file that would have been written there."""
+    folder = tmp_path / "missing"
+    with pytest.raises(FileNotFoundError) as raised:
+        write_report("<!doctype html>", folder / "run.html")
+    assert raised.value.filename == str(folder)
+    assert not folder.exists()
+
+
 def _report(data: str) -> str:
     from forebay.reports.html_page import DATA_BEGIN, DATA_END, MARKER
 

@@ -64,7 +64,7 @@ def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     if view.restarts:
         facts.append(counted(view.restarts, "restart"))
     lines = [_title(view, now, signs), *_wrapped(view.title, width)]
-    lines += _wrapped(_sentence(view.verdict), width)
+    lines += _wrapped(view.verdict, width)
     lines.append(f" {signs.dot} ".join(facts))
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
     lines.append(
@@ -134,11 +134,6 @@ def _levels(digits: str, width: int, signs: Signs) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:4.0%}"
-
-
-def _sentence(text: str) -> str:
-    head, stop, _ = text.partition(". ")
-    return head + stop.strip()
 
 
 def _wrapped(text: str, width: int) -> list[str]:

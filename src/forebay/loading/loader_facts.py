@@ -14,6 +14,7 @@ from forebay.buffer import capacity_shown, low_mark_of
 from forebay.live.live_page import LivePage
 from forebay.live.recent_work import RecentWork
 from forebay.loading.settings import Settings
+from forebay.observe.diagnosis import LEAST_STEPS
 from forebay.observe.trace import Trace
 from forebay.options import cluster_of
 from forebay.reports.environment import environment
@@ -110,9 +111,11 @@ class LiveLoader:
 
     def _state(self, loader: Any, trace: Trace, now: float) -> dict[str, Any]:
         if now >= self._verdict_due:
-            self._verdict = verdict_of(loader)
-            took = time.perf_counter() - now
-            self._verdict_due = now + max(VERDICT_S, took / VERDICT_SHARE)
+            found = loader.diagnose()
+            self._verdict = str(found)
+            if found.evidence["steps"] >= LEAST_STEPS:  # otherwise it is cheap, and soon outdated
+                took = time.perf_counter() - now
+                self._verdict_due = now + max(VERDICT_S, took / VERDICT_SHARE)
         pipeline, buffer = loader._pipeline, loader.buffer
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed

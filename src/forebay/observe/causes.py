@@ -11,7 +11,7 @@ from forebay.observe.changes_to_try import Change, Trial
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
 from forebay.observe.trace import SlowSample
-from forebay.units import counted, duration
+from forebay.units import counted, duration, short_number
 
 Cause = Literal[
     "healthy",
@@ -42,6 +42,7 @@ BUSY_CORES = 0.85
 ONE_CORE = 0.8
 # By so much must other programs lengthen processor time to be the cause.
 DISTURBED = 1.3
+STOP_OTHERS = "Stop those programs, or move them to other cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,14 @@ class Causes:
 
     def finding(self) -> Finding:
         """Return the cause."""
-        recorded, present = self._recorded, self._trial.present
+        recorded, trial, present = self._recorded, self._trial, self._trial.present
         if recorded.wait_share < HEALTHY_SHARE:
             return self._steps_contend() or self._enough()
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
             return Finding(
                 "unknown",
                 "The recorded times do not add up: with them the present settings would come to "
-                f"{present.rate:,.3g} batches/s.",
+                f"{short_number(present.rate)} batches/s.",
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
             self._in_trainer,
@@ -102,7 +103,9 @@ class Causes:
                 return finding
         if recorded.wait_share < SMALL_SHARE:
             return Finding("healthy", "No single change would remove that.")
-        return Finding("unknown", "No single change would remove the waits.")
+        return self._skew(is_enough=trial.helps) or Finding(
+            "unknown", "No single change would remove the waits."
+        )
 
     def _steps_contend(self) -> Finding | None:
         """Handle steps that wait for a core, so that batches are ready in time for them."""
@@ -118,7 +121,7 @@ class Causes:
 
     def _enough(self) -> Finding:
         capacity, wanted = self._trial.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
-        could = f"the loader could make {capacity:,.3g} batches/s"
+        could = f"the loader could make {short_number(capacity)} batches/s"
         if capacity >= AMPLE * wanted:
             return Finding("consumer", f"{sentence_case(self._setup.step)} is the limit: {could}.")
         return Finding("healthy", f"There is nothing to change: {could}.")
@@ -137,8 +140,18 @@ class Causes:
                 "longer.",
                 remedy="Larger batches take less time per sample.",
             )
+        recorded, is_disturbed = self._recorded, self._is_disturbed
+        if is_disturbed and recorded.queued_s > recorded.batch_s / 2:
+            share = recorded.queued_s / recorded.batch_s
+            why = (
+                f"{made}each, and waits for a core {share:.0%} of that time: other programs use "
+                f"the {_cores(self._setup)}."
+            )
+            return Finding("contention", why, self._trial.undisturbed(), STOP_OTHERS)
         change = self._trial.more_workers()
-        return None if change is None else Finding("workers", f"{made}each.", change)
+        if change is None:
+            return None
+        return Finding("workers", f"{made}each.", change, is_expected=not is_disturbed)
 
     def _startup(self) -> Finding | None:
         recorded, trial = self._recorded, self._trial
@@ -154,7 +167,7 @@ class Causes:
 
     def _contention(self) -> Finding | None:
         recorded, trial = self._recorded, self._trial
-        if trial.disturbance < DISTURBED or recorded.queued_s < recorded.batch_s / 5:
+        if not self._is_disturbed:
             return None
         change = trial.undisturbed()
         if not trial.helps(change):
@@ -165,19 +178,20 @@ class Causes:
             f"Workers wait for a core {share:.0%} of the time that they spend on batches, more "
             f"than by their own number: other programs use the {_cores(self._setup)}.",
             change,
-            "Stop those programs, or move them to other cores",
+            STOP_OTHERS,
         )
 
-    def _skew(self) -> Finding | None:
+    def _skew(self, is_enough: Callable[[Change], bool] | None = None) -> Finding | None:
         trial = self._trial
         even = trial.without_slow_samples()
-        if even is None or not trial.removes_waits(even.outcome):
+        if even is None or not (is_enough or trial.removes_waits)(even):
             return None
         slow, sample = max(self._recorded.slowest_s), self._slowest
         name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
-            f"A few slow samples{name}, of up to {duration(slow)}, hold up the others: with all as "
-            f"fast as most, it would come to {even.outcome.rate:,.3g} batches/s."
+            f"A few slow samples{name}, of up to {duration(slow)}, hold up the others: with the "
+            f"slowest 1% as fast as most, it would come to {short_number(even.outcome.rate)} "
+            "batches/s."
         )
         deeper = trial.deeper()
         if deeper is not None and trial.helps(deeper):
@@ -186,7 +200,7 @@ class Causes:
 
     def _buffer(self) -> Finding | None:
         deeper = self._trial.deeper()
-        if deeper is None or not self._trial.removes_waits(deeper.outcome):
+        if deeper is None or not self._trial.removes_waits(deeper):
             return None
         return Finding(
             "buffer",
@@ -259,6 +273,12 @@ class Causes:
             remedy="Spend less on each sample: forebay.cache() for what is the same in every "
             "epoch, smaller samples, or decoding on the GPU.",
         )
+
+    @property
+    def _is_disturbed(self) -> bool:
+        """Whether other programs lengthen the processor time of batches noticeably."""
+        recorded = self._recorded
+        return self._trial.disturbance >= DISTURBED and recorded.queued_s >= recorded.batch_s / 5
 
     @property
     def _storage_share(self) -> float:

@@ -68,9 +68,9 @@ class Trial:
         inside_s = recorded.cpu_s if is_inside else 0.0
         self.trainer_cpu_s = max(recorded.trainer_cpu_s - inside_s, 0.0)
         self.disturbance = 1.0
-        if setup.num_workers and recorded.cpu_s > 0.0:
+        if not setup.is_sliced and recorded.cpu_s > 0.0:
             measured = (recorded.cpu_s + recorded.queued_s) / recorded.cpu_s
-            self.disturbance = max(1.0, measured / self._stretched(setup.num_workers))
+            self.disturbance = max(1.0, measured / self._stretched(max(setup.num_workers, 1)))
         self._arrangement = self._arranged(setup)
         self.depth = self._arrangement.depth
 
@@ -93,11 +93,11 @@ class Trial:
 
     def helps(self, change: Change) -> bool:
         """Tell whether a change is worth it."""
-        return change.outcome.rate >= self.present.rate * GAIN or self.removes_waits(change.outcome)
+        return change.outcome.rate >= self.present.rate * GAIN or self.removes_waits(change)
 
-    def removes_waits(self, outcome: Outcome) -> bool:
+    def removes_waits(self, change: Change) -> bool:
         """Tell whether most of the waits would be gone."""
-        return outcome.wait_share <= self.present.wait_share * LEFT
+        return change.outcome.wait_share <= self.present.wait_share * LEFT
 
     def limit_after(self, change: Change) -> str:
         """Return what would limit training after a change, as the end of a sentence."""
@@ -140,7 +140,9 @@ class Trial:
         """Return what it would be without other programs on the cores."""
         count = self.setup.num_workers
         step_s = max(self.recorded.step_s, 1e-9)
-        alone = max(1.0 - self.recorded.trainer_queued_s / step_s, 0.0)
+        # Without workers, what the trainer waited for a core was for batches, above all.
+        queued_s = self.recorded.trainer_queued_s if count else 0.0
+        alone = max(1.0 - queued_s / step_s, 0.0)
         work = replace(
             self._work,
             batch_s=self._batches(count, disturbance=1.0),

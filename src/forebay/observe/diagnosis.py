@@ -16,8 +16,10 @@ from typing import Any
 from forebay.observe.causes import Cause, Causes, Finding, sentence_case
 from forebay.observe.changes_to_try import Trial
 from forebay.observe.loader_setup import Setup
+from forebay.observe.notebook_html import summary
 from forebay.observe.recorded_work import recorded_work
 from forebay.observe.trace import MadeRecord, SlowSample, StepRecord
+from forebay.units import short_number
 
 # Fewer steps are too few to judge by.
 LEAST_STEPS = 20
@@ -59,6 +61,18 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return the verdict."""
         return self.verdict
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and what it says as a table, for a notebook."""
+        advice = ", ".join(f"{name}={value!r}" for name, value in self.advice.items())
+        facts: dict[str, object] = {
+            "cause": self.cause,
+            "wait_share": f"{self.wait_share:.0%}",
+            "advice": advice or "-",
+            "rate": self.rate,
+            "expected_rate": "-" if self.expected_rate is None else self.expected_rate,
+        }
+        return summary("Diagnosis", facts, text=self.verdict)
 
 
 def diagnose(
@@ -137,7 +151,7 @@ def _verdict(trial: Trial, finding: Finding, expected: float | None) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in change.advice.items())
         remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"
     if change is not None and expected is not None:
-        gain = f"{expected:,.3g} batches/s instead of {rate:,.3g}"
+        gain = f"{short_number(expected)} batches/s instead of {short_number(rate)}"
         sentences.append(f"{remedy}, for {gain}; then {trial.limit_after(change)}.")
     elif remedy:
         sentences.append(remedy + "." * (not remedy.endswith(".")))

@@ -31,7 +31,7 @@ _Shown = Callable[[float], str]
 # What is compared, by kind of report: key in "totals", name, how it is shown.
 _LOADER: tuple[tuple[str, str, _Shown], ...] = (
     ("rate", "batches/s", short_number),
-    ("wait_share", "time that training waited", _percent),
+    ("wait_share", "whole run: training waited", _percent),
     ("wait_p50_s", "median wait", duration),
     ("wait_p99_s", "99% of waits are shorter than", duration),
     ("taken", "batches taken", short_number),

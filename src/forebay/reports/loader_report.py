@@ -51,7 +51,7 @@ def loader_html(summary: Mapping[str, Any]) -> str:
 def _figures(totals: Mapping[str, Any]) -> str:
     figures = [
         ("batches/s", short_number(totals["rate"])),
-        ("of the time training waited", f"{totals['wait_share']:.0%}"),
+        ("of the whole run training waited", f"{totals['wait_share']:.0%}"),
         ("batches taken", f"{totals['taken']:,}"),
         ("median wait", duration(totals["wait_p50_s"])),
         ("99% of waits are shorter", duration(totals["wait_p99_s"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -36,6 +37,9 @@ def write_report(html: str, path: str | os.PathLike[str]) -> Path:
             f"{os.fspath(path)!r} exists and is not a report made by forebay\n"
             "  Nothing was written, and it was left as it is. Name another file, or remove it."
         )
+    if not target.parent.is_dir():
+        reason = "the folder of the report does not exist"
+        raise FileNotFoundError(errno.ENOENT, reason, str(target.parent))
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         with open(temporary, "x", encoding="utf-8") as file:
