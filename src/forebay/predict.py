@@ -164,6 +164,9 @@ def predict(
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
             details = session.details()
+            if details:  # the session's own options are not those of the call
+                device_name = "None" if device is None else str(device)
+                details["settings"] = _settings(reader, device_name, resume, retry_failed)
     took, failures = time.monotonic() - began, done.failures
     return PredictionReport(
         output=where,
@@ -176,6 +179,23 @@ def predict(
         decisions=tuple(reason for _, reason in trace.decisions),
         details=details,
     )
+
+
+def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool) -> dict[str, str]:
+    """Return the arguments of the call as strings, with the values of those left out."""
+    is_cluster = cluster_of(reader.backend) is not None
+    workers = "as many as fit" if reader.num_workers is None else repr(reader.num_workers)
+    shown = {
+        "batch_size": reader.batch_size,
+        "num_workers": workers,
+        "backend": "ray" if is_cluster else reader.backend,
+        "device": device,
+        "part_size": reader.part_size,
+        "timeout": reader.timeout or None,
+        "resume": resume,
+        "retry_failed": retry_failed,
+    }
+    return {name: str(value) for name, value in shown.items()}
 
 
 def _process_parts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import subprocess
 import sys
 
@@ -270,3 +271,21 @@ def test_a_notebook_without_widgets_has_a_bar_of_text():
     assert (done.returncode, done.stdout) == (0, "")
     assert "cache out: 100%" in done.stderr
     assert "10/10" in done.stderr
+
+
+def test_a_terminal_that_does_not_tell_its_size_has_a_bar():
+    """As in a container with a terminal that nobody is attached to."""
+    code = "from forebay.observe.progress import Progress; Progress(10, label='cache out').close()"
+    mine, theirs = pty.openpty()  # 0 columns
+    with open(mine, "rb", buffering=0) as screen:
+        try:
+            subprocess.run(
+                [sys.executable, "-c", code],
+                stderr=theirs,
+                check=True,
+                timeout=60,
+                env={**os.environ, "PYTHONPATH": SOURCE},
+            )
+            assert b"cache out:" in screen.read(4096)
+        finally:
+            os.close(theirs)

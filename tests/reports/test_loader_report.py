@@ -186,6 +186,19 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_device_is_among_the_settings(tmp_path) -> None:
+    """Two runs that differ in it are told apart."""
+    paths = []
+    for number, device in enumerate((None, "cpu")):
+        with forebay.DataLoader(Slow(), batch_size=4, device=device) as loader:
+            paths.append(loader.report(tmp_path / f"{number}.html"))
+    found = forebay.compare(*paths).settings
+    assert [(each.name, each.first, each.second) for each in found] == [
+        ("device", "", "cpu"),
+        ("device_transform", "", "None"),
+    ]
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
     """Not the temporary file that would have been written there."""
     folder = tmp_path / "missing"

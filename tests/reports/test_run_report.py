@@ -93,6 +93,9 @@ def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     assert (summary["kind"], summary["unit"], summary["ended"]) == ("predict", "sample", 40)
     assert sum(summary["bins"]) == 3  # parts
     assert summary["failures"][0]["examples"] == [{"source": "5", "message": "five"}]
+    given = {"batch_size": "4", "num_workers": "1" if makes else "0", "part_size": "16"}
+    assert given.items() <= summary["settings"].items()
+    assert summary["settings"]["device"] == "None"
     assert "samples 0 to 15" in {name for _, name in summary["slowest"]}
 
 

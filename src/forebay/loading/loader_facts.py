@@ -73,16 +73,23 @@ def _arguments(settings: Settings) -> dict[str, str]:
         "persistent_workers": loader.persistent_workers,
         "backend": "ray" if cluster_of(loader.backend) is not None else loader.backend,
         "seed": loader.seed,
-        "collate_fn": getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
+        "collate_fn": _name_of(loader.collate_fn),
         "in_order": loader.in_order,
         "pin_memory": loader.pin_memory,
         "drop_last": settings.drop_last,
         "timeout": loader.timeout,
         "on_error": loader.on_error,
     }
+    if loader.device is not None:
+        transform = loader.device_transform
+        shown |= {"device": loader.device, "device_transform": _name_of(transform)}
     if loader.ranks is not None:
         shown |= {"rank": loader.ranks.rank, "world_size": loader.ranks.world_size}
     return {name: str(value) for name, value in shown.items()}
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__)) if function else "None"
 
 
 class LiveLoader:

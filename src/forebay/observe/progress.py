@@ -79,7 +79,7 @@ class Progress:
                 total=self.total,
                 initial=self.done,
                 unit=self.unit,
-                dynamic_ncols=True,
+                **_bar_size(),
             )
         except OSError:
             return None
@@ -179,6 +179,14 @@ def _notebook_bar() -> Any:
         warnings.simplefilter("ignore", TqdmWarning)  # about ipywidgets
         from tqdm.auto import tqdm
     return tqdm
+
+
+def _bar_size() -> dict[str, Any]:
+    """Return tqdm's arguments for the size; it shows nothing on a terminal that tells none."""
+    with suppress(AttributeError, OSError, ValueError):
+        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:
+            return {"ncols": 80, "nrows": 24}
+    return {"dynamic_ncols": True}
 
 
 def _is_terminal() -> bool:
