@@ -181,7 +181,7 @@ def run(
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Let Python look for reference cycles less often; for a run whose workers are elsewhere."""
+    """Let Python look for reference cycles less often, while no user code runs in this thread."""
     before = gc.get_threshold()
     is_ours = 0 < before[0] < _COLLECT_EVERY  # not if it is off, or another run has done this
     if is_ours:

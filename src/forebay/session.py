@@ -227,7 +227,8 @@ class Session:
         self._changed |= times.committed > 0
         self.settle()
         if self._has_table:
-            self._update_table(kind)
+            with collecting_seldom():
+                self._update_table(kind)
         counts = ledger.counts()
         return Report(
             output=self.output,
