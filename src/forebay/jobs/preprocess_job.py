@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from pathlib import Path
 from threading import Thread
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from forebay.engine.job import Answer, Assignment, Refusal
 from forebay.errors import OutputError
 from forebay.jobs.inputs.row_paths import located
-from forebay.jobs.ledger.records import OutputFile
+from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.staged_output import Output
 from forebay.jobs.table.rows import encode, rows_of
 from forebay.randomness import Seeds, ThreadTurns, seed_generators, seed_of_text, seed_on_import
@@ -35,11 +35,11 @@ class WorkerEnd(Protocol):
     def open(self, incarnation: int) -> None:
         """Set up in the worker."""
 
-    def begin(self) -> Output:
+    def begin(self, source: str) -> Output:
         """Return the `out` of one input."""
         ...
 
-    def commit(self, output: Output) -> tuple[OutputFile, ...]:
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Return the files of one input; from now on they survive the worker's death."""
         ...
 
@@ -92,6 +92,7 @@ class PreprocessJob:
         self._outputs = outputs
         self._fetch = fetch
         self._directory: str | None = None
+        self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Make the staging folder, and record the working directory."""
@@ -111,9 +112,7 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((name, size, staged), …), metadata JSON` for one input `(source, row)`.
-
-        The files are plain tuples, since pickle calls Python code for each `OutputFile`.
+        """Return `((name, size, staged, place), …), metadata JSON` for one input `(source, row)`.
 
         Raises:
             Refusal: "input": there is no such file. "output": a name, a file or the metadata is
@@ -121,12 +120,12 @@ class PreprocessJob:
         """
         source, row = assignment.payload
         seed = seed_of_text(source if row is None else row)
-        out = self._begin(source)
+        out = self._outputs.begin(source)
 
         def undo() -> None:
             nonlocal out
             out.discard()
-            out = self._begin(source)
+            out = self._outputs.begin(source)
 
         try:
             if self._turns is None:
@@ -148,12 +147,7 @@ class PreprocessJob:
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
-        return Answer((tuple(map(tuple, files)), metadata), len(metadata))
-
-    def _begin(self, source: str) -> Output:
-        out = self._outputs.begin()
-        out.source = source
-        return out
+        return Answer((files, metadata), len(metadata))
 
     def _metadata(self, source: str, row: str | None, out: Output) -> str:
         """Call the function for one input; return the metadata as JSON."""
@@ -186,27 +180,29 @@ class PreprocessJob:
         if row is not None:
             listed = located(json.loads(row), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
-        try:
-            with self._local(source) as path:
-                returned = _exhausted(self._work(path, out))
-        except NoInputError as error:
-            raise Refusal("input") from error.__cause__
-        if "://" not in source:
-            return returned, out.final_name
-        fetched = str(path)
-        return returned, lambda text: source if text == fetched else out.final_name(text)
-
-    def _local(self, source: str) -> AbstractContextManager[Path]:
         if "://" in source and self._fetch is not None:
-            return self._fetch(source)
+            return self._call_fetched(self._fetch, source, out)
         try:
             mode = os.stat(source).st_mode
         except OSError as error:
-            raise NoInputError from error
+            raise Refusal("input") from error
         if (mode & 0o170000) == 0o040000:
             cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
-            raise NoInputError from cause
-        return nullcontext(Path(source))
+            raise Refusal("input") from cause
+        at = source.rfind("/") + 1
+        if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
+            self._parent = source[:at], Path(source[:at])
+        return _exhausted(self._work(self._parent[1] / source[at:], out)), out.final_name
+
+    def _call_fetched(self, fetch: Fetch, source: str, out: Output) -> tuple[Any, _Naming]:
+        """Call the function with a download of its input."""
+        try:
+            with fetch(source) as path:
+                returned = _exhausted(self._work(path, out))
+        except NoInputError as error:
+            raise Refusal("input") from error.__cause__
+        fetched = str(path)
+        return returned, lambda text: source if text == fetched else out.final_name(text)
 
     def _is_environment(self, error: Exception) -> bool:
         if isinstance(error, OSError) and error.errno in _ENVIRONMENT:

@@ -61,10 +61,10 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send one object, waiting for room."""
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        left = memoryview(_LENGTH.pack(len(body)) + body)
-        while left:
-            left = left[os.write(self._outgoing, left) :]
+        data = _framed(message)
+        sent = os.write(self._outgoing, data)
+        while sent < len(data):
+            sent += os.write(self._outgoing, memoryview(data)[sent:])
 
     def receive(self) -> Any:
         """Return the next object, waiting for it.
@@ -89,8 +89,7 @@ class Channel:
 
     def queue(self, message: Any) -> None:
         """Queue an object to be sent by `flush`."""
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._queued += _LENGTH.pack(len(body)) + body
+        self._queued += _framed(message)
 
     def flush(self) -> bool:
         """Send what the pipe has room for; return whether something is left.
@@ -126,3 +125,8 @@ class Channel:
             start = end
         del self._received[:start]
         return messages
+
+
+def _framed(message: Any) -> bytes:
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body

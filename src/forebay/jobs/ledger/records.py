@@ -61,7 +61,7 @@ class Todo(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """One output of an input. A tuple, since it is pickled for every one of them.
+    """One output of an input.
 
     Attributes:
         name: Final name, relative to the output folder, with "/" between its parts.
@@ -76,6 +76,10 @@ class OutputFile(NamedTuple):
     size: int
     staged: str = ""
     place: tuple[int, int, int] | None = None
+
+
+# The fields of an `OutputFile`, as a worker sends them: pickle calls Python code for a named tuple.
+FileFields = tuple[str, int, str, tuple[int, int, int] | None]
 
 
 class PackedMember(NamedTuple):

@@ -27,7 +27,7 @@ from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.ledger_copy import LEDGER, LedgerCopy, read_run
-from forebay.jobs.ledger.records import FileChange, OutputFile, Unpublished
+from forebay.jobs.ledger.records import FileChange, FileFields, Unpublished
 from forebay.jobs.ledger.snapshot import read_snapshot
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE, recorded_name
@@ -146,20 +146,20 @@ class Uploads:
         self._staging.open(worker)
         self._store.open()
 
-    def begin(self) -> Output:
+    def begin(self, source: str) -> Output:
         """Return the `out` of one input, with a new folder."""
-        return _Scratch(tempfile.mkdtemp(dir=self._staging.folder))
+        return _Scratch(source, Path(tempfile.mkdtemp(dir=str(self._staging.folder))))
 
-    def commit(self, output: Output) -> tuple[OutputFile, ...]:
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names.
 
         Raises:
             OutputError: The store takes other files, but not these.
             Refusal: "environment": the store takes no files.
         """
-        root = output.folder
+        root = str(output.folder)
         files = output.collect(root)
-        paths = [(os.path.join(root, file.staged), file.name) for file in files]
+        paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:
                 self._store.upload(paths)
@@ -172,7 +172,7 @@ class Uploads:
                 raise Refusal("environment") from error
             self._store.upload(paths)  # if it fails again, the cause is in the files or their names
         output.discard()
-        return tuple(OutputFile(file.name, file.size) for file in files)
+        return tuple((name, size, "", None) for name, size, _, _ in files)
 
     def is_full(self) -> bool:
         """Tell whether the local disk has run out of bytes or of files."""

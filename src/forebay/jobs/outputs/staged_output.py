@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import OutputError, shortened
-from forebay.jobs.ledger.records import OutputFile
+from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import (
     PRIVATE,
     STAGING,
@@ -32,13 +32,13 @@ class Output:
             for a sample of a Dataset its name, or its index as a string; "" for a row without one.
     """
 
-    def __init__(self, folder: str, shards: ShardWriter | None = None) -> None:
+    def __init__(self, source: str, folder: Path, shards: ShardWriter | None = None) -> None:
         """Stage files in `folder`, pack into `shards`."""
+        self.source = source
         self.folder = folder
         self._shards = shards
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
-        self.source = ""
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
         self._paths: dict[str, Path] = {}  # final name -> staged path
         self._folders: dict[str, str] = {}  # folders that the names need -> one of those names
@@ -59,11 +59,17 @@ class Output:
         final = asked_name(name)
         if final in self._paths:
             return self._paths[final]
-        path = f"{self.folder}/{final}"
-        if not ("/" in final or self._folders or os.path.lexists(path)):
-            self._names[path] = final  # the usual case
-            self._paths[final] = Path(path)
-            return self._paths[final]
+        path = self.folder / final  # the folder is parsed already
+        staged = str(path)
+        if "/" in final or self._folders or os.path.lexists(staged):
+            path = self._place(final)
+            staged = str(path)
+        self._names[staged] = final
+        self._paths[final] = path
+        return path
+
+    def _place(self, final: str) -> Path:
+        """Return a free path for a name that needs folders, or that an earlier input uses."""
         folders = folders_of(final)
         other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
@@ -73,13 +79,11 @@ class Output:
                 "of the two."
             )
         self._folders.update(dict.fromkeys(folders, final))
-        number = 0
+        path, number = self.folder / final, 0
         while not _make_room(path, alone=not number and "/" not in final):
             number += 1  # that of an earlier input, not published yet
-            path = os.path.join(self.folder, f"{PRIVATE}{number}", final)
-        self._names[path] = final
-        self._paths[final] = Path(path)
-        return self._paths[final]
+            path = self.folder / f"{PRIVATE}{number}" / final
+        return path
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
         """Append one small output to a shard, a tar file in the folder `packed`.
@@ -149,13 +153,13 @@ class Output:
         """Return the final names in the order they were asked for, files before packed outputs."""
         return [*self._names.values(), *self._packed]
 
-    def collect(self, root: str) -> tuple[OutputFile, ...]:
+    def collect(self, root: str) -> tuple[FileFields, ...]:
         """Return the files that were written, with staged paths relative to `root`.
 
         Raises:
             OutputError: A file that was asked for is missing, or is not a regular file.
         """
-        files = []
+        files: list[FileFields] = []
         start = len(root) + 1
         for staged, name in self._names.items():
             try:
@@ -168,10 +172,10 @@ class Output:
                 raise OutputError(
                     f"out.file({name!r}): the function did not leave a regular file there"
                 )
-            files.append(OutputFile(name, status.st_size, staged[start:]))
+            files.append((name, status.st_size, staged[start:], None))
         return tuple(files)
 
-    def collect_packed(self) -> tuple[OutputFile, ...]:
+    def collect_packed(self) -> tuple[FileFields, ...]:
         """Return the packed outputs; from now on they survive the worker's death."""
         self._has_ended = True
         return () if self._shards is None or not self._packed else self._shards.commit()
@@ -213,13 +217,13 @@ def _as_bytes(name: object, data: Any) -> bytes:
         ) from None
 
 
-def _make_room(path: str, alone: bool) -> bool:
+def _make_room(path: Path, alone: bool) -> bool:
     """Create the folder of a path unless it exists (`alone`); return whether the path is free."""
     if os.path.lexists(path):
         return False
     if not alone:
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.makedirs(path.parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
             return False
     return True
@@ -237,11 +241,11 @@ class Staging:
         self._is_far = False
         # Not just a number: an abandoned thread of an earlier run may still write to its folder.
         self._run = os.urandom(4).hex()
-        self.folder = ""
+        self.folder = Path()
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self.folder = os.path.join(self._root, STAGING, f"{self._run}-{worker}")
+        self.folder = Path(self._root, STAGING, f"{self._run}-{worker}")
         os.makedirs(self.folder, exist_ok=True)
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
@@ -251,16 +255,16 @@ class Staging:
         if self._shards is not None:
             self._shards.close()
 
-    def begin(self) -> Output:
+    def begin(self, source: str) -> Output:
         """Return the `out` of one input."""
-        return Output(self.folder, self._shards)
+        return Output(source, self.folder, self._shards)
 
-    def commit(self, output: Output) -> tuple[OutputFile, ...]:
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Return the staged files and the packed outputs of one input."""
         files = output.collect(self._root)
         if self._is_far:  # the driver's flush does not reach this machine's page cache
-            for file in files:
-                _flush(os.path.join(self._root, file.staged or ""))
+            for _, _, staged, _ in files:
+                _flush(os.path.join(self._root, staged))
         return files + output.collect_packed()
 
     def is_full(self) -> bool:

@@ -17,7 +17,7 @@ import zlib
 from contextlib import suppress
 from io import FileIO
 
-from forebay.jobs.ledger.records import OutputFile
+from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import member_name
 from forebay.jobs.packed.shard_files import ShardFiles
 from forebay.jobs.packed.tar_member import BLOCK, header, padding
@@ -47,7 +47,7 @@ class ShardWriter:
         self._end = 0  # where those of this input end
         self._written = 0  # what is in the file already; the rest is in `_held`
         self._held: list[bytes] = []
-        self._members: list[OutputFile] = []
+        self._members: list[FileFields] = []
         self._lock = threading.Lock()  # a function may have threads of its own
 
     def add(self, name: str, data: bytes) -> None:
@@ -65,12 +65,12 @@ class ShardWriter:
             head = header(member_name(name), len(data))
             place = (number, self._end + len(head), zlib.crc32(data))
             self._held += (head, data, padding(len(data)))
-            self._members.append(OutputFile(name, len(data), "", place))
+            self._members.append((name, len(data), "", place))
             self._end = place[1] + len(data) + (-len(data) % BLOCK)
             if self._end - self._written > _HELD_BYTES:
                 self._write_held()
 
-    def commit(self) -> tuple[OutputFile, ...]:
+    def commit(self) -> tuple[FileFields, ...]:
         """Return the members of this input, which are in the shard now.
 
         Raises:
@@ -116,7 +116,7 @@ class ShardWriter:
 
     def _write_held(self) -> None:
         assert self._shard is not None, "it was opened for the first member"
-        if not any(len(part) > _HELD_BYTES for part in self._held):
+        if self._end - self._written <= 2 * _HELD_BYTES:  # large data are not copied
             self._held = [b"".join(self._held)]
         while self._held:
             rest, at = memoryview(self._held[0]), self._written

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# Tuples, since `list | tuple | dict` would be a new object each time.
+_SCALARS = (str, bytes, os.PathLike)
+_NESTED = (list, tuple, dict)
 
 
 def rows_of(returned: Any) -> list[dict[str, Any]] | None:
@@ -23,8 +27,7 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
         return None
     if type(returned) is dict or isinstance(returned, Mapping):
         return [dict(returned)]
-    is_scalar = isinstance(returned, str | bytes | os.PathLike)
-    if is_scalar or not isinstance(returned, Iterable):
+    if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
     mappings = sum(isinstance(value, Mapping) for value in values)
@@ -60,38 +63,41 @@ def encode(
     elif len(names) == 1:
         rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, os.PathLike):
-            text = os.fspath(value)
-            return final_name(text) or text
-        for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
-            if hasattr(value, method) and hasattr(value, "dtype"):
-                try:
-                    return getattr(value, method)()
-                except (ValueError, RuntimeError):
-                    continue
-        if isinstance(value, set | frozenset):
-            return sorted(value)
-        if isinstance(value, Mapping):
-            return dict(value)
-        if hasattr(value, "isoformat"):
-            return value.isoformat()
-        raise TypeError(type(value).__name__)
-
     for row in rows:
         for column, value in row.items():
             if type(value) is str:
                 row[column] = final_name(value) or value
-            elif isinstance(value, list | tuple | dict):
+            elif isinstance(value, _NESTED):
                 row[column] = _named(value, final_name)
     try:
         return _ENCODER.encode(rows)  # the usual case, which is much faster
     except (TypeError, ValueError):
         pass
+    plain = partial(_plain, final_name)
     try:
         return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise TypeError(_what_is_wrong(rows, plain)) from error
+
+
+def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
+    """Return a value that JSON can hold, or that holds such values, for one that it cannot."""
+    if isinstance(value, os.PathLike):
+        text = os.fspath(value)
+        return final_name(text) or text
+    for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
+        if hasattr(value, method) and hasattr(value, "dtype"):
+            try:
+                return getattr(value, method)()
+            except (ValueError, RuntimeError):
+                continue
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(type(value).__name__)
 
 
 def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
