@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 
@@ -92,8 +93,8 @@ def test_samples_that_do_not_fit_one_batch_are_predicted_apart(tmp_path):
     assert (report.failed, rows) == (0, list(range(20)))
 
 
-def test_memory_that_runs_out_halves_the_batch_for_the_rest(tmp_path):
-    """The size that fits is found once; no sample is lost."""
+def test_memory_that_runs_out_halves_the_batch_for_the_rest(tmp_path, caplog):
+    """The size that fits is found once, and logged; no sample is lost."""
     sizes = []
 
     def model(batch):
@@ -102,8 +103,11 @@ def test_memory_that_runs_out_halves_the_batch_for_the_rest(tmp_path):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return batch.sum(1)
 
-    report, rows = predicted(model, Numbers(40), tmp_path, part_size=40)
+    with caplog.at_level(logging.INFO, "forebay"):
+        report, rows = predicted(model, Numbers(40), tmp_path, part_size=40)
     assert (report.failed, rows) == (0, list(range(40)))
+    found = [text for text in caplog.messages if "memory ran out" in text]
+    assert found[-1].endswith("with a batch of 4 samples: from now on they have at most 2")
     assert sizes[:4] == [8, 4, 2, 2]
     assert set(sizes[2:]) == {2}
 

@@ -9,6 +9,7 @@ import torch
 
 from forebay.batches import halves
 from forebay.failures import Failure
+from forebay.observe.event_log import log
 from forebay.predicting.range_reader import Loaded
 
 
@@ -63,6 +64,8 @@ class Bisection:
             return Predicted(one.indices, self._model(one.batch))
         except torch.OutOfMemoryError as error:
             self._most = max(count // 2, 1)
+            text = "memory ran out with a batch of %d samples: from now on they have at most %d"
+            log.info(text, count, self._most)
             failure = Failure.of(error, source=index) if count == 1 else None
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return Failure.of(error, source=index) if count == 1 else None
