@@ -22,8 +22,7 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.job import Assignment, Job, Refusal
-from forebay.engine.limits import GIVE_BACK_S
+from forebay.engine.job import GIVE_BACK_S, Assignment, Job, Refusal
 from forebay.failures import Failure, message_of, traceback_of
 from forebay.tracebacks import cut_own_frames
 
@@ -128,7 +127,7 @@ def portable(event: TaskFailed) -> TaskFailed:
 
     body = _pickled(failure.exception, cloudpickle.Pickler)
     sealed = None if body is None else SealedError(body)
-    return replace(event, failure=replace(failure, exception=sealed))
+    return event._replace(failure=replace(failure, exception=sealed))
 
 
 class _Bounded(io.BytesIO):

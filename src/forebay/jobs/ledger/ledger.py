@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
+from forebay.formats import TABLE_FORMATS
 from forebay.jobs.ledger.database import (
     FAILED,
     GONE,
@@ -71,7 +72,6 @@ from forebay.jobs.ledger.records import (
 from forebay.jobs.ledger.result_columns import files_of, unpacked
 from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
-from forebay.options import TABLE_FORMATS
 
 # The fingerprint of the manifest whose rows are not copied; "" if it was listed in part.
 _PLACE = "_place"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Done, FailedInput, OutputFile

@@ -321,7 +321,8 @@ class RayPool(Pool):
     def _handle(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
-                events = [each for event in message.events if (each := self._event(event))]
+                handled = map(self._event, message.events)
+                events = [event for event in handled if event is not None]
                 message.events.clear()
                 message.taken.set()
                 return events
