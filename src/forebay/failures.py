@@ -1,16 +1,18 @@
 """The record of a failure, used everywhere, and a bounded log of such records.
 
 The engine creates the record when a task raises, hangs or dies. Code that knows more about it
-(which input, which sample, how many attempts) adds that with `dataclasses.replace`.
+(which input, which sample, how many attempts) adds that with `_replace`.
+
+Workers import this module before their first task, so the record is a named tuple: a dataclass
+needs the modules `dataclasses` and `inspect`, which take as long to import as half an interpreter.
 """
 
 from __future__ import annotations
 
 import traceback as _traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
@@ -19,8 +21,7 @@ MAX_TRACED = 100
 MAX_TEXT = 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why an input, a sample, a batch or a worker failed.
 
     Attributes:
@@ -49,7 +50,7 @@ class Failure:
     attempts: int = 1
     seconds: float = 0.0
     pid: int | None = None
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
 
     @classmethod
     def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Failure:
@@ -94,7 +95,7 @@ class FailureLog:
         for failure in failures:
             if self.total < MAX_KEPT:
                 traced = self.total < MAX_TRACED
-                self._kept.append(failure if traced else replace(failure, traceback=""))
+                self._kept.append(failure if traced else failure._replace(traceback=""))
             self.total += 1
 
     def __iter__(self) -> Iterator[Failure]:

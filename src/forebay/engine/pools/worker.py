@@ -11,7 +11,6 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from forebay.engine.events import (
@@ -127,7 +126,7 @@ def portable(event: TaskFailed) -> TaskFailed:
 
     body = _pickled(failure.exception, cloudpickle.Pickler)
     sealed = None if body is None else SealedError(body)
-    return event._replace(failure=replace(failure, exception=sealed))
+    return event._replace(failure=failure._replace(exception=sealed))
 
 
 class _Bounded(io.BytesIO):

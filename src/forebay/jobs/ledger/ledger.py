@@ -20,7 +20,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -393,7 +392,7 @@ class Ledger:
             recorded, more_done, more_failed = settle(db, done, failed, self._name_of)
             counts = read_counts(db)
             now_done, now_failed = counts.done + more_done, counts.failed + more_failed
-            write_counts(db, replace(counts, done=now_done, failed=now_failed))
+            write_counts(db, counts._replace(done=now_done, failed=now_failed))
         return recorded
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
@@ -404,7 +403,7 @@ class Ledger:
         with self._database.transaction() as db:
             recorded = take_back(db, unpublished, self._name_of)
             counts, number = read_counts(db), recorded.withdrawn
-            changed = replace(counts, done=counts.done - number, failed=counts.failed + number)
+            changed = counts._replace(done=counts.done - number, failed=counts.failed + number)
             write_counts(db, changed)
         return recorded
 

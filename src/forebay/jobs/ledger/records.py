@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.failures import Failure
@@ -31,8 +30,7 @@ class Input(NamedTuple):
         return self.source if self.row is None else self.row
 
 
-@dataclass(frozen=True, slots=True)
-class RowsInPlace:
+class RowsInPlace(NamedTuple):
     """A listing that can be read from any of its inputs on, so the ledger need not copy them.
 
     Attributes:
@@ -121,8 +119,7 @@ class FailedInput(NamedTuple):
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(NamedTuple):
     """A rename or a removal in the output folder that a commit requires; safe to do twice.
 
     With a `staged` path, that file is renamed to `name`, which must be free; without, `name` is
@@ -147,8 +144,7 @@ class Unpublished(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """How many inputs are in which state; `total = done + failed + todo`."""
 
     total: int

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.errors import OutputError
@@ -243,5 +243,5 @@ def _unable(error: OSError) -> OutputError:
 
 
 def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
-    failure = replace(outcome.failure, attempts=outcome.attempt, seconds=seconds, exception=None)
+    failure = outcome.failure._replace(attempts=outcome.attempt, seconds=seconds, exception=None)
     return FailedInput(outcome.task, failure)
