@@ -5,14 +5,13 @@ The engine creates the record when a task raises, hangs or dies. Code that knows
 
 Workers import this module before their first task, so the record is a named tuple: a dataclass
 needs the modules `dataclasses` and `inspect`, which take as long to import as half an interpreter.
+Annotations are evaluated at once: a named tuple would compile each of them from a string.
 """
-
-from __future__ import annotations
 
 import traceback as _traceback
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
@@ -53,7 +52,7 @@ class Failure(NamedTuple):
     exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Failure:
+    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Self:
         """Return the record of an exception.
 
         Args:
@@ -68,6 +67,23 @@ class Failure(NamedTuple):
     def index(self) -> Any:
         """The sample's index, if a sample failed: the same as `source`."""
         return self.source
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all but the exception: one that was sent between processes is another object."""
+        return isinstance(other, Failure) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        """See `__eq__`; a tuple has its own."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """Return the hash of what `__eq__` compares."""
+        return hash(self[:-1])
+
+    def __repr__(self) -> str:
+        """Return all but the exception, whose message is there already."""
+        known = zip(self._fields[:-1], self, strict=False)
+        return f"Failure({', '.join(f'{name}={value!r}' for name, value in known)})"
 
     def __str__(self) -> str:
         """Return the failure in one line."""

@@ -9,9 +9,8 @@ from a dead worker is recognized and dropped.
 
 Workers import this module, and each of them costs processor time before the first task: a frozen
 dataclass takes five times as long to define as a named tuple, and ten times as long to pickle.
+Annotations are evaluated at once: a named tuple would compile each of them from a string.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 

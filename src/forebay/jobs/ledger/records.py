@@ -1,6 +1,8 @@
-"""The plain records that the parts of `jobs/` pass to each other."""
+"""The plain records that the parts of `jobs/` pass to each other.
 
-from __future__ import annotations
+Annotations are evaluated at once: workers import this module, and a named tuple would compile each
+of them from a string.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
