@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "forebay"
 PURE = (
     "engine/flow",
     "engine/events",
+    "engine/commands",
     "engine/states",
     "engine/limits",
     "plan",

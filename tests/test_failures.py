@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import pickle
 import weakref
@@ -93,15 +92,15 @@ def test_an_exception_without_a_message_has_none():
 def test_a_failure_is_one_line_as_a_string(known, line):
     """What failed, and the first line of the message, where there is one."""
     record = Failure("exception", "ValueError", "first\nsecond")
-    assert str(dataclasses.replace(record, **known)) == line
+    assert str(record._replace(**known)) == line
 
 
 def test_a_failure_cannot_be_changed():
     """Whoever knows more about it makes another record."""
     record = failure(1)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         record.attempts = 2
-    assert dataclasses.replace(record, attempts=2).message == "number 1"
+    assert record._replace(attempts=2).message == "number 1"
 
 
 def test_failures_are_equal_by_what_they_say():
@@ -139,8 +138,8 @@ def test_only_the_first_failures_of_a_log_have_tracebacks():
     *traced, before_last, last = log
     assert traced == added[:MAX_TRACED]
     assert all(each is own for each, own in zip(traced, added, strict=False))
-    assert before_last == dataclasses.replace(added[-2], traceback="")
-    assert last == dataclasses.replace(added[-1], traceback="")
+    assert before_last == added[-2]._replace(traceback="")
+    assert last == added[-1]._replace(traceback="")
     assert added[-1].traceback
 
 

@@ -49,6 +49,14 @@ def test_a_run_begins_without_numpy() -> None:
     assert heavy_after("import forebay.session", ("numpy",)) == []
 
 
+def test_a_worker_begins_without_what_the_driver_needs() -> None:
+    """If the caller has threads, the workers' process is a new interpreter that imports it all."""
+    worker = "import forebay.engine.pools.zygote, forebay.jobs.inputs.download"
+    slow = ("dataclasses", "inspect", "sqlite3", "tempfile", "forebay.options")
+    needed = "import ctypes, hashlib, json, pathlib, pickle, random, socket, threading, traceback"
+    assert set(heavy_after(worker, slow)) <= set(heavy_after(needed, slow))
+
+
 def test_a_heavy_import_would_be_seen() -> None:
     """The test of the test: a package that is loaded is named."""
     assert heavy_after("import fsspec") == ["fsspec"]

@@ -32,7 +32,7 @@ class Job:
 """
 SCRIPT = """
 import json, multiprocessing, os, sys, threading
-from forebay.engine.events import TaskFinished
+from forebay.engine.events import (TaskFinished)
 from forebay.engine.job import Assignment
 from forebay.engine.pools.processes import ProcessPool
 from neighbour import Job

@@ -302,7 +302,7 @@ def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
             name, mark = failure.source, marks / str(first)
             if mark.exists() and (index := mark.read_text().strip()):
                 name, found, number = f"sample {index}", [int(index)], 1
-            described = [str(replace(failure, source=name))]
+            described = [str(failure._replace(source=name))]
         indices += found
         lines += described
         count += number

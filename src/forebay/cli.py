@@ -21,6 +21,7 @@ from forebay import cli_options as options
 from forebay.cli_look import compare_command, top_command
 from forebay.errors import BusyError, ForebayError, OptionError
 from forebay.failures import Failure
+from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
 from forebay.jobs.ledger.packed_members import read_shards
 from forebay.jobs.outputs.commits import settle
@@ -29,7 +30,6 @@ from forebay.jobs.outputs.output_places import look_at, open_place
 from forebay.jobs.report import verify as hold_against
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
-from forebay.options import SHARD_BYTES, TABLE_FORMATS
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
 from forebay.sample_ranges import look_at_run, verb_of

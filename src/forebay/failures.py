@@ -1,16 +1,17 @@
 """The record of a failure, used everywhere, and a bounded log of such records.
 
 The engine creates the record when a task raises, hangs or dies. Code that knows more about it
-(which input, which sample, how many attempts) adds that with `dataclasses.replace`.
-"""
+(which input, which sample, how many attempts) adds that with `_replace`.
 
-from __future__ import annotations
+Workers import this module before their first task, so the record is a named tuple: a dataclass
+needs the modules `dataclasses` and `inspect`, which take as long to import as half an interpreter.
+Annotations are evaluated at once: a named tuple would compile each of them from a string.
+"""
 
 import traceback as _traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
@@ -19,8 +20,7 @@ MAX_TRACED = 100
 MAX_TEXT = 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why an input, a sample, a batch or a worker failed.
 
     Attributes:
@@ -49,10 +49,10 @@ class Failure:
     attempts: int = 1
     seconds: float = 0.0
     pid: int | None = None
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Failure:
+    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Self:
         """Return the record of an exception.
 
         Args:
@@ -67,6 +67,23 @@ class Failure:
     def index(self) -> Any:
         """The sample's index, if a sample failed: the same as `source`."""
         return self.source
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all but the exception: one that was sent between processes is another object."""
+        return isinstance(other, Failure) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        """See `__eq__`; a tuple has its own."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """Return the hash of what `__eq__` compares."""
+        return hash(self[:-1])
+
+    def __repr__(self) -> str:
+        """Return all but the exception, whose message is there already."""
+        known = zip(self._fields[:-1], self, strict=False)
+        return f"Failure({', '.join(f'{name}={value!r}' for name, value in known)})"
 
     def __str__(self) -> str:
         """Return the failure in one line."""
@@ -94,7 +111,7 @@ class FailureLog:
         for failure in failures:
             if self.total < MAX_KEPT:
                 traced = self.total < MAX_TRACED
-                self._kept.append(failure if traced else replace(failure, traceback=""))
+                self._kept.append(failure if traced else failure._replace(traceback=""))
             self.total += 1
 
     def __iter__(self) -> Iterator[Failure]:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from forebay.errors import OptionError
+from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.observe import machine
 
 BACKENDS = ("process", "thread", "ray")
-TABLE_FORMATS = ("parquet", "csv", "jsonl")
-# About how large a shard of packed outputs is.
-SHARD_BYTES = 256 * 2**20
 # The most workers, where the user names no number: waiting for storage takes more than cores.
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from forebay.errors import InputError, LedgerError, OptionError, shortened
+from forebay.formats import SHARD_BYTES
 from forebay.jobs.inputs.listing import Listing, indices, list_inputs
 from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
@@ -19,7 +20,7 @@ from forebay.jobs.outputs.output_places import look_at
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
-from forebay.options import SHARD_BYTES, PreprocessOptions, Ray, workers_of_run
+from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.sample_names import names_of
 from forebay.sample_ranges import verb_of
 from forebay.session import Session

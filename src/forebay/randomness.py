@@ -20,7 +20,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
@@ -68,7 +67,7 @@ def seed_of_text(text: str) -> int:
 # ---- a library that user code imports ----------------------------------------------------------
 
 
-class _SeedOnImport(MetaPathFinder):
+class _SeedOnImport:
     """Seeds a library for the current input as soon as it is imported.
 
     Any input may be the first one in its worker that imports the library, depending on the number

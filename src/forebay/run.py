@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine, pool_for
-from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool

@@ -226,7 +226,7 @@ def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
         error, _, message = words.partition(": ")
         if not error.isidentifier():
             error, message = "MisfitError", words
-        named.append(replace(failure, source=index, error=error, message=message))
+        named.append(failure._replace(source=index, error=error, message=message))
     return named, count
 
 

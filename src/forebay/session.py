@@ -151,7 +151,6 @@ class Session:
             listing: The inputs.
             whole: List all of them before the work begins, however many there are.
         """
-        _ = self._described  # before a Dataset's own code is called, and while workers start
         ahead = None if whole else AHEAD
         _ = self._described  # before a Dataset's own code is called, and while workers start
         self._listed = listing.total or 0

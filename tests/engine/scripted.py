@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.engine.events import (
-    Command,
-    Event,
-    SendTasks,
-    TaskFinished,
-    TasksQueued,
-    WorkerStarted,
-)
+from forebay.engine.commands import Command, SendTasks
+from forebay.engine.events import Event, TaskFinished, TasksQueued, WorkerStarted
 from forebay.engine.flow import Flow
 from forebay.engine.limits import Limits
 from forebay.failures import Failure

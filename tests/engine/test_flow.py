@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 from scripted import BOOM, CRASH, Script, started
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     DeliverResult,
     DropTask,
     FetchTasks,
     Finish,
     ReportFailure,
-    ResultsReleased,
     SendTasks,
     StartWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
+    ResultsReleased,
     TaskFailed,
     TaskFinished,
     TasksForgotten,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from scripted import BOOM, CRASH, Script, started
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     DeliverResult,
     Finish,
     GiveUp,
@@ -18,6 +17,9 @@ from forebay.engine.events import (
     SendTasks,
     SetAlarm,
     StartWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
     TaskFailed,
     TaskFinished,
     TasksForgotten,

@@ -10,21 +10,23 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     DeliverResult,
     DropTask,
-    Event,
     FetchTasks,
     Finish,
     GiveUp,
     KillWorker,
     ReportFailure,
-    ResultsReleased,
     SendTasks,
     SetAlarm,
     StartWorker,
     StopWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
+    Event,
+    ResultsReleased,
     TaskFailed,
     TaskFinished,
     TasksForgotten,
@@ -35,7 +37,8 @@ from forebay.engine.events import (
     WorkerStarted,
 )
 from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
-from forebay.engine.limits import GIVE_BACK_S, Limits
+from forebay.engine.job import GIVE_BACK_S
+from forebay.engine.limits import Limits
 from forebay.failures import Failure
 
 CRASH = Failure("crash", "WorkerDiedError", "gone")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted import CRASH, Script, started
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     Command,
     DeliverResult,
     Finish,
@@ -14,6 +13,9 @@ from forebay.engine.events import (
     SendTasks,
     StartWorker,
     StopWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
     TaskFinished,
     TasksReturned,
     WorkerDied,

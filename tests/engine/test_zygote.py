@@ -274,7 +274,7 @@ def test_workers_have_the_arguments_of_the_driver(monkeypatch, start):
 
 DRIVER = """
 import multiprocessing, sys, threading, time
-from forebay.engine.events import TaskFinished
+from forebay.engine.events import (TaskFinished)
 from forebay.engine.job import Assignment
 from forebay.engine.pools.processes import ProcessPool
 from test_zygote import Calls, start_daemon, start_in_a_session

@@ -14,10 +14,10 @@ from works import copy, nothing
 import forebay
 from forebay.cli import cli
 from forebay.errors import OutputError
+from forebay.formats import TABLE_FORMATS
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs import output_folder, renames
 from forebay.jobs.outputs.output_folder import OutputFolder
-from forebay.options import TABLE_FORMATS
 from forebay.preprocess import retry
 
 

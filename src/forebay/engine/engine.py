@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     Command,
     DeliverResult,
     DropTask,
-    Event,
     FetchTasks,
     Finish,
     GiveUp,
@@ -24,11 +22,15 @@ from forebay.engine.events import (
     Outcome,
     ReportFailure,
     ReportRetry,
-    ResultsReleased,
     SendTasks,
     SetAlarm,
     StartWorker,
     StopWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
+    Event,
+    ResultsReleased,
     TasksForgotten,
     TasksQueued,
     WorkerDied,

@@ -1,28 +1,23 @@
-"""Events (what happened, past tense) and commands (what to do, imperative) as frozen records.
+"""Events: what happened, in the past tense, as named tuples.
 
-The pools and the consumer create events, `flow.py` turns them into commands, and `engine.py`
-performs the commands. Times are seconds of a monotonic clock.
+The pools and the consumer create events, `flow.py` turns them into the commands of `commands.py`,
+and `engine.py` performs these. Times are seconds of a monotonic clock.
 
 A worker has two numbers. Its `worker_id`, from 0 to num_workers - 1, is the one that users see; the
 replacement of a dead worker has the same. Its `incarnation` is never used twice, so that an event
 from a dead worker is recognized and dropped.
 
-The records that every task needs are named tuples: a frozen dataclass costs five times as much to
-make, and ten times as much to pickle.
+Workers import this module, and each of them costs processor time before the first task: a frozen
+dataclass takes five times as long to define as a named tuple, and ten times as long to pickle.
+Annotations are evaluated at once: a named tuple would compile each of them from a string.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay.failures import Failure
 
-# ---- events ------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class TasksQueued:
+class TasksQueued(NamedTuple):
     """There are new tasks, from the source after `FetchTasks`, or from `Engine.put`.
 
     Attributes:
@@ -36,8 +31,7 @@ class TasksQueued:
     worker_ids: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class WorkerStarted(NamedTuple):
     """A worker has started and is ready for tasks."""
 
     incarnation: int
@@ -54,8 +48,7 @@ class TaskFinished(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(NamedTuple):
     """The user's code raised. A `final` failure is not retried (a missing file, for example)."""
 
     incarnation: int
@@ -66,16 +59,14 @@ class TaskFailed:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TasksReturned:
+class TasksReturned(NamedTuple):
     """A worker returned tasks that it had not begun, so that others can run them."""
 
     incarnation: int
     tasks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
+class WorkerDied(NamedTuple):
     """A worker died.
 
     Attributes:
@@ -91,8 +82,7 @@ class WorkerDied:
     maybe_external: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersResized:
+class WorkersResized(NamedTuple):
     """The number of workers is to change.
 
     Attributes:
@@ -102,20 +92,17 @@ class WorkersResized:
     num_workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class AlarmRang:
+class AlarmRang(NamedTuple):
     """The time of the last `SetAlarm` was reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultsReleased:
+class ResultsReleased(NamedTuple):
     """The consumer has finished with delivered results; their slots are free."""
 
     tasks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TasksForgotten:
+class TasksForgotten(NamedTuple):
     """The tasks with numbers below `before` are no longer needed, except those delivered."""
 
     before: int
@@ -133,121 +120,3 @@ Event = (
     | ResultsReleased
     | TasksForgotten
 )
-
-
-# ---- commands ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FetchTasks:
-    """Take up to `count` tasks from the source; answer with one `TasksQueued`."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows.
-
-    Attributes:
-        incarnation: A number never used before.
-        worker_id: From 0 to num_workers - 1; a replacement has that of the dead worker.
-    """
-
-    incarnation: int
-    worker_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendTasks:
-    """Send tasks to a worker, as `(task, attempt)`, to be run in this order."""
-
-    incarnation: int
-    tasks: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorker:
-    """Record the stack traces of a worker that hangs and kill it; `WorkerDied` follows."""
-
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """Stop a worker that holds no task; its later events are ignored."""
-
-    incarnation: int
-
-
-class DeliverResult(NamedTuple):
-    """Pass a result to the consumer, which releases its slot later."""
-
-    task: int
-    attempt: int
-    seconds: float
-    nbytes: int
-    result: Any
-
-
-class DropTask(NamedTuple):
-    """Drop a task that is no longer needed; no worker holds it."""
-
-    task: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRetry:
-    """Tell the consumer that an attempt failed and that the task will be tried again."""
-
-    task: int
-    attempt: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
-    """Tell the consumer that a task failed and is not tried again."""
-
-    task: int
-    attempt: int
-    seconds: float
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class SetAlarm:
-    """Fire `AlarmRang` at this time; a later `SetAlarm` replaces an earlier one."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Workers cannot be started; the run cannot continue."""
-
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The source has ended and every task was delivered or failed."""
-
-
-Command = (
-    FetchTasks
-    | StartWorker
-    | SendTasks
-    | KillWorker
-    | StopWorker
-    | DeliverResult
-    | DropTask
-    | ReportRetry
-    | ReportFailure
-    | SetAlarm
-    | GiveUp
-    | Finish
-)
-
-# What the consumer of an engine sees of a task.
-Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask

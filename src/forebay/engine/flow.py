@@ -31,23 +31,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forebay.engine.events import (
-    AlarmRang,
+from forebay.engine.commands import (
     Command,
     DeliverResult,
     DropTask,
-    Event,
     FetchTasks,
     Finish,
     GiveUp,
     KillWorker,
     ReportFailure,
     ReportRetry,
-    ResultsReleased,
     SendTasks,
     SetAlarm,
     StartWorker,
     StopWorker,
+)
+from forebay.engine.events import (
+    AlarmRang,
+    Event,
+    ResultsReleased,
     TaskFailed,
     TaskFinished,
     TasksForgotten,
@@ -57,7 +59,8 @@ from forebay.engine.events import (
     WorkersResized,
     WorkerStarted,
 )
-from forebay.engine.limits import GIVE_BACK_S, RECLAIM_S, Limits
+from forebay.engine.job import GIVE_BACK_S
+from forebay.engine.limits import RECLAIM_S, Limits
 from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
 from forebay.failures import Failure
 

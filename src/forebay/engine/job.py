@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+# A worker whose task took longer than this returns the tasks that it has not begun.
+GIVE_BACK_S = 0.2
+
 
 class Assignment(NamedTuple):
     """One task for a worker: its number, the attempt (from 1), and what to do."""

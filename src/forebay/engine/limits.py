@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A worker whose task took longer than this returns the tasks that it has not begun.
-GIVE_BACK_S = 0.2
 # If a task has run for this long, the tasks behind it are given to other workers, and its worker
 # gets no new ones until it has returned them. It is longer than GIVE_BACK_S, so that the worker's
 # own clock makes it return them.

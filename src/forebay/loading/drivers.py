@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
-from forebay.engine.events import Outcome
 from forebay.engine.pools.base import Pool
 from forebay.waiting import LONGEST_WAIT_S
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import partial
 
 from forebay.devices.device_api import Device
+from forebay.engine.commands import DeliverResult, DropTask, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine, NewTask
-from forebay.engine.events import DeliverResult, DropTask, Outcome, ReportFailure, ReportRetry
 from forebay.engine.limits import Limits
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import WorkerDiedError

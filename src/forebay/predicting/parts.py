@@ -105,7 +105,7 @@ class PartWork:
                     self._watches = False
                 else:
                     traced = len(failures) < MAX_TRACED
-                    failures.append(outcome if traced else replace(outcome, traceback=""))
+                    failures.append(outcome if traced else outcome._replace(traceback=""))
                     self._stop_if_all_fail(outcome)
                 if self._advance is not None:  # this is the user's process
                     if isinstance(outcome, Failure):

@@ -183,4 +183,4 @@ def _failure(result: Result) -> Failure:
 
 def _of_sample(failure: Failure, index: int | None = None) -> Failure:
     source = failure.source if index is None else index
-    return replace(failure, source=source, epoch=None, batch=None, exception=None)
+    return failure._replace(source=source, epoch=None, batch=None, exception=None)

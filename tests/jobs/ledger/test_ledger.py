@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -264,7 +263,7 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
         == [FileChange("x", "s/1/x"), FileChange("y", "s/1/y")]
     )
     assert (recorded.failed, recorded.withdrawn) == ([failed(2)], 0)
-    assert list(ledger.failures()) == [replace(failed(2).failure, source="b")]
+    assert list(ledger.failures()) == [failed(2).failure._replace(source="b")]
     (result,) = ledger.results()
     assert (result.outputs, result.metadata) == ([("x", 7), ("y", 7)], '[{"n": 1}]')
     assert ledger.counts() == Counts(2, 1, 1)

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -136,7 +135,7 @@ def test_a_snapshot_has_failures_and_what_the_driver_kept(tmp_path):
     snapshot = read_snapshot(tmp_path)
     assert snapshot.counts == Counts(3, 1, 1)
     assert snapshot.meta == {"columns": '["n"]', "version": "2"}
-    assert list(read_failures(tmp_path)) == [replace(failure, source='{"n": 1}')]
+    assert list(read_failures(tmp_path)) == [failure._replace(source='{"n": 1}')]
     assert snapshot.live is None
 
 

@@ -11,7 +11,6 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from forebay.engine.events import (
@@ -22,8 +21,7 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.job import Assignment, Job, Refusal
-from forebay.engine.limits import GIVE_BACK_S
+from forebay.engine.job import GIVE_BACK_S, Assignment, Job, Refusal
 from forebay.failures import Failure, message_of, traceback_of
 from forebay.tracebacks import cut_own_frames
 
@@ -128,7 +126,7 @@ def portable(event: TaskFailed) -> TaskFailed:
 
     body = _pickled(failure.exception, cloudpickle.Pickler)
     sealed = None if body is None else SealedError(body)
-    return replace(event, failure=replace(failure, exception=sealed))
+    return event._replace(failure=failure._replace(exception=sealed))
 
 
 class _Bounded(io.BytesIO):

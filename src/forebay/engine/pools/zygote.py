@@ -29,7 +29,6 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
 from forebay.engine.events import Event, TaskFailed, TaskFinished
@@ -57,11 +56,11 @@ STACKS_S = 0.25
 STACKS_BYTES = 16_384
 
 
-@dataclass(slots=True)
 class _Child:
-    incarnation: int
-    stacks: int  # descriptor of the file that faulthandler writes to
-    kill_at: float | None = None
+    def __init__(self, incarnation: int, stacks: int) -> None:
+        self.incarnation = incarnation
+        self.stacks = stacks  # descriptor of the file that faulthandler writes to
+        self.kill_at: float | None = None
 
 
 def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:

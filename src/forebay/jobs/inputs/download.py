@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,16 @@ from forebay.errors import InputError
 from forebay.jobs.preprocess_job import NoInputError
 
 
-@dataclass(frozen=True, slots=True)
 class Download:
     """Downloads one input at a time, each into a new folder; the `Fetch` of a PreprocessJob.
 
-    Attributes:
+    Args:
         folder: Where those folders are created. The run empties it when it starts and when it
             ends, so a worker that was killed leaves nothing behind.
     """
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @contextmanager
     def __call__(self, source: str) -> Iterator[Path]:
@@ -33,6 +30,9 @@ class Download:
         Raises:
             NoInputError: There is no such file.
         """
+        # Every worker imports this module, and most download nothing.
+        from tempfile import TemporaryDirectory
+
         from fsspec.core import url_to_fs
 
         # Opened here, in the worker: connections cannot be passed to another process.
@@ -40,17 +40,14 @@ class Download:
         if _is_local(system):
             yield _existing(Path(remote), source)
             return
-        os.makedirs(self.folder, exist_ok=True)
-        scratch = tempfile.mkdtemp(dir=self.folder)
-        try:
+        os.makedirs(self._folder, exist_ok=True)
+        with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             path = Path(scratch, _file_name(remote))
             try:
                 system.get_file(remote, str(path))
             except FileNotFoundError as error:
                 raise NoInputError from error
             yield _existing(path, source)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
@@ -60,7 +57,9 @@ def fetched(url: str) -> Iterator[Path]:
     Raises:
         InputError: There is no such file.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as scratch:
         try:
             with Download(Path(scratch))(url) as path:
                 yield path

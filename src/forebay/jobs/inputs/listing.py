@@ -76,7 +76,7 @@ class Listing:
         rows = self.in_place
         if rows is not None:
             start = rows.start
-            rows = replace(rows, start=lambda ordinal: check(start(ordinal)))
+            rows = rows._replace(start=lambda ordinal: check(start(ordinal)))
         return replace(self, _walk=lambda: check(self._walk()), in_place=rows)
 
     def __iter__(self) -> Iterator[Input]:

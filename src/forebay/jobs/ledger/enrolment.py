@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
@@ -190,7 +190,7 @@ def append(
         _numbered(islice(listing, ahead), known),
     ).rowcount
     counts = read_counts(db)
-    write_counts(db, replace(counts, total=counts.total + new))
+    write_counts(db, counts._replace(total=counts.total + new))
     following = next(listing, None)
     return new, None if following is None else chain((following,), listing)
 

@@ -20,12 +20,12 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
+from forebay.formats import TABLE_FORMATS
 from forebay.jobs.ledger.database import (
     FAILED,
     GONE,
@@ -71,7 +71,6 @@ from forebay.jobs.ledger.records import (
 from forebay.jobs.ledger.result_columns import check_outputs, files_of, unpacked
 from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
-from forebay.options import TABLE_FORMATS
 
 # The fingerprint of the manifest whose rows are not copied; "" if it was listed in part.
 _PLACE = "_place"
@@ -399,7 +398,7 @@ class Ledger:
             recorded, more_done, more_failed = settle(db, done, failed, self._name_of)
             counts = read_counts(db)
             now_done, now_failed = counts.done + more_done, counts.failed + more_failed
-            write_counts(db, replace(counts, done=now_done, failed=now_failed))
+            write_counts(db, counts._replace(done=now_done, failed=now_failed))
         return recorded
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
@@ -410,7 +409,7 @@ class Ledger:
         with self._database.transaction() as db:
             recorded = take_back(db, unpublished, self._name_of)
             counts, number = read_counts(db), recorded.withdrawn
-            changed = replace(counts, done=counts.done - number, failed=counts.failed + number)
+            changed = counts._replace(done=counts.done - number, failed=counts.failed + number)
             write_counts(db, changed)
         return recorded
 

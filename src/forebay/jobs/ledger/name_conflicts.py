@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
@@ -141,7 +141,7 @@ def take_back(
         )
         for ordinal, attempts, seconds in db.execute(sql, part):
             failure = Failure("output", "OutputError", reasons[owners[ordinal]])
-            failure = replace(failure, attempts=attempts, seconds=seconds)
+            failure = failure._replace(attempts=attempts, seconds=seconds)
             failed.append(FailedInput(ordinal, failure))
     names = release(db, [one.ordinal for one in failed])
     withdrawn = [*names, *reasons]

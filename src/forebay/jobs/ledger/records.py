@@ -1,9 +1,10 @@
-"""The plain records that the parts of `jobs/` pass to each other."""
+"""The plain records that the parts of `jobs/` pass to each other.
 
-from __future__ import annotations
+Annotations are evaluated at once: workers import this module, and a named tuple would compile each
+of them from a string.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.failures import Failure
@@ -35,8 +36,7 @@ class LinkInput(Input):
     """An input whose path is a symbolic link."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowsInPlace:
+class RowsInPlace(NamedTuple):
     """A listing that can be read from any of its inputs on, so the ledger need not copy them.
 
     Attributes:
@@ -157,8 +157,7 @@ class Unpublished(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """How many inputs are in which state; `total = done + failed + todo`."""
 
     total: int

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from forebay.engine.job import Refusal
 from forebay.errors import ForebayError, LedgerError, OutputError
+from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
@@ -33,7 +34,6 @@ from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE, recorded_name
 from forebay.jobs.outputs.staged_output import Output, Staging
 from forebay.jobs.outputs.store import Store
-from forebay.options import SHARD_BYTES
 
 
 class Bucket:

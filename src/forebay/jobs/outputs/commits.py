@@ -15,9 +15,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from forebay.engine.events import DeliverResult, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Done, FailedInput, OutputFile
@@ -248,5 +248,5 @@ def _unable(error: OSError) -> OutputError:
 
 
 def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
-    failure = replace(outcome.failure, attempts=outcome.attempt, seconds=seconds, exception=None)
+    failure = outcome.failure._replace(attempts=outcome.attempt, seconds=seconds, exception=None)
     return FailedInput(outcome.task, failure)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.errors import OutputError
+from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.records import FileChange, Unpublished
 from forebay.jobs.outputs.output_names import (
     PRIVATE,
@@ -42,7 +43,6 @@ from forebay.jobs.outputs.output_names import (
 from forebay.jobs.outputs.renames import rename_new
 from forebay.jobs.outputs.staged_output import Staging
 from forebay.jobs.packed.shards import complete_shards, intact_members
-from forebay.options import SHARD_BYTES
 
 if TYPE_CHECKING:
     from forebay.jobs.ledger.ledger import Ledger

@@ -14,7 +14,7 @@ import re
 from pathlib import PurePosixPath
 
 from forebay.errors import LedgerError, OutputError, shortened
-from forebay.options import TABLE_FORMATS
+from forebay.formats import TABLE_FORMATS
 
 # forebay's own folder inside every output folder, and the staging folder in it.
 PRIVATE = ".forebay"

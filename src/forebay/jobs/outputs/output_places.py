@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forebay.errors import OptionError
+from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import FileChange, Input, Unpublished
@@ -18,7 +19,7 @@ from forebay.jobs.outputs.bucket import Bucket, newest_copy
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.preprocess_job import WorkerEnd
-from forebay.options import SHARD_BYTES, PreprocessOptions
+from forebay.options import PreprocessOptions
 
 _LOCAL = ("file://", "local://")
 

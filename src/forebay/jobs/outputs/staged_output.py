@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import OutputError, shortened
+from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import (
     PRIVATE,
@@ -19,7 +20,6 @@ from forebay.jobs.outputs.output_names import (
     packed_name,
 )
 from forebay.jobs.packed.shard_writer import ShardWriter
-from forebay.options import SHARD_BYTES
 
 
 class Output:

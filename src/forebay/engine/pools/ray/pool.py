@@ -22,7 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkersResized
@@ -321,7 +321,8 @@ class RayPool(Pool):
     def _handle(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
         match message:
             case Message():
-                events = [each for event in message.events if (each := self._event(event))]
+                handled = map(self._event, message.events)
+                events = [event for event in handled if event is not None]
                 message.events.clear()
                 message.taken.set()
                 return events
@@ -348,7 +349,7 @@ class RayPool(Pool):
         if death.external:
             self._nodes = [each for each in self._nodes if each.id != node]
         message = f"{death.failure.message} (on node {name})"
-        where = replace(death.failure, message=message)
+        where = death.failure._replace(message=message)
         # A host that was killed because its worker hung does not count as lost.
         external = death.external and not member.hangs
         return WorkerDied(death.incarnation, where, external, death.maybe_external)

@@ -1,0 +1,8 @@
+"""Constants of the outputs' formats, for the options and for workers, which import no options."""
+
+from __future__ import annotations
+
+# The formats of the metadata table.
+TABLE_FORMATS = ("parquet", "csv", "jsonl")
+# About how large a shard of packed outputs is.
+SHARD_BYTES = 256 * 2**20
