@@ -1,0 +1,39 @@
+"""What the function of a preprocess worker receives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.engine.job import Assignment
+from forebay.jobs.outputs.output_folder import OutputFolder
+from forebay.jobs.preprocess_job import PreprocessJob
+
+
+def test_the_function_gets_the_path_that_pathlib_makes_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are parsed once for several inputs, which changes no path."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x", "a/y", "a/b/x", "x", "..x"):
+        Path(name).write_text(name)
+    absolute = f"{tmp_path}/a/x"
+    sources = ["a/x", "a/y", "a//y", "./a/x", "a/./y", "a/b/../x", "x", "./x", "a/b/x", "..x"]
+    sources += [absolute, f"/{absolute}", f"//{absolute}", "x"]
+    seen: list[Path] = []
+
+    def work(path: Path, out: Any) -> None:
+        seen.append(path)
+        assert path.read_text().endswith(path.name)
+
+    job = PreprocessJob(work, "paths", OutputFolder(tmp_path / "out").staging())
+    job.open(1, 0)
+    for number, source in enumerate(sources):
+        job.run(Assignment(number, 1, (source, None)))
+    job.close()
+
+    assert [str(each) for each in seen] == [str(Path(source)) for source in sources]
+    assert seen == [Path(source) for source in sources]
