@@ -34,6 +34,8 @@ SLOTS = 8192
 MAX_BYTES = 256 * 2**20
 # Duration and number of the tasks sent in one message, if inputs take little time.
 GROUP_S = 0.1
+# The same on a cluster, where answers and tasks travel longer and each message costs more.
+CLUSTER_GROUP_S = 0.3
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # How long to collect answers while every worker has more to do.
@@ -79,6 +81,13 @@ def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
     return RunTuning(int(options.num_workers), pids, time.monotonic())
 
 
+def _group_s(options: PreprocessOptions) -> float:
+    """Return `Limits.group_s` for a run."""
+    if options.cluster is not None:
+        return CLUSTER_GROUP_S
+    return GROUP_S if options.workers else 0.0
+
+
 def _say_nothing(text: str) -> None:
     """Do nothing: the user asked for no progress."""
 
@@ -120,7 +129,7 @@ def run(
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
         timeout_s=options.timeout,
-        group_s=GROUP_S if options.workers else 0.0,
+        group_s=_group_s(options),
         max_group=MAX_GROUP,
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,

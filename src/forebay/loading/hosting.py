@@ -33,6 +33,8 @@ class BatchHosting:
         spec: How batches are made, pickled.
     """
 
+    collect_s = 0.003  # the trainer may be waiting for the batch
+
     def __init__(self, spec: bytes) -> None:
         self._spec = spec
         self._slots: dict[int, Slot] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.engine.events import Event, WorkerDied
+from forebay.engine.events import WorkerDied
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.ray_internals import stream_options
 from forebay.engine.pools.ray.shutdown_guard import CALL_S, shutdown_guard
@@ -16,9 +16,14 @@ from forebay.failures import Failure
 
 @dataclass(slots=True)
 class Message:
-    """Events that a host reported together, and whether the pool has processed them."""
+    """Events that a host reported together, and whether the pool has processed them.
 
-    events: list[Event]
+    Attributes:
+        events: The events; the fields of `TaskFinished` as a plain tuple, as they were sent.
+        taken: Set when they have been processed.
+    """
+
+    events: list[Any]
     taken: threading.Event = field(default_factory=threading.Event)
 
 
@@ -36,8 +41,9 @@ def listen(
         incarnation: Which worker.
         worker_id: The worker's ID.
         host: The actor.
-        ahead: Messages that may wait on the host's node before it blocks; -1 for any number.
-        report: Called with a message. The next one is fetched once this one was processed.
+        ahead: Messages that may wait on the host's node before it blocks, while one is processed
+            here; -1 for any number, here and there.
+        report: Called with each message.
         closed: Set when a lost host need not be reported any more.
     """
     import ray
@@ -49,6 +55,7 @@ def listen(
             stream = host.events.options(**stream_options(ahead)).remote(incarnation, worker_id)
         while True:
             with cluster.up():
+                reference = message = None
                 if not ray.wait([stream], timeout=CALL_S, fetch_local=True)[0]:
                     continue
                 reference = next(stream, None)
@@ -58,11 +65,10 @@ def listen(
             ended = any(isinstance(event, WorkerDied) for event in message.events)
             has_ended = has_ended or ended
             report(message)
-            # One message of each worker at a time: others would fill the local object store, and
-            # the batch that is needed next might not fit.
-            message.taken.wait()
-            with cluster.up():
-                reference = message = None
+            if ahead >= 0:
+                # One message of each worker at a time: others would fill the local object store,
+                # and the batch that is needed next might not fit.
+                message.taken.wait()
         why, external = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chooses by age, not by use, and may kill several at once.

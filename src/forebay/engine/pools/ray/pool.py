@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkersResized
+from forebay.engine.events import Event, TaskFailed, TaskFinished, WorkerDied, WorkersResized
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
@@ -55,10 +55,11 @@ SAY_S, SAY_AGAIN_S = 5.0, 60.0
 
 @dataclass(slots=True)
 class _Member:
-    """A worker that has a node: the node, its host, and the thread that listens to it."""
+    """A worker that has a node: the node, its host, the host's `order`, and its listener."""
 
     node: str
     host: Any
+    order: Any
     listener: threading.Thread
     kill_at: float | None = None
     hangs: bool = False
@@ -78,8 +79,8 @@ class RayPool(Pool):
         grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
             `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
-        arrive: Called, in the thread of `wait`, with each event; returns the event for the engine,
-            which must not refer to the object store.
+        arrive: Called, in the thread of `wait`, with each answer; returns the answer for the
+            engine, which must not refer to the object store. None if answers never do.
         say: Called, in the thread of `wait`, with lines for the user.
 
     Attributes:
@@ -99,7 +100,7 @@ class RayPool(Pool):
         *,
         grows: bool = True,
         ahead: int = -1,
-        arrive: Callable[[Event], Event] = lambda event: event,
+        arrive: Callable[[TaskFinished], TaskFinished] | None = None,
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
@@ -266,6 +267,7 @@ class RayPool(Pool):
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                     **environment_of(self._where),
                 ).remote(self._hosting, os.getcwd(), list(sys.path))
+                order = host.order.options(concurrency_group="orders")
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
@@ -277,7 +279,7 @@ class RayPool(Pool):
             name=f"forebay-listener-{incarnation}",
             daemon=True,
         )
-        self._members[incarnation] = _Member(node, host, listener)
+        self._members[incarnation] = _Member(node, host, order, listener)
         listener.start()
 
     def _order(self, incarnation: int, what: str, payload: Any = None) -> None:
@@ -286,8 +288,7 @@ class RayPool(Pool):
             return
         try:
             with cluster.up():
-                order = member.host.order.options(concurrency_group="orders")
-                order.remote(what, incarnation, payload)
+                member.order.remote(what, incarnation, payload)
         except Exception:  # noqa: BLE001 - whatever Ray raises
             if what == "send":
                 self._send_portable(incarnation, payload)
@@ -331,10 +332,14 @@ class RayPool(Pool):
                 self._gone = message.why
         return []
 
-    def _event(self, event: Event) -> Event | None:
+    def _event(self, event: Any) -> Event | None:
         """Return an event as the engine is to have it; None for the end of a stopped worker."""
+        if type(event) is tuple:
+            answer = TaskFinished(*event)
+            return answer if self._arrive is None else self._arrive(answer)
         if not isinstance(event, WorkerDied):
-            return self._arrive(event)
+            other: Event = event
+            return other
         member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
