@@ -31,11 +31,12 @@ from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
+SLOTS_PER_WORKER = 64
 MAX_BYTES = 256 * 2**20
 # Duration and number of the tasks sent in one message, if inputs take little time.
 GROUP_S = 0.1
 # The same on a cluster, where answers and tasks travel longer and each message costs more.
-CLUSTER_GROUP_S = 0.3
+CLUSTER_GROUP_S = 2.0
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # How long to collect answers while every worker has more to do.
@@ -125,13 +126,13 @@ def run(
     tuning = _tuning_for(pool, options)
     limits = Limits(
         num_workers=num_workers if tuning is None else tuning.num_workers,
-        slots=SLOTS,
+        slots=SLOTS + num_workers * SLOTS_PER_WORKER,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
         timeout_s=options.timeout,
         group_s=_group_s(options),
         max_group=MAX_GROUP,
-        lookahead=LOOKAHEAD,
+        lookahead=LOOKAHEAD + num_workers * SLOTS_PER_WORKER,
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
     engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)

@@ -151,7 +151,7 @@ class Host:
                 self._process_orders(pool)
                 events = self._look(pool, None)
                 until = time.monotonic() + self._hosting.collect_s
-                while events and self._held and not self._over and time.monotonic() < until:
+                while events and self._held and time.monotonic() < until:
                     # An order is for the worker, and so does not wait.
                     self._ordered.wait(until - time.monotonic())
                     self._process_orders(pool)
