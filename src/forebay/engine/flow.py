@@ -95,7 +95,7 @@ class _Worker:
     tasks: deque[int] = field(default_factory=deque)
     begun: float | None = None
     timed_out: int | None = None  # the task for which it is being killed
-    returning: bool = False  # tasks were taken back from it, and it has not returned them yet
+    returning: set[int] = field(default_factory=set)  # taken back; not yet returned or answered
 
 
 class Flow:
@@ -251,7 +251,7 @@ class Flow:
         worker = self._workers.get(event.incarnation)
         if worker is None:
             return
-        worker.returning = False
+        worker.returning.clear()
         given = set(event.tasks)
         self._take_back(worker, [key for key in worker.tasks if key in given], commands)
         self._begin(worker, now)
@@ -318,8 +318,8 @@ class Flow:
                 worker.timed_out = worker.tasks[0]
                 commands.append(KillWorker(number))
             elif self._is_overdue(worker, now):
+                worker.returning.update(list(worker.tasks)[1:])
                 self._take_back(worker, list(worker.tasks)[1:], commands)
-                worker.returning = True
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         self._alarm = min(times, default=None)
         if self._alarm is not None:
@@ -339,6 +339,8 @@ class Flow:
         """Take an answered task from its worker; None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
+            if worker is not None:
+                worker.returning.discard(key)  # the answer was under way for long, or this process
             return None
         task = self._tasks[key]
         if task.attempt != attempt:
