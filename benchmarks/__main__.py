@@ -2,10 +2,11 @@
 
 Without a table's name, all but those on a Ray cluster, `ray`, those that need 20 GiB of memory and
 half an hour, `large`, the long ones on an idle machine, `diagnose`, half an hour, `auto`, 30
-minutes, and what tracing costs, `tracing`, those on a GPU, `gpu`, and those of very many inputs,
-`ten-million` and `hundred-million`, which need 4 GB of disk. `tiny`, `life`, `cpu`, `crash` and
-`million` are of preprocess, `loading`, `large`, `diagnose`, `auto`, `tracing` and `gpu` are the
-DataLoader's, and `cached` and `predicted` are what they say.
+minutes, and what tracing costs, `tracing`, those on a GPU, `gpu`, those of very many inputs,
+`ten-million` and `hundred-million`, which need 4 GB of disk, and that of 64 simulated nodes,
+`nodes`, five minutes. `tiny`, `life`, `cpu`, `crash` and `million` are of preprocess, `loading`,
+`large`, `diagnose`, `auto`, `tracing` and `gpu` are the DataLoader's, and `cached` and `predicted`
+are what they say.
 
 Best on an idle machine, and not just after many files were deleted: on ext4, creating files can
 then be slower for a while, for every peer.
@@ -37,6 +38,7 @@ from benchmarks.machine import describe
 from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
 from benchmarks.million import million
+from benchmarks.nodes import nodes
 from benchmarks.predicted import predicted
 from benchmarks.preprocess import five_ms, tiny
 from benchmarks.ray import TABLES as RAY
@@ -61,6 +63,7 @@ TABLES = (
         "gpu": gpu,
         "ten-million": ten_million,
         "hundred-million": hundred_million,
+        "nodes": nodes,
     }
 )
 # The largest table's inputs.

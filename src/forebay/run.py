@@ -30,13 +30,11 @@ from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
-SLOTS = 8192
-SLOTS_PER_WORKER = 64
+# The number grows with that of the workers, so that a thousand of them have enough to do.
+SLOTS, SLOTS_PER_WORKER = 8192, 64
 MAX_BYTES = 256 * 2**20
 # Duration and number of the tasks sent in one message, if inputs take little time.
 GROUP_S = 0.1
-# The same on a cluster, where answers and tasks travel longer and each message costs more.
-CLUSTER_GROUP_S = 2.0
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # How long to collect answers while every worker has more to do.
@@ -82,13 +80,6 @@ def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
     return RunTuning(int(options.num_workers), pids, time.monotonic())
 
 
-def _group_s(options: PreprocessOptions) -> float:
-    """Return `Limits.group_s` for a run."""
-    if options.cluster is not None:
-        return CLUSTER_GROUP_S
-    return GROUP_S if options.workers else 0.0
-
-
 def _say_nothing(text: str) -> None:
     """Do nothing: the user asked for no progress."""
 
@@ -130,9 +121,10 @@ def run(
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
         timeout_s=options.timeout,
-        group_s=_group_s(options),
+        # A worker must not run out of tasks while its answers are on their way.
+        group_s=GROUP_S + 5 * pool.delay_s if options.workers else 0.0,
         max_group=MAX_GROUP,
-        lookahead=LOOKAHEAD + num_workers * SLOTS_PER_WORKER,
+        lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
     engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)

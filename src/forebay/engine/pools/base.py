@@ -19,9 +19,11 @@ class Pool(ABC):
     Attributes:
         at_rest: Whether `wait` is waiting and has received nothing, so that an exception from a
             signal handler loses nothing. At any other time the pool may be left inconsistent.
+        delay_s: How long answers may be on their way while their worker has more to do.
     """
 
     at_rest = False
+    delay_s = 0.0
 
     @abstractmethod
     def start(self, incarnation: int, worker_id: int) -> None:
@@ -30,6 +32,11 @@ class Pool(ABC):
     @abstractmethod
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Send tasks, to be run in this order; never blocks; no-op for a dead worker."""
+
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
+        """Send tasks to several workers, as pairs of incarnation and tasks; otherwise as `send`."""
+        for incarnation, assignments in groups:
+            self.send(incarnation, assignments)
 
     @abstractmethod
     def kill(self, incarnation: int) -> None:
