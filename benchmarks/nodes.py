@@ -116,7 +116,7 @@ class SimulatedPool(Pool):
         self.nodes = SimulatedNodes(cluster)
         self.progress: list[tuple[float, int, float]] = []
         self.sent = 0
-        self.delay_s = cluster.collect_s
+        self.group_s = Pool.group_s + 5 * cluster.collect_s
         self._clock = clock
 
     def start(self, incarnation: int, worker_id: int) -> None:

@@ -30,11 +30,11 @@ from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
-# The number grows with that of the workers, so that a thousand of them have enough to do.
-SLOTS, SLOTS_PER_WORKER = 8192, 64
+SLOTS = 8192
+# The same on a cluster, where a thousand workers may hold tasks for two seconds each.
+CLUSTER_SLOTS = 65_536
 MAX_BYTES = 256 * 2**20
-# Duration and number of the tasks sent in one message, if inputs take little time.
-GROUP_S = 0.1
+# The most tasks sent in one message, if inputs take little time.
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # How long to collect answers while every worker has more to do.
@@ -117,12 +117,11 @@ def run(
     tuning = _tuning_for(pool, options)
     limits = Limits(
         num_workers=num_workers if tuning is None else tuning.num_workers,
-        slots=SLOTS + num_workers * SLOTS_PER_WORKER,
+        slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
         timeout_s=options.timeout,
-        # A worker must not run out of tasks while its answers are on their way.
-        group_s=GROUP_S + 5 * pool.delay_s if options.workers else 0.0,
+        group_s=pool.group_s if options.workers else 0.0,
         max_group=MAX_GROUP,
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,

@@ -65,7 +65,7 @@ def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) ->
         room, pool.num_workers = pool.num_workers, 1
         assert room > 1
         events = pool._update_nodes(ClusterState(pool._nodes, {}))
-        assert events == ([WorkersResized(room)] if grows else [])
+        assert events == ([WorkersResized(room, pool.group_s)] if grows else [])
     finally:
         pool.close()
 

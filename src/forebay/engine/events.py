@@ -97,9 +97,11 @@ class WorkersResized:
 
     Attributes:
         num_workers: The new number, at least 1. Not allowed while tasks are bound to worker IDs.
+        group_s: The new `Limits.group_s`; None if it stays.
     """
 
     num_workers: int
+    group_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Flow:
                 case WorkerDied():
                     self._on_died(event, commands)
                 case WorkersResized():
-                    self._on_resized(event.num_workers)
+                    self._on_resized(event.num_workers, event.group_s)
                 case AlarmRang():
                     self._on_alarm(now, commands)
                 case ResultsReleased():
@@ -303,10 +303,11 @@ class Flow:
         had_others = self.limits.num_workers > 1 or bool(self._workers)  # surplus ones count
         return waits and self._trial != suspect and had_others
 
-    def _on_resized(self, num_workers: int) -> None:
+    def _on_resized(self, num_workers: int, group_s: float | None) -> None:
         assert num_workers >= 1, num_workers
         assert not self._bound, "tasks bound to worker IDs need the number of workers they had"
-        self.limits = replace(self.limits, num_workers=num_workers)
+        group_s = self.limits.group_s if group_s is None else group_s
+        self.limits = replace(self.limits, num_workers=num_workers, group_s=group_s)
         self._surplus = sum(map(self._is_surplus, self._workers.values()))
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:

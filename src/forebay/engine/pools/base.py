@@ -19,11 +19,12 @@ class Pool(ABC):
     Attributes:
         at_rest: Whether `wait` is waiting and has received nothing, so that an exception from a
             signal handler loses nothing. At any other time the pool may be left inconsistent.
-        delay_s: How long answers may be on their way while their worker has more to do.
+        group_s: Seconds of work to send to a worker at a time, if tasks are short: enough that it
+            does not run out of them while its answers are on their way.
     """
 
     at_rest = False
-    delay_s = 0.0
+    group_s = 0.1
 
     @abstractmethod
     def start(self, incarnation: int, worker_id: int) -> None:

@@ -105,7 +105,6 @@ class RayPool(Pool):
 
     Attributes:
         num_workers: How many workers there is room for now, within `most`; at least 1.
-        delay_s: How long hosts collect answers.
 
     Raises:
         OptionError: There is no such cluster, or a node has other versions or lacks code.
@@ -163,8 +162,8 @@ class RayPool(Pool):
         # Ray has no fractions above one, and a host's GPUs would be visible to all its workers.
         whole = all(float(each).is_integer() for each in self._need.values())
         self._is_shared = hosting.is_shared and whole and not where.num_gpus
-        hosts = len(self._nodes) if self._is_shared else self.num_workers
-        self.delay_s = hosting.collect_s(hosts)
+        self._collect_s_of = hosting.collect_s
+        self._adapt()
         self._hosting: Any = ray.put(hosting)
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
         # handlers run in reverse order, so this one runs before Ray's.
@@ -287,6 +286,12 @@ class RayPool(Pool):
 
     # ---- placing workers -----------------------------------------------------------------------
 
+    def _adapt(self) -> None:
+        """Have hosts that start from now on collect answers for longer if there are many."""
+        hosts = len(self._nodes) if self._is_shared else self.num_workers
+        self._collect_s = self._collect_s_of(hosts)
+        self.group_s = Pool.group_s + 5 * self._collect_s
+
     def _place_waiting(self) -> None:
         """Place waiting workers, as far as there is room."""
         self._to_place = False
@@ -336,7 +341,7 @@ class RayPool(Pool):
                     max_task_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                     **environment_of(where),
-                ).remote(self._hosting, self.delay_s, os.getcwd(), list(sys.path))
+                ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
                 order = actor.order.options(concurrency_group="orders")
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
@@ -471,8 +476,9 @@ class RayPool(Pool):
         now = self._within(capacity(state.nodes, self._need))
         if now > self.num_workers:
             self.num_workers = now
+            self._adapt()
             if self._grows:
-                events.append(WorkersResized(now))
+                events.append(WorkersResized(now, self.group_s))
         return events
 
     def _give_up_pending(self) -> None:
