@@ -15,6 +15,7 @@ These are measured only when they are named:
     gpu                             batches on a GPU; without one, with device="cpu"
     ten-million hundred-million     4 GB of disk: preprocess
     ray                             a Ray cluster, on this machine
+    nodes                           five minutes: a cluster of 64 simulated nodes
 
 A first word stands for all tables that begin with it: loading-big, loading-single and so on.
 
@@ -48,6 +49,7 @@ from benchmarks.machine import describe
 from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
 from benchmarks.million import million
+from benchmarks.nodes import nodes
 from benchmarks.predicted import predicted
 from benchmarks.preprocess import five_ms, tiny
 from benchmarks.ray import TABLES as RAY
@@ -72,6 +74,7 @@ TABLES = (
         "gpu": gpu,
         "ten-million": ten_million,
         "hundred-million": hundred_million,
+        "nodes": nodes,
     }
 )
 # The largest table's inputs.

@@ -33,9 +33,10 @@ from forebay.run_tuning import RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
+# The same on a cluster, where a thousand workers may hold tasks for two seconds each.
+CLUSTER_SLOTS = 65_536
 MAX_BYTES = 256 * 2**20
-# Duration and number of the tasks sent in one message, if inputs take little time.
-GROUP_S = 0.1
+# The most tasks sent in one message, if inputs take little time.
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # New objects after which Python looks for reference cycles during a run; its default is 700.
@@ -120,11 +121,11 @@ def run(
     tuning = _tuning_for(pool, options)
     limits = Limits(
         num_workers=num_workers if tuning is None else tuning.num_workers,
-        slots=SLOTS,
+        slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
         max_bytes=MAX_BYTES,
         retries=options.further_tries,
         timeout_s=options.timeout,
-        group_s=GROUP_S if options.workers else 0.0,
+        group_s=pool.group_s if options.workers else 0.0,
         max_group=MAX_GROUP,
         lookahead=LOOKAHEAD,
         max_suspects=1 if options.stops_at_first_failure else 64,

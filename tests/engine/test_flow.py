@@ -199,6 +199,19 @@ def test_tasks_behind_one_that_takes_long_go_to_others() -> None:
     assert script.say(TasksReturned(0, tuple(behind))) == [], "they are not done twice"
 
 
+def test_a_worker_whose_answers_were_under_way_for_long_is_not_left_without_work() -> None:
+    """This process was suspended: tasks are taken back, and turn out to be answered already."""
+    script = started(9, group_s=0.05, max_group=100)
+    script.say(WorkerDied(1, CRASH, external=True))
+    script.finish(0, 0, seconds=0.01)
+    held = script.held_by(0)
+    assert len(held) > 1
+    script.say(AlarmRang(), at=5.0)
+    for task in held:
+        script.say(TaskFinished(0, task, 1, "r", 1, 0.01), at=5.1)
+    assert script.flow._workers[0].tasks, "it gets those that were taken back, or others"
+
+
 def test_the_source_is_read_as_work_is_needed() -> None:
     """A long source is not read ahead of the workers by more than `lookahead`."""
     flow = Flow(Limits(num_workers=1, slots=100, lookahead=4))

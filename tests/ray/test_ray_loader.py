@@ -20,6 +20,7 @@ from streams import Epochal, Noisy
 from torch.utils.data import DistributedSampler
 
 import forebay
+from forebay.testing.fake_device import FakeDevice
 
 pytestmark = [
     pytest.mark.slow,
@@ -254,3 +255,15 @@ def test_a_script_that_leaves_a_loader_open_ends_well(cluster, tmp_path):
     code, out, err = finish(start_driver(cluster, TRAINER, tmp_path))
     assert (code, out) == (0, "Tensor 6.0\n"), err
     assert "Traceback" not in err and "core_worker" not in err
+
+
+@pytest.mark.parametrize("buffer", [None, "8MB"])
+def test_batches_of_a_cluster_are_copied_to_a_device(buffer):
+    """They lie in the trainer's slab, as those of local workers do; two epochs, all right."""
+    device = FakeDevice(2)
+    with loader_of(Pairs(COUNT), device=device, buffer=buffer) as loader:
+        for epoch in (1, 2):
+            for number, batch in enumerate(loader):
+                expected = torch.arange(4.0 * number, 4.0 * number + 4)
+                assert bool((batch.one == expected[:, None, None]).all())
+            assert device.copied >= epoch * COUNT // 4

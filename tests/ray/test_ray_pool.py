@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import ray
-from forebay.engine.events import WorkerDied, WorkersResized, WorkerStarted
+from forebay.engine.events import WorkersResized, WorkerStarted
 from forebay.engine.job import Job
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray.host import PlainHosting
-from forebay.engine.pools.ray.listener import listen
+from forebay.engine.pools.ray.listener import HostEnded, listen
 from forebay.engine.pools.ray.monitor import ClusterState
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
@@ -65,7 +65,7 @@ def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) ->
         room, pool.num_workers = pool.num_workers, 1
         assert room > 1
         events = pool._update_nodes(ClusterState(pool._nodes, {}))
-        assert events == ([WorkersResized(room)] if grows else [])
+        assert events == ([WorkersResized(room, pool.group_s)] if grows else [])
     finally:
         pool.close()
 
@@ -73,7 +73,7 @@ def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) ->
 def host_lost_by(error: Exception) -> Any:
     """A host whose events end with an error of Ray's before there was one."""
 
-    def remote(incarnation: int, worker_id: int) -> Any:
+    def remote(room: int, workers: Any) -> Any:
         raise error
 
     options = SimpleNamespace(remote=remote)
@@ -99,9 +99,8 @@ LOSSES = {
 def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, external):
     """What its worker did is the likely reason then; a node is lost for reasons of its own."""
     told = []
-    listen(0, 0, host_lost_by(error), -1, told.append, threading.Event())
-    (message,) = told
-    (death,) = message.events
-    assert isinstance(death, WorkerDied)
-    assert death.failure.message.startswith(words)
-    assert (death.external, death.maybe_external) == (external, not external)
+    listen(0, host_lost_by(error), 1, [(0, 0)], -1, told.append, threading.Event())
+    (end,) = told
+    assert isinstance(end, HostEnded)
+    assert end.failure.message.startswith(words)
+    assert end.external == external

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 from driving import (
     WORKS,
@@ -83,6 +84,37 @@ def test_a_dataset_is_worked_on_by_all_nodes(tmp_path):
     run(words, None, tmp_path / "local", backend="process", num_workers=2)
     report = run(words, None, tmp_path / "ray")
     assert report.done == 50
+    assert table(tmp_path / "ray") == table(tmp_path / "local")
+
+
+def save_word(sample, out):
+    out.file(f"{sample['word']}.txt").write_text(sample["word"] * 2)
+    return {"twice": 2 * sample["length"]}
+
+
+def test_samples_of_a_dataset_are_saved_as_in_a_local_run(tmp_path):
+    """By every node, under the same names."""
+    words = Words([f"word {number}" for number in range(50)])
+    run(words, None, tmp_path / "local", save=save_word, backend="process", num_workers=2)
+    report = run(words, None, tmp_path / "ray", save=save_word)
+    assert report.done == 50
+    assert published(tmp_path / "ray") == published(tmp_path / "local")
+    assert table(tmp_path / "ray") == table(tmp_path / "local")
+
+
+@pytest.mark.parametrize("kind", [list, pandas.DataFrame])
+def test_a_table_in_memory_is_a_manifest(kind, tmp_path):
+    """Its rows arrive as dicts, with the same results as in a local run."""
+    rows = kind([{"n": n, "name": f"é{n}"} for n in range(30)])
+
+    def save(row, out):
+        out.file(f"{row['name']}.txt").write_text(str(row["n"]))
+        return {"twice": 2 * row["n"]}
+
+    run(save, rows, tmp_path / "local", backend="process", num_workers=2)
+    report = run(save, rows, tmp_path / "ray")
+    assert report.metadata.column("twice").to_pylist() == list(range(0, 60, 2))
+    assert published(tmp_path / "ray") == published(tmp_path / "local")
     assert table(tmp_path / "ray") == table(tmp_path / "local")
 
 

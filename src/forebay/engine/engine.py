@@ -193,6 +193,7 @@ class Engine:
 
     def _perform(self, commands: Sequence[Command]) -> None:
         todo = list(commands)
+        groups: list[tuple[int, list[Assignment]]] = []
         for command in todo:  # it grows on the way
             if type(command) is DeliverResult:  # nearly all are
                 del self._payloads[command.task]
@@ -211,7 +212,7 @@ class Engine:
                     log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
                 case SendTasks():
-                    self._pool.send(command.incarnation, self._assignments(command.tasks))
+                    groups.append((command.incarnation, self._assignments(command.tasks)))
                 case FetchTasks():
                     fetched = list(islice(self._source, command.count))
                     self._payloads.update(fetched)
@@ -233,6 +234,8 @@ class Engine:
                     self.finished = True
                 case GiveUp():
                     raise WorkerDiedError(_unstartable(command))
+        if groups:
+            self._pool.send_to_all(groups)
 
     def _log_start(self, command: StartWorker) -> None:
         self._worker_ids[command.incarnation] = command.worker_id

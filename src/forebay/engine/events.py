@@ -87,9 +87,11 @@ class WorkersResized(NamedTuple):
 
     Attributes:
         num_workers: The new number, at least 1. Not allowed while tasks are bound to worker IDs.
+        group_s: The new `Limits.group_s`; None if it stays.
     """
 
     num_workers: int
+    group_s: float | None = None
 
 
 class AlarmRang(NamedTuple):

@@ -98,7 +98,7 @@ class _Worker:
     tasks: deque[int] = field(default_factory=deque)
     begun: float | None = None
     timed_out: int | None = None  # the task for which it is being killed
-    returning: bool = False  # tasks were taken back from it, and it has not returned them yet
+    returning: set[int] = field(default_factory=set)  # taken back; not yet returned or answered
 
 
 class Flow:
@@ -169,7 +169,7 @@ class Flow:
                 case WorkerDied():
                     self._on_died(event, commands)
                 case WorkersResized():
-                    self._on_resized(event.num_workers)
+                    self._on_resized(event.num_workers, event.group_s)
                 case AlarmRang():
                     self._on_alarm(now, commands)
                 case ResultsReleased():
@@ -262,7 +262,7 @@ class Flow:
         worker = self._workers.get(event.incarnation)
         if worker is None:
             return
-        worker.returning = False
+        worker.returning.clear()
         given = set(event.tasks)
         self._take_back(worker, [key for key in worker.tasks if key in given], commands)
         self._begin(worker, now)
@@ -314,10 +314,11 @@ class Flow:
         had_others = self.limits.num_workers > 1 or bool(self._workers)  # surplus ones count
         return waits and self._trial != suspect and had_others
 
-    def _on_resized(self, num_workers: int) -> None:
+    def _on_resized(self, num_workers: int, group_s: float | None) -> None:
         assert num_workers >= 1, num_workers
         assert not self._bound, "tasks bound to worker IDs need the number of workers they had"
-        self.limits = replace(self.limits, num_workers=num_workers)
+        group_s = self.limits.group_s if group_s is None else group_s
+        self.limits = replace(self.limits, num_workers=num_workers, group_s=group_s)
         self._surplus = sum(map(self._is_surplus, self._workers.values()))
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
@@ -329,8 +330,8 @@ class Flow:
                 worker.timed_out = worker.tasks[0]
                 commands.append(KillWorker(number))
             elif self._is_overdue(worker, now):
+                worker.returning.update(list(worker.tasks)[1:])
                 self._take_back(worker, list(worker.tasks)[1:], commands)
-                worker.returning = True
         times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
         self._alarm = min(times, default=None)
         if self._alarm is not None:
@@ -350,6 +351,8 @@ class Flow:
         """Take an answered task from its worker; None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
+            if worker is not None:
+                worker.returning.discard(key)  # the answer was under way for long, or this process
             return None
         task = self._tasks[key]
         if task.attempt != attempt:

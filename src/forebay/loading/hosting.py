@@ -33,18 +33,24 @@ class BatchHosting:
         spec: How batches are made, pickled.
     """
 
+    is_shared = False  # each worker has a stream of batches of its own
+
     def __init__(self, spec: bytes) -> None:
         self._spec = spec
         self._slots: dict[int, Slot] = {}
         self._leaving: list[Slot] = []
 
-    def pool(self) -> Pool:
+    def collect_s(self, hosts: int) -> float:
+        """Return 3 ms: the trainer may be waiting for the batch."""
+        return 0.003
+
+    def pool(self, max_workers: int) -> Pool:
         """Create a slab, and a pool whose worker packs batches into it."""
         import cloudpickle
 
         self._slab = Slab()
         job = RemoteJob(self._spec, self._slab.fileno(), self._slab.extent)
-        return ProcessPool(cloudpickle.dumps(job), 1, keep=(self._slab.fileno(),))
+        return ProcessPool(cloudpickle.dumps(job), max_workers, keep=(self._slab.fileno(),))
 
     def incoming(self, assignment: Assignment) -> Assignment:
         """Give the request a slot."""

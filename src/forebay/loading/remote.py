@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from forebay.engine.events import Event, TaskFinished
+from forebay.engine.events import TaskFinished
 from forebay.engine.memory.packing import copy_into_slab
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
@@ -50,13 +50,11 @@ def pool_on_cluster(
     )
 
 
-def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: Event) -> Event:
+def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: TaskFinished) -> TaskFinished:
     """Copy a batch from the object store into the slab as soon as it arrives.
 
     It may have to wait for earlier batches, and must not occupy the object store meanwhile.
     """
-    if not isinstance(event, TaskFinished):
-        return event
     result = event.result
     if isinstance(result, SealedResult):
         return event._replace(result=result.opened())

@@ -19,9 +19,12 @@ class Pool(ABC):
     Attributes:
         at_rest: Whether `wait` is waiting and has received nothing, so that an exception from a
             signal handler loses nothing. At any other time the pool may be left inconsistent.
+        group_s: Seconds of work to send to a worker at a time, if tasks are short: enough that it
+            does not run out of them while its answers are on their way.
     """
 
     at_rest = False
+    group_s = 0.1
 
     @abstractmethod
     def start(self, incarnation: int, worker_id: int) -> None:
@@ -30,6 +33,11 @@ class Pool(ABC):
     @abstractmethod
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Send tasks, to be run in this order; never blocks; no-op for a dead worker."""
+
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
+        """Send tasks to several workers, as pairs of incarnation and tasks; otherwise as `send`."""
+        for incarnation, assignments in groups:
+            self.send(incarnation, assignments)
 
     @abstractmethod
     def kill(self, incarnation: int) -> None:

@@ -1,41 +1,55 @@
-"""A host: the actor that runs and supervises one worker on a node.
+"""A host: the actor that runs and supervises workers on a node.
 
     driver ── order() ──> inbox ──┐
        ^                          v
-       └── events() <── host ── ProcessPool ── zygote ── worker
+       └── events() <── host ── ProcessPool ── zygote ── workers
 
-The worker is a separate process in the same pool that is used on a single machine, so deaths and
+The workers are separate processes in the same pool that is used on a single machine, so deaths and
 hangs are reported in the same detail. Ray only knows the host, which runs no user code, so if a
-host dies, no input is to blame. Events are sent as they happen, several at a time if they are
-frequent; none is lost, since the host outlives its worker.
+host dies, no input is to blame.
+
+A message costs Ray about a millisecond of processor time, whatever its size. So while the workers
+have more to do, their answers are collected; the driver does not need them sooner. No event is
+lost, since the host outlives its workers.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from forebay.engine.events import Event, TaskFinished, WorkerDied
+from forebay.engine.events import Event, TaskFailed, TaskFinished, TasksReturned, WorkerDied
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
 from forebay.engine.pools.ray.shipping import find_in, leave_out
 
-# How long to collect answers before they are sent.
-COLLECT_S = 0.003
 # A message is sent once it has this many bytes of results.
 MESSAGE_BYTES = 1 << 24
+# Results of so many bytes do not wait for others: to send them costs more than the message.
+LARGE_BYTES = 1 << 20
 
 
 class Hosting(Protocol):
-    """What a host needs to know about the work; sent by pickle, user code as bytes."""
+    """What a host needs to know about the work; sent by pickle, user code as bytes.
 
-    def pool(self) -> Pool:
-        """Return the pool for the one worker."""
+    Attributes:
+        is_shared: Whether a host may have several workers, whose answers share messages.
+    """
+
+    is_shared: bool
+
+    def collect_s(self, hosts: int) -> float:
+        """Return how long each of so many hosts collects answers while its workers hold tasks."""
+        ...
+
+    def pool(self, max_workers: int) -> Pool:
+        """Return the pool for the workers of a host."""
         ...
 
     def incoming(self, assignment: Assignment) -> Assignment:
@@ -57,12 +71,18 @@ class PlainHosting:
         job: The job, pickled (`shipped`).
     """
 
+    is_shared = True
+
     def __init__(self, job: bytes) -> None:
         self._job = job
 
-    def pool(self) -> Pool:
+    def collect_s(self, hosts: int) -> float:
+        """Return 30 ms, or more so that all hosts together send 200 messages per second."""
+        return max(0.03, hosts / 200)
+
+    def pool(self, max_workers: int) -> Pool:
         """Return a pool of processes."""
-        return ProcessPool(self._job, 1)
+        return ProcessPool(self._job, max_workers)
 
     def incoming(self, assignment: Assignment) -> Assignment:
         """Change nothing."""
@@ -81,60 +101,138 @@ class Host:
 
     Args:
         hosting: See `Hosting`.
+        collect_s: How long to collect answers while workers hold tasks.
         folder: The driver's working folder, used if it exists.
         path: The driver's `sys.path`, for modules of its machine.
     """
 
-    def __init__(self, hosting: Hosting, folder: str, path: Sequence[str]) -> None:
+    def __init__(
+        self, hosting: Hosting, collect_s: float, folder: str, path: Sequence[str]
+    ) -> None:
         """Start nothing yet."""
         with suppress(OSError):
             os.chdir(folder)
         find_in(path)
         leave_out(folder, path)
         self._hosting = hosting
+        self._collect_s = collect_s
         self._inbox: deque[Callable[[Pool], None]] = deque()
         self._pool: Pool | None = None
         self._over = False
+        self._ordered = threading.Event()
+        self._alive: set[int] = set()  # incarnations
+        self._held: Counter[int] = Counter()  # tasks that each worker has not answered or returned
 
-    def order(self, what: str, incarnation: int, payload: Any = None) -> None:
-        """Process an order for the worker: "send" (with assignments), "kill" or "close"."""
-        if what == "send":
-            self._inbox.append(lambda pool: pool.send(incarnation, self._incoming(payload)))
+    def order(self, what: str, payload: Any = None) -> None:
+        """Process an order.
+
+        Args:
+            what: "start" workers, "send" tasks, "kill" or "stop" a worker, or "close" the host.
+            payload: Pairs of incarnation and worker ID, pairs of incarnation and tasks, or an
+                incarnation.
+        """
+        if what == "start":
+            self._inbox.append(lambda pool: self._start(pool, payload))
+        elif what == "send":
+            self._inbox.append(lambda pool: self._send(pool, payload))
         elif what == "kill":
-            self._inbox.append(lambda pool: pool.kill(incarnation))
+            self._inbox.append(lambda pool: pool.kill(payload))
+        elif what == "stop":
+            self._inbox.append(lambda pool: self._stop(pool, payload))
         else:
             self._over = True
+        self._ordered.set()
         if self._pool is not None:
             self._pool.wake()
 
-    def _messages(self, events: Sequence[Event]) -> Iterator[list[Event]]:
-        """Split events into messages that fit into any object store."""
-        message, nbytes = [], 0
+    def events(self, room: int, workers: Sequence[tuple[int, int]]) -> Iterator[list[Any]]:
+        """Start workers; yield the events of all until none is left, or the host is closed.
+
+        The first message is empty.
+
+        Args:
+            room: Maximum number of workers at a time.
+            workers: Incarnations and worker IDs of the first ones.
+        """
+        pool = self._pool = self._hosting.pool(room)
+        try:
+            yield []  # the actor has the resources that it asked for
+            self._start(pool, workers)
+            while not self._over and (self._alive or self._inbox):
+                self._process_orders(pool)
+                events = self._look(pool, None)
+                until = time.monotonic() + self._collect_s
+                if sum(map(_size, events)) >= LARGE_BYTES:
+                    until = 0.0
+                while events and self._held and time.monotonic() < until:
+                    # An order is for a worker, and so does not wait.
+                    self._ordered.wait(until - time.monotonic())
+                    self._process_orders(pool)
+                events += self._look(pool, 0.0)
+                yield from self._messages(events)
+        finally:
+            pool.close()
+
+    def _process_orders(self, pool: Pool) -> None:
+        self._ordered.clear()
+        while self._inbox:
+            self._inbox.popleft()(pool)
+
+    def _start(self, pool: Pool, workers: Sequence[tuple[int, int]]) -> None:
+        for incarnation, worker_id in workers:
+            pool.start(incarnation, worker_id)
+            self._alive.add(incarnation)
+
+    def _send(self, pool: Pool, payload: Sequence[tuple[int, Sequence[Any]]]) -> None:
+        for incarnation, tasks in payload:
+            if incarnation in self._alive:
+                self._held[incarnation] += len(tasks)
+                received = [self._hosting.incoming(Assignment(*each)) for each in tasks]
+                pool.send(incarnation, received)
+
+    def _stop(self, pool: Pool, incarnation: int) -> None:
+        pool.stop(incarnation)
+        self._forget(incarnation)
+
+    def _look(self, pool: Pool, timeout: float | None) -> list[Event]:
+        """Return what happened, and count the tasks that workers no longer hold."""
+        events = pool.wait(timeout)
+        held = self._held
+        for event in events:
+            match event:
+                case TaskFinished() | TaskFailed():
+                    held[event.incarnation] -= 1
+                case TasksReturned():
+                    held[event.incarnation] -= len(event.tasks)
+                case WorkerDied():
+                    self._forget(event.incarnation)
+                    continue
+                case _:
+                    continue
+            if held[event.incarnation] <= 0:
+                del held[event.incarnation]
+        return events
+
+    def _forget(self, incarnation: int) -> None:
+        self._alive.discard(incarnation)
+        self._held.pop(incarnation, None)
+
+    def _messages(self, events: Sequence[Event]) -> Iterator[list[Any]]:
+        """Split events into messages that fit into any object store.
+
+        An answer becomes a plain tuple: Ray's pickler calls Python code for each named one.
+        """
+        message: list[Any] = []
+        nbytes = 0
         for number, event in enumerate(events, 1):
-            message.append(self._hosting.outgoing(event))
-            nbytes += event.nbytes if isinstance(event, TaskFinished) else 0
+            sent = self._hosting.outgoing(event)
+            message.append(tuple(sent) if type(sent) is TaskFinished else sent)
+            nbytes += _size(event)
             if nbytes >= MESSAGE_BYTES or number == len(events):
                 yield message
                 self._hosting.sent()
                 message, nbytes = [], 0
 
-    def _incoming(self, payload: Sequence[Any]) -> list[Assignment]:
-        return [self._hosting.incoming(Assignment(*each)) for each in payload]
 
-    def events(self, incarnation: int, worker_id: int) -> Iterator[list[Event]]:
-        """Start the worker; yield its events until it dies or is closed."""
-        pool = self._pool = self._hosting.pool()
-        try:
-            pool.start(incarnation, worker_id)
-            is_alive = True
-            while is_alive and not self._over:
-                while self._inbox:
-                    self._inbox.popleft()(pool)
-                events = pool.wait(None)
-                if len(events) > 1:  # they are frequent: collect more
-                    time.sleep(COLLECT_S)
-                    events += pool.wait(0.0)
-                is_alive = not any(isinstance(event, WorkerDied) for event in events)
-                yield from self._messages(events)
-        finally:
-            pool.close()
+def _size(event: Event) -> int:
+    return event.nbytes if isinstance(event, TaskFinished) else 0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.engine.events import Event, WorkerDied
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.ray_internals import stream_options
 from forebay.engine.pools.ray.shutdown_guard import CALL_S, shutdown_guard
@@ -16,53 +15,75 @@ from forebay.failures import Failure
 
 @dataclass(slots=True)
 class Message:
-    """Events that a host reported together, and whether the pool has processed them."""
+    """Events that a host reported together, and whether the pool has processed them.
 
-    events: list[Event]
+    Attributes:
+        number: Which host; None for events that come from none.
+        events: The events; the fields of `TaskFinished` as a plain tuple, as they were sent.
+        taken: Set when they have been processed.
+    """
+
+    number: int | None
+    events: list[Any]
     taken: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class HostEnded:
+    """A host and its workers ended.
+
+    Attributes:
+        number: Which host.
+        failure: Why.
+        external: Whether no task can be the cause.
+    """
+
+    number: int
+    failure: Failure
+    external: bool
+
+
 def listen(
-    incarnation: int,
-    worker_id: int,
+    number: int,
     host: Any,
+    room: int,
+    workers: Sequence[tuple[int, int]],
     ahead: int,
-    report: Callable[[Message], None],
+    report: Callable[[Message | HostEnded], None],
     closed: threading.Event,
 ) -> None:
-    """Start a host's worker and pass on what the host reports, until it ends.
+    """Start the first workers of a host and pass on what the host reports, until it ends.
 
     Args:
-        incarnation: Which worker.
-        worker_id: The worker's ID.
+        number: Which host.
         host: The actor.
-        ahead: Messages that may wait on the host's node before it blocks; -1 for any number.
-        report: Called with a message. The next one is fetched once this one was processed.
+        room: How many workers it may have.
+        workers: Incarnations and worker IDs of the first ones.
+        ahead: Messages that may wait on the host's node before it blocks, while one is processed
+            here; -1 for any number, here and there.
+        report: Called with each message, and with the end.
         closed: Set when a lost host need not be reported any more.
     """
     import ray
 
-    has_ended = False
     stream = reference = message = None
     try:
         with cluster.up():
-            stream = host.events.options(**stream_options(ahead)).remote(incarnation, worker_id)
+            stream = host.events.options(**stream_options(ahead)).remote(room, workers)
         while True:
             with cluster.up():
+                reference = message = None
                 if not ray.wait([stream], timeout=CALL_S, fetch_local=True)[0]:
                     continue
                 reference = next(stream, None)
                 if reference is None:
                     break
-                message = Message(ray.get(reference))
-            ended = any(isinstance(event, WorkerDied) for event in message.events)
-            has_ended = has_ended or ended
+                message = Message(number, ray.get(reference))
             report(message)
-            # One message of each worker at a time: others would fill the local object store, and
-            # the batch that is needed next might not fit.
-            message.taken.wait()
-            with cluster.up():
-                reference = message = None
+            if ahead >= 0:
+                # One message of each worker at a time: others would fill the local object store,
+                # and the batch that is needed next might not fit.
+                message.taken.wait()
         why, external = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chooses by age, not by use, and may kill several at once.
@@ -76,6 +97,5 @@ def listen(
     finally:
         with shutdown_guard().held():
             stream = reference = None
-    if not has_ended and not closed.is_set():
-        failure = Failure("crash", "WorkerDiedError", why)
-        report(Message([WorkerDied(incarnation, failure, external, maybe_external=not external)]))
+    if not closed.is_set():
+        report(HostEnded(number, Failure("crash", "WorkerDiedError", why), external))

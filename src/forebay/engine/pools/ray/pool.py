@@ -2,9 +2,13 @@
 
     engine ── start, send, kill ──> RayPool ── order() ──> host (an actor), host, …
        ^                               ^                     │
-       └────────── events ─────────────┴──── events() <──────┘   one listener thread per worker
+       └────────── events ─────────────┴──── events() <──────┘   one listener thread per host
 
 Long because one class owns the record of which workers have, await or lost a node.
+
+Where answers are small, the workers that are placed on a node together share a host, and all their
+tasks and answers share messages: with a host for each of a thousand workers, Ray's messages would
+take all of the driver's time. Batches are large: each worker has a host and a stream of its own.
 
 Ray only starts and connects hosts. It never restarts them or retries their calls, since the flow
 owns every retry. If a host is lost, with its node or alone, no input is to blame; the deaths of
@@ -25,12 +29,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from forebay.engine.events import Event, TaskFailed, WorkerDied, WorkersResized
+from forebay.engine.events import Event, TaskFailed, TaskFinished, WorkerDied, WorkersResized
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.host import Host, Hosting
-from forebay.engine.pools.ray.listener import Message, listen
+from forebay.engine.pools.ray.listener import HostEnded, Message, listen
 from forebay.engine.pools.ray.monitor import (
     ClusterLost,
     ClusterMonitor,
@@ -47,6 +51,9 @@ from forebay.options import Ray, worker_resources
 
 # How long a host may take to kill its worker before the host is killed.
 KILL_S = 10.0
+# How long a host may wait for its resources, if others took some of them, before its workers are
+# placed again. It includes the start of the actor.
+PENDING_S = 60.0
 # How long `close` gives workers and hosts to clean up.
 CLOSE_S = 2.0
 # How long workers may wait for room before a message says so, and between such messages.
@@ -54,15 +61,29 @@ SAY_S, SAY_AGAIN_S = 5.0, 60.0
 
 
 @dataclass(slots=True)
-class _Member:
-    """A worker that has a node: the node, its host, and the thread that listens to it."""
+class _Host:
+    """A host: its node, the actor and its `order`, its listener, and how many workers it may have.
+
+    `workers` are worker IDs by incarnation; a host that has none any more is about to end. It is
+    killed at `kill_at` if it has not done what it was ordered to by then.
+    """
 
     node: str
-    host: Any
+    actor: Any
+    order: Any
     listener: threading.Thread
+    room: int
+    workers: dict[int, int]
+    pending_since: float | None
     kill_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker that has a host, and whether it hangs and is to be killed."""
+
+    host: int
     hangs: bool = False
-    stopping: bool = False
 
 
 @final
@@ -78,8 +99,8 @@ class RayPool(Pool):
         grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
             `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
-        arrive: Called, in the thread of `wait`, with each event; returns the event for the engine,
-            which must not refer to the object store.
+        arrive: Called, in the thread of `wait`, with each answer; returns the answer for the
+            engine, which must not refer to the object store. None if answers never do.
         say: Called, in the thread of `wait`, with lines for the user.
 
     Attributes:
@@ -99,7 +120,7 @@ class RayPool(Pool):
         *,
         grows: bool = True,
         ahead: int = -1,
-        arrive: Callable[[Event], Event] = lambda event: event,
+        arrive: Callable[[TaskFinished], TaskFinished] | None = None,
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
@@ -114,10 +135,13 @@ class RayPool(Pool):
         self._grows = grows
         self._ahead = ahead
         self._arrive = arrive
-        self._messages: queue.SimpleQueue[Message | ClusterState | ClusterLost | None] = (
-            queue.SimpleQueue()
-        )
-        self._members: dict[int, _Member] = {}
+        self._messages: queue.SimpleQueue[
+            Message | HostEnded | ClusterState | ClusterLost | None
+        ] = queue.SimpleQueue()
+        self._hosts: dict[int, _Host] = {}
+        self._hosts_started = 0
+        self._members: dict[int, _Member] = {}  # by incarnation
+        self._to_place = False
         self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a node, worker IDs
         self._waiting_since: float | None = None
         self._said_at = 0.0
@@ -134,36 +158,58 @@ class RayPool(Pool):
         self._nodes = self._monitor.nodes
         self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
         remote: Any = ray.remote
-        self._host = remote(concurrency_groups={"orders": 1})(Host)
+        self._actor = remote(concurrency_groups={"orders": 1})(Host)
+        # Ray has no fractions above one, and a host's GPUs would be visible to all its workers.
+        whole = all(float(each).is_integer() for each in self._need.values())
+        self._is_shared = hosting.is_shared and whole and not where.num_gpus
+        self._collect_s_of = hosting.collect_s
+        self._adapt()
         self._hosting: Any = ray.put(hosting)
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
         # handlers run in reverse order, so this one runs before Ray's.
         atexit.register(self.close)
 
     def start(self, incarnation: int, worker_id: int) -> None:
-        """Place the worker on a node; it waits if there is no room."""
+        """Have `wait` place the worker on a node; it waits longer if there is no room."""
         self._waiting.append((incarnation, worker_id))
-        self._place_waiting()
+        self._to_place = True
 
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         """Order the worker's host to send the tasks to it."""
-        self._order(incarnation, "send", [tuple(each) for each in assignments])
+        self.send_to_all([(incarnation, assignments)])
+
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
+        """Send one order to each of the workers' hosts."""
+        orders: dict[int, list[tuple[int, list[Any]]]] = {}
+        for incarnation, assignments in groups:
+            member = self._members.get(incarnation)
+            if member is not None:
+                tasks = [tuple(each) for each in assignments]
+                orders.setdefault(member.host, []).append((incarnation, tasks))
+        for number, payload in orders.items():
+            self._order(number, "send", payload)
 
     def kill(self, incarnation: int) -> None:
         """Order the host to kill its worker; kill the host later if it does not."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.kill_at, member.hangs = time.monotonic() + KILL_S, True
-        self._order(incarnation, "kill")
+            member.hangs = True
+            self._hosts[member.host].kill_at = time.monotonic() + KILL_S
+            self._order(member.host, "kill", incarnation)
 
     def stop(self, incarnation: int) -> None:
-        """Order the worker's host to end; a worker that waits for room is no longer wanted."""
+        """Order the worker's host to stop it; a worker that waits for room is no longer wanted."""
         self._waiting = deque(each for each in self._waiting if each[0] != incarnation)
-        member = self._members.get(incarnation)
+        member = self._members.pop(incarnation, None)
         if member is not None:
-            member.kill_at, member.stopping = time.monotonic() + KILL_S, True
-            self._order(incarnation, "close")
-        self._place_waiting()
+            host = self._hosts[member.host]
+            del host.workers[incarnation]
+            if host.workers:
+                self._order(member.host, "stop", incarnation)
+            else:
+                host.kill_at = time.monotonic() + KILL_S
+                self._order(member.host, "close")
+        self._to_place = True
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the events of hosts, and place workers that wait for room.
@@ -174,6 +220,8 @@ class RayPool(Pool):
         until = None if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
         while not events:
+            if self._to_place:
+                self._place_waiting()
             if self._gone is not None:
                 raise WorkerDiedError(
                     f"{self._gone}\n  The run was stopped; completed work is kept, and no input is "
@@ -182,7 +230,7 @@ class RayPool(Pool):
             now = time.monotonic()
             if until is not None and now > until:
                 break
-            due = [member.kill_at for member in self._members.values() if member.kill_at]
+            due = [host.kill_at for host in self._hosts.values() if host.kill_at is not None]
             due += [until] if until is not None else []
             due += [now + SAY_S] if self._waiting else []
             try:
@@ -209,14 +257,14 @@ class RayPool(Pool):
         if self._closed.is_set() or os.getpid() != self._owner:
             return  # in a fork of the driver: the hosts belong to the driver
         self._closed.set()
-        for incarnation in self._members:
-            self._order(incarnation, "close")
+        for number in self._hosts:
+            self._order(number, "close")
         self._join_listeners(CLOSE_S)
-        for member in self._members.values():
-            self._kill(member)
+        for host in self._hosts.values():
+            self._kill(host)
         self._join_listeners(CLOSE_S)
         with shutdown_guard().held():
-            self._members.clear()
+            self._hosts.clear()
             self._hosting = None
         self._monitor.close(CLOSE_S)
         atexit.unregister(self.close)
@@ -224,13 +272,13 @@ class RayPool(Pool):
 
     def _join_listeners(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
-        for member in self._members.values():
-            while member.listener.is_alive() and time.monotonic() < until:
+        for host in self._hosts.values():
+            while host.listener.is_alive() and time.monotonic() < until:
                 while not self._messages.empty():
                     message = self._messages.get_nowait()
                     if isinstance(message, Message):
                         message.taken.set()
-                member.listener.join(0.01)
+                host.listener.join(0.01)
 
     def _leave(self) -> None:
         cluster.hold(False)
@@ -238,142 +286,218 @@ class RayPool(Pool):
 
     # ---- placing workers -----------------------------------------------------------------------
 
+    def _adapt(self) -> None:
+        """Have hosts that start from now on collect answers for longer if there are many."""
+        hosts = len(self._nodes) if self._is_shared else self.num_workers
+        self._collect_s = self._collect_s_of(hosts)
+        self.group_s = Pool.group_s + 5 * self._collect_s
+
     def _place_waiting(self) -> None:
         """Place waiting workers, as far as there is room."""
+        self._to_place = False
         if not self._ray.is_initialized():
             return  # the monitor reports that
-        placed = Counter(member.node for member in self._members.values())
+        for number, host in self._hosts.items():  # in place of workers that died
+            count = host.room - len(host.workers) if host.workers else 0
+            if found := self._take_waiting(count):
+                self._add(number, found)
+                self._order(number, "start", found)
+        placed: Counter[str] = Counter()
+        for host in self._hosts.values():
+            placed[host.node] += host.room
         wanted = len(self._waiting)
-        for node in place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else ():
-            self._fresh[node] += 1
-            self._start_host(*self._waiting.popleft(), node)
+        chosen = place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else []
+        self._fresh.update(chosen)
+        if self._is_shared:
+            for node, count in Counter(chosen).items():
+                self._start_host(node, self._take_waiting(count))
+        else:
+            for node in chosen:
+                self._start_host(node, self._take_waiting(1))
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
-    def _start_host(self, incarnation: int, worker_id: int, node: str) -> None:
+    def _take_waiting(self, most: int) -> list[tuple[int, int]]:
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def _add(self, number: int, workers: Sequence[tuple[int, int]]) -> None:
+        for incarnation, worker_id in workers:
+            self._hosts[number].workers[incarnation] = worker_id
+            self._members[incarnation] = _Member(number)
+
+    def _start_host(self, node: str, workers: list[tuple[int, int]]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        where, room = self._where, len(workers)
         try:
             with cluster.up():
-                host = self._host.options(
-                    num_cpus=self._where.num_cpus,
-                    num_gpus=self._where.num_gpus,
-                    resources=dict(self._where.resources or {}),
+                actor = self._actor.options(
+                    num_cpus=where.num_cpus * room,
+                    num_gpus=where.num_gpus * room,
+                    resources={name: each * room for name, each in (where.resources or {}).items()},
                     max_restarts=0,
                     max_task_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                    **environment_of(self._where),
-                ).remote(self._hosting, os.getcwd(), list(sys.path))
+                    **environment_of(where),
+                ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
+                order = actor.order.options(concurrency_group="orders")
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
             message = f"no host could be started for it: {cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
-            self._messages.put(Message([WorkerDied(incarnation, failure, external=True)]))
+            deaths = [WorkerDied(each, failure, external=True) for each, _ in workers]
+            self._messages.put(Message(None, list(deaths)))
             return
+        number, self._hosts_started = self._hosts_started, self._hosts_started + 1
+        put, closed = self._messages.put, self._closed
         listener = threading.Thread(
             target=listen,
-            args=(incarnation, worker_id, host, self._ahead, self._messages.put, self._closed),
-            name=f"forebay-listener-{incarnation}",
+            args=(number, actor, room, workers, self._ahead, put, closed),
+            name=f"forebay-listener-{number}",
             daemon=True,
         )
-        self._members[incarnation] = _Member(node, host, listener)
+        now = time.monotonic()
+        self._hosts[number] = _Host(node, actor, order, listener, room, {}, pending_since=now)
+        self._add(number, workers)
         listener.start()
 
-    def _order(self, incarnation: int, what: str, payload: Any = None) -> None:
-        member = self._members.get(incarnation)
-        if member is None:
+    def _order(self, number: int, what: str, payload: Any = None) -> None:
+        host = self._hosts.get(number)
+        if host is None:
             return
         try:
             with cluster.up():
-                order = member.host.order.options(concurrency_group="orders")
-                order.remote(what, incarnation, payload)
+                host.order.remote(what, payload)
         except Exception:  # noqa: BLE001 - whatever Ray raises
             if what == "send":
-                self._send_portable(incarnation, payload)
+                self._send_portable(number, payload)
             # Otherwise the host or Ray is gone: the listener reports that.
 
-    def _send_portable(self, incarnation: int, payload: Sequence[tuple[int, int, Any]]) -> None:
+    def _send_portable(self, number: int, payload: Sequence[tuple[int, Sequence[Any]]]) -> None:
         """Fail the tasks of a message that cannot be pickled, and send the others."""
         import cloudpickle
 
-        portable, failed = [], []
-        for task, attempt, what in payload:
-            try:
-                cloudpickle.dumps(what)
-            except Exception as error:  # noqa: BLE001 - whatever the user's classes raise
-                failed.append(
-                    TaskFailed(incarnation, task, attempt, failure_of(error), 0.0, final=True)
-                )
-            else:
-                portable.append((task, attempt, what))
+        portable: list[tuple[int, list[Any]]] = []
+        failed: list[Event] = []
+        for incarnation, tasks in payload:
+            good = []
+            for task, attempt, what in tasks:
+                try:
+                    cloudpickle.dumps(what)
+                except Exception as error:  # noqa: BLE001 - whatever the user's classes raise
+                    failure = failure_of(error)
+                    failed.append(TaskFailed(incarnation, task, attempt, failure, 0.0, final=True))
+                else:
+                    good.append((task, attempt, what))
+            if good:
+                portable.append((incarnation, good))
         if failed:
-            self._messages.put(Message(list(failed)))
+            self._messages.put(Message(None, failed))
             if portable:
-                self._order(incarnation, "send", portable)
+                self._order(number, "send", portable)
 
-    def _kill(self, member: _Member) -> None:
+    def _kill(self, host: _Host) -> None:
         with suppress(Exception), cluster.up():  # the host or Ray is gone
-            self._ray.kill(member.host)
+            self._ray.kill(host.actor)
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _handle(self, message: Message | ClusterState | ClusterLost | None) -> list[Event]:
+    def _handle(
+        self, message: Message | HostEnded | ClusterState | ClusterLost | None
+    ) -> list[Event]:
         match message:
             case Message():
-                handled = map(self._event, message.events)
-                events = [event for event in handled if event is not None]
+                host = None if message.number is None else self._hosts.get(message.number)
+                if host is not None:
+                    host.pending_since = None
+                events = [self._event(event) for event in message.events]
                 message.events.clear()
                 message.taken.set()
                 return events
+            case HostEnded():
+                return self._lose_host(message)
             case ClusterState():
                 return self._update_nodes(message)
             case ClusterLost():
                 self._gone = message.why
         return []
 
-    def _event(self, event: Event) -> Event | None:
-        """Return an event as the engine is to have it; None for the end of a stopped worker."""
+    def _event(self, event: Any) -> Event:
+        """Return an event as the engine is to have it."""
+        if type(event) is tuple:
+            answer = TaskFinished(*event)
+            return answer if self._arrive is None else self._arrive(answer)
         if not isinstance(event, WorkerDied):
-            return self._arrive(event)
+            other: Event = event
+            return other
         member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
-        self._kill(member)
-        return None if member.stopping else self._located(event, member)
+        host = self._hosts[member.host]
+        del host.workers[event.incarnation]
+        if not any(self._members[each].hangs for each in host.workers):
+            host.kill_at = None
+        if not host.workers:
+            del self._hosts[member.host]
+            self._kill(host)
+        return self._located(event, host.node)
 
-    def _located(self, death: WorkerDied, member: _Member) -> WorkerDied:
+    def _lose_host(self, ended: HostEnded) -> list[Event]:
+        """Return the deaths of the workers that a host had."""
+        self._to_place = True  # its resources are free, unless its node is lost
+        host = self._hosts.pop(ended.number, None)
+        deaths: list[Event] = []
+        for incarnation in sorted(host.workers) if host is not None else ():
+            # A host that was killed because this worker hung does not count as lost.
+            external = ended.external and not self._members.pop(incarnation).hangs
+            maybe_external = not ended.external
+            death = WorkerDied(incarnation, ended.failure, external, maybe_external)
+            assert host is not None
+            deaths.append(self._located(death, host.node))
+        return deaths
+
+    def _located(self, death: WorkerDied, node: str) -> WorkerDied:
         """Add the node to a death; poll a node that lost a host before it is used again."""
-        node = member.node
         name = next((each.name for each in self._nodes if each.id == node), node[:8])
         if death.external:
             self._nodes = [each for each in self._nodes if each.id != node]
         message = f"{death.failure.message} (on node {name})"
-        where = death.failure._replace(message=message)
-        # A host that was killed because its worker hung does not count as lost.
-        external = death.external and not member.hangs
-        return WorkerDied(death.incarnation, where, external, death.maybe_external)
+        return death._replace(failure=death.failure._replace(message=message))
 
     def _update_nodes(self, state: ClusterState) -> list[Event]:
         for error in state.refused.values():
             self._say(f"a node that joined is not used: {error}")
         self._nodes = state.nodes
         self._fresh.clear()
+        self._to_place = True
+        self._give_up_pending()
         events: list[Event] = []
         now = self._within(capacity(state.nodes, self._need))
         if now > self.num_workers:
             self.num_workers = now
+            self._adapt()
             if self._grows:
-                events.append(WorkersResized(now))
-        self._place_waiting()
+                events.append(WorkersResized(now, self.group_s))
         return events
+
+    def _give_up_pending(self) -> None:
+        """Have workers wait for room again if their host has waited for its resources for long."""
+        before = time.monotonic() - PENDING_S
+        for number, host in list(self._hosts.items()):
+            if host.pending_since is not None and host.pending_since < before:
+                del self._hosts[number]
+                self._kill(host)
+                for incarnation, worker_id in host.workers.items():
+                    del self._members[incarnation]
+                    self._waiting.append((incarnation, worker_id))
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
-        for member in self._members.values():
-            if member.kill_at is not None and member.kill_at <= now:
-                member.kill_at = None
-                self._kill(member)
+        for host in self._hosts.values():
+            if host.kill_at is not None and host.kill_at <= now:
+                host.kill_at = None
+                self._kill(host)
         since = self._waiting_since
         if since is not None and now - since >= SAY_S and now - self._said_at >= SAY_AGAIN_S:
             self._said_at = now
