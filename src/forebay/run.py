@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine, pool_for
@@ -39,8 +37,6 @@ MAX_BYTES = 256 * 2**20
 # The most tasks sent in one message, if inputs take little time.
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
-# New objects after which Python looks for reference cycles during a run; its default is 700.
-_COLLECT_EVERY = 10_000
 # How long to collect answers while every worker has more to do.
 COLLECT_S = 0.01
 
@@ -178,20 +174,6 @@ def run(
         cores=None if options.cluster else machine.usable_cores(),
         decisions=() if tuning is None else tuple(tuning.decisions),
     )
-
-
-@contextmanager
-def collecting_seldom() -> Iterator[None]:
-    """Let Python look for reference cycles less often, while no user code runs in this thread."""
-    before = gc.get_threshold()
-    is_ours = 0 < before[0] < _COLLECT_EVERY  # not if it is off, or another run has done this
-    if is_ours:
-        gc.set_threshold(_COLLECT_EVERY, *before[1:])
-    try:
-        yield
-    finally:
-        if is_ours:
-            gc.set_threshold(*before)
 
 
 def _payloads(

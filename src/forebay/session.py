@@ -27,6 +27,7 @@ from forebay.engine.pools.base import Pool
 from forebay.engine.pools.launch import occupy_standard_descriptors
 from forebay.errors import ChangedError, OutputError
 from forebay.failures import MAX_KEPT
+from forebay.gc_threshold import collecting_seldom
 from forebay.jobs.failure_budget import FailureBudget
 from forebay.jobs.inputs.download import Download
 from forebay.jobs.inputs.listing import Listing
@@ -46,7 +47,7 @@ from forebay.observe.run_diagnosis import diagnose_run
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.reports.run_summary import run_details
-from forebay.run import collecting_seldom, run, run_here, workers_for
+from forebay.run import run, run_here, workers_for
 
 # How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
 AHEAD = 16_384

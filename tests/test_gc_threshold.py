@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from forebay.run import collecting_seldom
+from forebay.gc_threshold import collecting_seldom
 
 
 @pytest.fixture(autouse=True)
