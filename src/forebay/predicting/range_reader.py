@@ -59,7 +59,8 @@ class RangeReader:
         collate_fn: Makes a batch of a list of samples; None for torch's default.
         num_workers: Number of workers; 0 for this process; None for as many as a cluster has room
             for, with a factory; an `AutoWorkers` for as many as the model needs.
-        backend: Where the workers run.
+        backend: Where the workers run; samples of a batch that ended a worker of a cluster are
+            tried again in a process on this machine.
         timeout: Seconds that a batch may take; 0 for no limit.
         settings: Further arguments of the loader.
         device: Where batches of worker processes are copied before they are taken, if there is
@@ -91,11 +92,11 @@ class RangeReader:
             parts: Their numbers, in ascending order.
             trace: Records what the workers do, and decisions about their number.
         """
-        return self._read(self._batches(parts), self.num_workers or 0, trace)
+        return self._read(self._batches(parts), self.num_workers or 0, self.backend, trace)
 
     def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
         """Load samples again in this process; yield one batch, or several if collating fails."""
-        return self._read([indices], 0)
+        return self._read([indices], 0, "process")
 
     def _batches(self, parts: Sequence[int]) -> Iterator[range]:
         for part in parts:
@@ -106,12 +107,12 @@ class RangeReader:
 
     def diagnosis(self, trace: Trace) -> Diagnosis:
         """Return why the model waited, while a trace was recorded."""
-        loader = self._loader(self.num_workers or 0)
+        loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(loader, Settings(loader), trace)
         return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
 
-    def _loader(self, num_workers: int) -> DataLoader[Any]:
-        in_workers: dict[str, Any] = {"backend": self.backend, "timeout": self.timeout}
+    def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
+        in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}
         return DataLoader(
             self.dataset,
             batch_size=self.batch_size,
@@ -123,9 +124,13 @@ class RangeReader:
         )
 
     def _read(
-        self, batches: Iterable[Sequence[int]], num_workers: int, trace: Trace | None = None
+        self,
+        batches: Iterable[Sequence[int]],
+        num_workers: int,
+        backend: str | Ray,
+        trace: Trace | None = None,
     ) -> Iterator[Loaded]:
-        settings = Settings(self._loader(num_workers))
+        settings = Settings(self._loader(num_workers, backend))
         planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
         trace = Trace() if trace is None else trace
         spec, tuning = settings.spec(seed=SEED), settings.tuning(trace)
@@ -149,7 +154,9 @@ class RangeReader:
         else:
             middle = len(indices) // 2
             in_worker = int(isinstance(result, Failure))  # a sample may kill its process
-            yield from self._read([indices[:middle], indices[middle:]], in_worker)
+            # Not on a cluster, where it could wait for ever for room that the others have.
+            backend = self.backend if self.backend in ("process", "thread") else "process"
+            yield from self._read([indices[:middle], indices[middle:]], in_worker, backend)
 
 
 class RangeSource(Source):
