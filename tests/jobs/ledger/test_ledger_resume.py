@@ -32,6 +32,8 @@ while todo := ledger.pending(0, 50):
     ledger.record([Done(t.ordinal, 1, 0.0, (OutputFile(f"o{t.ordinal}", 1, "s"),), "[]")
                    for t in todo], [])
     print(todo[-1].ordinal, flush=True)
+while True:
+    ledger.set_meta("after", "the last input")
 """
 
 
@@ -167,8 +169,7 @@ def test_a_commit_between_two_looks_is_noticed(tmp_path, monkeypatch):
 
 def test_a_ledger_that_never_rests_is_busy_not_damaged(tmp_path, monkeypatch):
     """A reader that cannot read a consistent state says so and reports no damage."""
-    monkeypatch.setattr(status, "_TRIES", 3)
-    monkeypatch.setattr(status, "_PAUSE_S", 0)
+    monkeypatch.setattr(status, "_PATIENCE_S", 0)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(inputs(3), (), True)
         with ledger._database.transaction() as db:

@@ -44,8 +44,10 @@ from forebay.units import counted, duration
 _JOURNAL = NAME + "-journal"
 # Never takes a lock, never writes, never rolls back a journal.
 _LOOK = "mode=ro&immutable=1"
-_TRIES = 100
-_PAUSE_S = 0.02
+# How long to try, and how long to wait between two attempts. A driver that commits all the time
+# leaves the file at rest for some tenths of a millisecond between two commits.
+_PATIENCE_S = 10.0
+_PAUSE_S = 0.0003
 # Rows in memory at once: a run may have millions of failures, and each has kilobytes of text.
 _PAGE = 1000
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
@@ -184,15 +186,15 @@ def _steadily(
             f"{folder} holds no ledger: it is not an output folder of forebay's\n"
             "  Name the folder that was given as `output`."
         )
-    for _ in range(_TRIES):
-        found = _look(folder, read)
-        if found is not None:
-            return found
+    deadline = time.monotonic() + _PATIENCE_S
+    while (found := _look(folder, read)) is None:
+        if time.monotonic() > deadline:
+            raise BusyError(
+                f"the ledger in {folder} is busy: it changed during each attempt to read it, for "
+                f"{duration(_PATIENCE_S)}\n  Nothing is wrong with the run. Try again."
+            )
         time.sleep(_PAUSE_S)
-    raise BusyError(
-        f"the ledger in {folder} is busy: it changed during each of {_TRIES} attempts to read it\n"
-        "  Nothing is wrong with the run. Try again."
-    )
+    return found
 
 
 def _look(
@@ -201,8 +203,8 @@ def _look(
     """Read the ledger once; None if it was written to meanwhile."""
     path = folder / NAME
     try:
-        before = _version(path)
         live = find_holder(folder / LOCK_NAME)
+        before = _version(path)
         quiet = _is_quiet(folder)
         if live is not None and not quiet:
             return None
