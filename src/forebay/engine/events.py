@@ -122,3 +122,16 @@ Event = (
     | ResultsReleased
     | TasksForgotten
 )
+
+
+def as_sent(event: Event) -> Any:
+    """Return an event in the form in which it travels between processes.
+
+    An answer is a plain tuple: pickle calls Python code for each named one.
+    """
+    return tuple(event) if type(event) is TaskFinished else event
+
+
+def as_received(sent: Any) -> Any:
+    """Return the event that `as_sent` was called with."""
+    return TaskFinished(*sent) if type(sent) is tuple else sent

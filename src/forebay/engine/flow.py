@@ -352,7 +352,7 @@ class Flow:
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
             if worker is not None:
-                worker.returning.discard(key)  # the answer was under way for long, or this process
+                worker.returning.discard(key)  # it was taken back while its answer was under way
             return None
         task = self._tasks[key]
         if task.attempt != attempt:

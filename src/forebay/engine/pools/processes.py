@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, final
 
-from forebay.engine.events import Event, TaskFinished, WorkerDied
+from forebay.engine.events import Event, WorkerDied, as_received
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
@@ -205,10 +205,7 @@ class ProcessPool(Pool):
 
     def _receive(self, incarnation: int) -> None:
         channel = self._workers[incarnation]
-        self._events.extend(
-            TaskFinished(*each) if type(each) is tuple else each
-            for each in channel.receive_nowait()
-        )
+        self._events.extend(map(as_received, channel.receive_nowait()))
         if channel.ended:  # it is dead or dying; the zygote reports how
             self._selector.unregister(channel)
             self._owed.add(("exited", incarnation))

@@ -31,7 +31,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.engine.events import Event, TaskFailed, TaskFinished
+from forebay.engine.events import Event, TaskFailed, TaskFinished, as_sent
 from forebay.engine.job import Assignment, Job
 from forebay.engine.pools.channel import Channel
 from forebay.engine.pools.linux import (
@@ -265,8 +265,7 @@ def _run_worker(
         if isinstance(event, TaskFailed):
             event = portable(event)
         try:
-            # A plain tuple, since pickle calls Python code for each named one.
-            channel.send(tuple(event) if isinstance(event, TaskFinished) else event)
+            channel.send(as_sent(event))
         except ConnectionError:
             os._exit(0)  # the driver has ended, so the answer is not needed
         except Exception as error:  # the result cannot be pickled

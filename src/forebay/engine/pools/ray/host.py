@@ -23,7 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from forebay.engine.events import Event, TaskFailed, TaskFinished, TasksReturned, WorkerDied
+from forebay.engine.events import (
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TasksReturned,
+    WorkerDied,
+    as_sent,
+)
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
@@ -218,15 +225,11 @@ class Host:
         self._held.pop(incarnation, None)
 
     def _messages(self, events: Sequence[Event]) -> Iterator[list[Any]]:
-        """Split events into messages that fit into any object store.
-
-        An answer becomes a plain tuple: Ray's pickler calls Python code for each named one.
-        """
+        """Split events into messages that fit into any object store."""
         message: list[Any] = []
         nbytes = 0
         for number, event in enumerate(events, 1):
-            sent = self._hosting.outgoing(event)
-            message.append(tuple(sent) if type(sent) is TaskFinished else sent)
+            message.append(as_sent(self._hosting.outgoing(event)))
             nbytes += _size(event)
             if nbytes >= MESSAGE_BYTES or number == len(events):
                 yield message

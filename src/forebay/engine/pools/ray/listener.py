@@ -19,7 +19,7 @@ class Message:
 
     Attributes:
         number: Which host; None for events that come from none.
-        events: The events; the fields of `TaskFinished` as a plain tuple, as they were sent.
+        events: The events, in the form of `as_sent`.
         taken: Set when they have been processed.
     """
 

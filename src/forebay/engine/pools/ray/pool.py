@@ -29,7 +29,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from forebay.engine.events import Event, TaskFailed, TaskFinished, WorkerDied, WorkersResized
+from forebay.engine.events import (
+    Event,
+    TaskFailed,
+    TaskFinished,
+    WorkerDied,
+    WorkersResized,
+    as_received,
+)
 from forebay.engine.job import Assignment
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.ray import cluster
@@ -423,14 +430,13 @@ class RayPool(Pool):
                 self._gone = message.why
         return []
 
-    def _event(self, event: Any) -> Event:
+    def _event(self, sent: Any) -> Event:
         """Return an event as the engine is to have it."""
-        if type(event) is tuple:
-            answer = TaskFinished(*event)
-            return answer if self._arrive is None else self._arrive(answer)
+        event: Event = as_received(sent)
+        if isinstance(event, TaskFinished) and self._arrive is not None:
+            return self._arrive(event)
         if not isinstance(event, WorkerDied):
-            other: Event = event
-            return other
+            return event
         member = self._members.pop(event.incarnation, None)
         if member is None:
             return event
