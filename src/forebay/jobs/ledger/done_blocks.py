@@ -73,6 +73,11 @@ class InputRow(NamedTuple):
     metadata: Any
     error: str | None
 
+    @property
+    def key(self) -> str:
+        """What identifies the input; see `Input.key`."""
+        return self.source if self.row is None else self.row
+
 
 def block_of(ordinal: int) -> int:
     """Return the block of an input: 0 for the first 4,096."""
@@ -82,7 +87,7 @@ def block_of(ordinal: int) -> int:
 def compress(db: sqlite3.Connection, ordinals: Iterable[int]) -> None:
     """Pack the blocks of these inputs in which every input is done."""
     rows = "FROM inputs WHERE ordinal BETWEEN ? AND ?"
-    for block in {(ordinal - 1) // BLOCK for ordinal in ordinals if ordinal > 0}:
+    for block in {block_of(ordinal) for ordinal in ordinals if ordinal > 0}:
         # From the end, where most blocks have an input that is not done yet.
         todo = f"SELECT 1 {rows} AND state != {DONE} ORDER BY ordinal DESC LIMIT 1"
         if db.execute(todo, _bounds(block)).fetchone() is None:
@@ -104,7 +109,7 @@ def compress_all(db: sqlite3.Connection) -> None:
 def expand(db: sqlite3.Connection, ordinals: Iterable[int]) -> None:
     """Make rows of the compressed blocks that hold these inputs, which are going to change."""
     with reading("inputs"):
-        blocks = {(ordinal - 1) // BLOCK for ordinal in ordinals}
+        blocks = {*map(block_of, ordinals)}
     for part, marks in chunks(sorted(blocks)):
         found = db.execute(f"SELECT block, body FROM blocks WHERE block IN ({marks})", part)  # noqa: S608
         for block, body in found.fetchall():
@@ -226,10 +231,7 @@ def _compress(db: sqlite3.Connection, block: int) -> None:
         # More digits than microseconds would be half of a block.
         shorter = [round(each, 6) for each in seconds]
         columns = [source, row, identity, attempts, shorter, outputs, metadata]
-        if any(
-            not types >= {*map(type, each)} for each, types in zip(columns, _TYPES, strict=True)
-        ):
-            raise TypeError("a value of another type")
+        _check_types(columns)
         text = json.dumps(columns, separators=(",", ":")).encode()
     if len(text) > LARGEST:
         return
@@ -297,7 +299,11 @@ def _columns(body: bytes) -> list[list[Any]]:
     columns: list[list[Any]] = json.loads(text)
     if [len(each) for each in columns] != [BLOCK] * len(_TYPES):
         raise ValueError("not the columns of 4,096 inputs")
+    _check_types(columns)
+    return columns
+
+
+def _check_types(columns: Sequence[Sequence[Any]]) -> None:
     for each, types in zip(columns, _TYPES, strict=True):
         if not types >= {*map(type, each)}:
             raise TypeError("a value of another type")
-    return columns

@@ -207,8 +207,7 @@ def check_distinct(
     """
 
     def keys() -> Iterator[tuple[int, str]]:
-        rows = listed_rows(query_of(db))
-        return ((one.ordinal, one.source if one.row is None else one.row) for one in rows)
+        return ((one.ordinal, one.key) for one in listed_rows(query_of(db)))
 
     found = find_duplicate(listed_keys(query_of(db)), keys())
     if found is None:
@@ -220,7 +219,7 @@ def check_distinct(
     else:
         rows = listed_rows(query_of(db))
         one = next(one for one in rows if one.ordinal == found.first)
-        value, is_row = one.source if one.row is None else one.row, one.row is not None
+        value, is_row = one.key, one.row is not None
     raise listed_twice(value, is_row, found, is_late=is_late)
 
 
