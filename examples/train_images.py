@@ -151,9 +151,9 @@ def train(folder, epochs, batch_size, num_workers, buffer, seed):
     return losses
 
 
-def main():
-    """Read the command line, and train."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command_line(description):
+    """Return a parser of the arguments of `run`."""
+    options = argparse.ArgumentParser(description=description)
     options.add_argument("--images", help="a folder that holds a folder of JPEGs for each class")
     options.add_argument("--count", type=int, default=96, help="images to make if there are none")
     options.add_argument("--epochs", type=int, default=3)
@@ -161,13 +161,16 @@ def main():
     options.add_argument("--num-workers", type=int, default=2)
     options.add_argument("--buffer", default="1GB", help="how much memory ready batches may take")
     options.add_argument("--seed", type=int, default=0)
-    chosen = vars(options.parse_args())
-    folder, count = chosen.pop("images"), chosen.pop("count")
+    return options
+
+
+def run(train, images, count, **chosen):
+    """Train on a folder of images; if it is None, on `count` images that are made."""
     with tempfile.TemporaryDirectory() as made:
-        if folder is None:
+        if images is None:
             make_images(made, count)
-        train(folder or made, **chosen)
+        train(images or made, **chosen)
 
 
 if __name__ == "__main__":
-    main()
+    run(train, **vars(command_line(__doc__.splitlines()[0]).parse_args()))

@@ -9,8 +9,6 @@ image with Pillow. Flips and colours are changed on the device in both cases, an
 different in each epoch.
 """
 
-import argparse
-import tempfile
 from functools import partial
 
 import numpy as np
@@ -24,9 +22,10 @@ from train_images import (
     SHORT_SIDE,
     STD,
     ImageFolder,
-    make_images,
+    command_line,
     make_model,
     random_crop,
+    run,
 )
 
 import forebay
@@ -164,24 +163,7 @@ def train(folder, epochs, batch_size, num_workers, buffer, seed, device):
     return losses
 
 
-def main():
-    """Read the command line, and train."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--images", help="a folder that holds a folder of JPEGs for each class")
-    options.add_argument("--count", type=int, default=96, help="images to make if there are none")
-    options.add_argument("--epochs", type=int, default=3)
-    options.add_argument("--batch-size", type=int, default=16)
-    options.add_argument("--num-workers", type=int, default=2)
-    options.add_argument("--buffer", default="1GB", help="how much memory ready batches may take")
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = vars(options.parse_args())
-    folder, count = chosen.pop("images"), chosen.pop("count")
-    with tempfile.TemporaryDirectory() as made:
-        if folder is None:
-            make_images(made, count)
-        train(folder or made, **chosen)
-
-
 if __name__ == "__main__":
-    main()
+    options = command_line(__doc__.splitlines()[0])
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    run(train, **vars(options.parse_args()))
