@@ -6,7 +6,6 @@ import os
 import random
 import select
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,10 @@ from driving import (
     WORKS,
     await_no_processes,
     call,
+    change_some,
     finish,
     here,
+    is_killed_after,
     make_inputs,
     published,
     staged,
@@ -64,17 +65,11 @@ def test_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path, total):
     kills = 0
     while kills < total:
         process = start(*split(inputs, output), WORK_PAUSE_S="0.06")
-        try:
-            # Between the first import and, now and then, the end: never where we choose.
-            process.communicate(timeout=chance.uniform(0, 1.3 * took + 0.3))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        # Between the first import and, now and then, the end: never where we choose.
+        if is_killed_after(chance.uniform(0, 1.3 * took + 0.3), process):
             kills += 1
         else:
-            assert process.returncode == 0
-            for name in chance.sample(sorted(inputs.iterdir()), 20):  # some work for the next ones
-                name.touch()
+            change_some(inputs, 20, chance)
         await_no_processes()
         if output.exists():
             assert_all_whole(published(output), expected)

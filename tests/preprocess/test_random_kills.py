@@ -20,6 +20,7 @@ from driving import (
     WORKS,
     await_no_processes,
     call,
+    change_some,
     here,
     make_inputs,
     published,
@@ -94,8 +95,7 @@ def test_kills_at_random_leave_the_same_table(tmp_path, kind, total):
             kills += 1
         if not was_driver:
             assert process.returncode in (DONE, FAILURES), err
-            for path in chance.sample(sorted(inputs.iterdir()), 50):  # some work for the next one
-                path.touch()
+            change_some(inputs, 50, chance)
         await_no_processes()
     assert here(*command(kind, inputs, output))[0] == DONE
     expected = published(tmp_path / "undisturbed")
