@@ -146,9 +146,9 @@ def run(
                 tuning.look(time.monotonic(), progress.trace, engine.resize)
             recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.go_on(at_once=at_once or engine.finished)
+            waited_s = commits.flush_s - flush_s
+            record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
             if commit is not None:
-                waited_s = commits.flush_s - flush_s
-                record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
                 engine.release(commit.delivered)
                 progress.update(commit.done, commit.failed, commit.metadata)
                 committed += len(commit.delivered) + commit.failed

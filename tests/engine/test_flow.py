@@ -70,7 +70,7 @@ def test_the_last_tasks_are_shared_out_evenly() -> None:
 
 
 def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
-    """With every worker busy for a while, or nothing left for an idle one, nobody hurries."""
+    """With every worker busy for that time, or nothing left for an idle one, nobody hurries."""
     script = started(12, group_s=0.05, max_group=256)
     held = {0: [0], 1: [1]}
 
@@ -78,10 +78,11 @@ def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
         sent = script.finish(worker, held[worker].pop(0), seconds=0.0001)
         for command in [each for each in sent if isinstance(each, SendTasks)]:
             held[command.incarnation] += [task for task, _ in command.tasks]
-        return script.flow.is_relaxed
+        return script.flow.is_relaxed(0.00005)
 
-    assert not script.flow.is_relaxed  # each holds one task: its answer brings it the next
+    assert not script.flow.is_relaxed(0.00005)  # each holds one task: its answer brings it the next
     assert finish(0)  # now it is known how short they are: both get several
+    assert not script.flow.is_relaxed(0.001), "that is longer than their work takes"
     while held[0]:
         relaxed = finish(0)
     assert len(held[1]) > 1, "worker 0 is at its end, and there is nothing to send"

@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay.cli import main
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.outputs import output_folder
+from forebay.jobs.outputs import commits, output_folder
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.packed import shards
 from forebay.jobs.table import ledger_table
@@ -72,11 +72,24 @@ class Third:
         return self.left == 0
 
 
+def before_the_second_part() -> None:
+    """Publish one file at a time, and die before the second."""
+    commits.PUBLISHED_AT_ONCE = 1
+    seen: list[bool] = []
+
+    def is_second(_: Any, file_changes: Any) -> bool:
+        seen.extend([True] * has_file_changes(_, file_changes))
+        return len(seen) == 2
+
+    before(OutputFolder, "perform", is_second)
+
+
 POINTS: dict[str, Callable[[], None]] = {
     "before the flush": lambda: before(OutputFolder, "flush"),
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
     "in the midst of publishing": lambda: before(output_folder, "rename_new", Third()),
+    "between two parts of a commit": before_the_second_part,
     "after publishing": lambda: after(OutputFolder, "perform", has_file_changes),
     "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),
     "before the table": lambda: before(ledger_table, "write_metadata"),

@@ -632,14 +632,16 @@ class Flow:
         """Whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
-    @property
-    def is_relaxed(self) -> bool:
-        """Whether no worker waits for the flow, so that answers may be collected for a while.
+    def is_relaxed(self, seconds: float) -> bool:
+        """Whether no worker waits for the flow, so that answers may be collected for some time.
 
-        True while every worker holds a task after its current one, or while no tasks are left to
-        send to those that do not.
+        True while every worker has work for that time after its current task, or while no tasks
+        are left to send to those that have not.
         """
-        busy = sum(len(worker.tasks) > 1 for worker in self._workers.values())
+        estimate = self._estimate or 0.0
+        busy = sum(
+            (len(worker.tasks) - 1) * estimate >= seconds for worker in self._workers.values()
+        )
         return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])
 
     # ---- for tests and statistics --------------------------------------------------------------

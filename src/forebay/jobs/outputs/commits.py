@@ -1,26 +1,28 @@
 """Commits: results on their way from the engine into the ledger and the output folder.
 
     collect ──> flush ──> record ──> publish
-      loop      thread     loop       loop
+      loop      thread     loop       loop, some files at a time
 
 A commit begins half a second after the last one, or sooner when many results wait, so a kill of
 this process costs at most that much finished work, and a result costs little however small it is.
-The flush only waits for the disk, so a thread does it while the loop continues to send tasks. (The
-renames are in the loop: a thread of many short system calls waits for the
-interpreter lock at each of them, and took three times as long.) One commit is under way at a time.
+The flush only waits for the disk, so a thread does it while the loop continues to send tasks. The
+renames are in the loop, which sends tasks between them: a thread of many short system calls waits
+for the interpreter lock at each of them, and took three times as long. One commit is under way at a
+time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import Done, FailedInput, OutputFile
+from forebay.jobs.ledger.name_conflicts import Recorded
+from forebay.jobs.ledger.records import Done, FailedInput, FileChange, OutputFile
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.waiting import wait_until
 
@@ -29,6 +31,8 @@ COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 LOOK_S = 0.02
+# How many files are published before the loop sees to the workers: some milliseconds' work.
+PUBLISHED_AT_ONCE = 256
 
 # Records tasks, and the seconds that each took.
 Took = Callable[[Sequence[tuple[int, float]]], None]
@@ -71,9 +75,9 @@ class Commits:
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
         self._has_changed = False  # the last commit changed files, which are not flushed yet
-        self._is_publishing = (
-            False  # the next `record` would delete file changes that are not performed yet
-        )
+        # What is left of the commit under way once it is recorded. If that fails, it stays, with
+        # nothing left: the next `record` would delete file changes that were not performed.
+        self._publishing: Iterator[Commit | None] | None = None
         self._last = time.monotonic()
         self.flush_s = 0.0
 
@@ -111,59 +115,78 @@ class Commits:
     @property
     def waiting(self) -> bool:
         """Whether anything is not committed yet."""
-        return bool(self._done or self._failed)
+        return bool(self._done or self._failed or self._publishing)
 
     def due_in(self) -> float | None:
         """Return the seconds until `go_on` has something to do; None if nothing waits."""
+        if self._publishing is not None:
+            return 0.0
         if self._flushing is not None:
             return LOOK_S
-        if not (self._done or self._failed):
+        if not self.waiting:
             return None
         return max(self._last + COMMIT_S - time.monotonic(), 0.0)
 
     def go_on(self, at_once: bool = False) -> Commit | None:
-        """Begin a commit if one is due, or finish the one in progress if possible, and return it.
+        """Begin a commit if one is due, or go on with the one under way; return it at its end.
 
         Args:
-            at_once: Commit everything now, and wait for it.
+            at_once: Commit all results now, and wait for it; or end the commit whose files are
+                being published.
 
         Raises:
             OutputError: The disk is full or broken; nothing recorded is lost.
             LedgerError: The ledger cannot be written.
         """
+        try:
+            if self._publishing is None:
+                if not self._is_flushed(at_once):
+                    return None
+                self._record()
+            for commit in self._publishing or ():
+                if commit is not None:
+                    self._publishing = None
+                    return commit
+                if not at_once:
+                    break
+        except OSError as error:
+            raise _unable(error) from error
+        return None
+
+    def _is_flushed(self, at_once: bool) -> bool:
+        """Begin to flush a batch if a commit is due; tell whether its files are on the disk."""
         count = len(self._done) + len(self._failed)
         if not count:
-            return None
+            return False
         if self._flushing is None:
             if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
-                return None
+                return False
             self._batch = len(self._done)
             if self._has_changed or any(one.outputs for one in self._done):
                 self._flushing = self._thread.submit(self._flush)
         if not (at_once or self._flushing is None or self._flushing.done()):
-            return None
+            return False
         flushing, self._flushing = self._flushing, None
-        try:
-            if flushing is not None:  # it is None if no input wrote a file
-                wait_until(lambda seconds: wait([flushing], seconds).done)
-                flushing.result()
-            if at_once and self._batch < len(self._done):
-                return self.go_on(at_once)  # there are more results since that flush began
-            return self._commit()
-        except OSError as error:
-            raise _unable(error) from error
+        if flushing is not None:  # it is None if no input wrote a file
+            wait_until(lambda seconds: wait([flushing], seconds).done)
+            flushing.result()
+        if at_once and self._batch < len(self._done):
+            return self._is_flushed(at_once)  # there are more results since that flush began
+        return True
 
     def close(self) -> int:
         """Commit what is left, including failures that would have been retried; return the number.
 
         Nothing is committed after a commit that could not be published: the next run does that.
         """
+        committed = 0
         try:
             self._failed |= self._retrying
-            commit = None if self._is_publishing else self.go_on(at_once=True)
+            while (commit := self.go_on(at_once=True)) is not None:
+                committed += len(commit.delivered) + commit.failed
         finally:
             self._thread.shutdown()
-        return 0 if commit is None else len(commit.delivered) + commit.failed
+        return committed
 
     def finish(self) -> None:
         """Flush the files of the last commit, and have the ledger forget their renames.
@@ -190,24 +213,43 @@ class Commits:
         finally:
             self.flush_s += time.monotonic() - began
 
-    def _commit(self) -> Commit:
-        """Record and publish what was collected when the flush began."""
+    def _record(self) -> None:
+        """Record what was collected when the flush began."""
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
         recorded = self._ledger.record(delivered, failed)
+        self._publishing = self._publish(delivered, failed, recorded)
+        self._done, self._failed = self._done[self._batch :], {}
+
+    def _publish(
+        self, delivered: Sequence[Done], failed: Sequence[FailedInput], recorded: Recorded
+    ) -> Iterator[Commit | None]:
+        """Publish what was recorded; yield None after each part, and the commit at the end."""
         late, file_changes = recorded.failed[len(failed) :], recorded.file_changes
         self._has_changed = bool(file_changes)
-        self._is_publishing = True
-        while unpublished := self._folder.perform(file_changes):
+        while file_changes:
+            unpublished = []
+            for part in _parts(file_changes):
+                unpublished += self._folder.perform(part)
+                yield None
+            if not unpublished:
+                break
             taken_back = self._ledger.take_back(unpublished)
             late, file_changes = [*late, *taken_back.failed], taken_back.file_changes
-        self._is_publishing = False
-        self._done, self._failed = self._done[self._batch :], {}
         self._folder.keep(self._ledger)
         self._last = time.monotonic()
         ordinals = [done.ordinal for done in delivered]
         metadata = [done.metadata for done in delivered]
         lost = len(late)
-        return Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
+        yield Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
+
+
+def _parts(file_changes: Sequence[FileChange]) -> Iterator[Sequence[FileChange]]:
+    """Split file changes, unless some are removals: one may belong to a rename that replaces."""
+    size = PUBLISHED_AT_ONCE
+    if any(staged is None for _, staged in file_changes):
+        size = len(file_changes)
+    for start in range(0, len(file_changes), size):
+        yield file_changes[start : start + size]
 
 
 def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
