@@ -442,11 +442,11 @@ class Ledger:
     def results(self) -> Iterator[Result]:
         """Yield the done inputs in order; each call starts again."""
         placed = None if self._rows is None else PlacedInputs(self._rows)
-        for each in listed_rows(self._database.rows, "state = 1"):
-            with reading("outputs"):
+        with reading("outputs"):
+            for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
-            found = each if placed is None else placed.at(each.ordinal)
-            yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
+                found = each if placed is None else placed.at(each.ordinal)
+                yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
