@@ -54,7 +54,7 @@ class BatchSlots:
         """Unpack a batch; its slot, if it has one, is then freed with the batch."""
         packed = result.batch
         batch = unpack(packed, self.memory_of(task, packed))
-        return result._replace(batch=batch, is_inline=packed.body is not None)
+        return result._replace(batch=batch, is_inline=isinstance(packed.body, bytearray))
 
     def memory_of(self, task: int, packed: PackedBatch) -> memoryview:
         """Return the memory of a batch; its slot, if it has one, is freed with the last view."""

@@ -96,7 +96,7 @@ class Feed:
         self._taken: list[int] = []  # and not released yet
         occupy_standard_descriptors()
         slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
-        self.pool = pool_for(spec, workers, turns, slots)
+        self.pool = pool_for(spec, workers, turns, slots, to_device=device is not None)
         prepare = None if slots is None or workers.backend != "process" else slots.prepare
         self._slots: BatchSlots | DeviceBatches | None = slots
         self._copies_ahead = slots is not None and device is not None

@@ -1,6 +1,7 @@
 """Handle batches in the host of a worker on a cluster, without importing torch.
 
-    worker ── slot of its host's slab ──> host ── message
+    worker ── slot of its host's slab ──> host ── message: the bytes, or on the trainer's machine
+                                                  the slot itself, which is lent
 
 Importing torch takes a second or more. The worker imports it too, and starts only after its host.
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 from forebay.engine.events import Event, TaskFinished, TasksReturned
 from forebay.engine.job import Answer, Assignment
+from forebay.engine.memory.lending import Lender
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.base import Pool
@@ -49,11 +51,15 @@ class BatchHosting:
         import cloudpickle
 
         self._slab = Slab()
+        self._lender = Lender(self._slab)
+        self._has_offered = False
         job = RemoteJob(self._spec, self._slab.fileno(), self._slab.extent)
         return ProcessPool(cloudpickle.dumps(job), max_workers, keep=(self._slab.fileno(),))
 
     def incoming(self, assignment: Assignment) -> Assignment:
         """Give the request a slot."""
+        for returned in self._lender.returned():
+            self._slab.give_back(returned)
         slot = self._slots.pop(assignment.task, None) or self._slab.take()
         if slot is not None:
             self._slots[assignment.task] = slot
@@ -61,7 +67,7 @@ class BatchHosting:
         return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
-        """Attach the bytes of a batch to its in-band pickle, without a copy."""
+        """Lend the slot of a batch, or attach its bytes to its in-band pickle, without a copy."""
         if isinstance(event, TasksReturned):
             for task in event.tasks:
                 self._free(task)
@@ -74,10 +80,18 @@ class BatchHosting:
         slot = result.batch.settle(self._slab, self._slots.pop(event.task, None))
         if slot is None:
             return event
-        self._leaving.append(slot)
-        used = max((at + nbytes for at, nbytes in result.batch.buffers), default=0)
-        body = np.frombuffer(self._slab.view(slot), np.uint8, used)
-        return event._replace(result=result._replace(batch=result.batch._replace(body=body)))
+        batch, loan = result.batch, None
+        if self._lender.may_lend:
+            loan = self._lender.lend(slot, batch.end)
+        if loan is not None:
+            batch = batch._replace(loan=loan)
+        else:
+            self._leaving.append(slot)
+            body = np.frombuffer(self._slab.view(slot), np.uint8, batch.end)
+            offer = None if self._has_offered else self._lender.offer
+            self._has_offered = True
+            batch = batch._replace(body=body, offer=offer)
+        return event._replace(result=result._replace(batch=batch))
 
     def sent(self) -> None:
         """Free the slots whose bytes were sent."""

@@ -1,21 +1,24 @@
-"""Receive batches from other machines: each is sent as one buffer and copied into the local slab.
+"""Receive batches from hosts: those of other machines are sent and copied into the local slab.
 
     worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of the slab
+                        │
+                        └── on this machine: lent to the feed, which returns it (`lending.py`)
 
-The host's slab holds a batch until it is sent, and the object store until it is received, so the
-size of the buffer affects only the trainer's memory. The trainer may write to a batch and keep it,
-as if a local worker had made it.
+The host's slab holds a batch until it is sent, and the object store until it is received. So the
+buffer occupies the trainer's memory, or that of hosts on the same machine. The trainer may write to
+a batch and keep it, as if a local worker had made it.
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from forebay.engine.events import TaskFinished
+from forebay.engine.memory.lending import Borrower
+from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.packing import copy_into_slab
-from forebay.engine.memory.slab import Slab
-from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.shipping import shipped
@@ -24,20 +27,27 @@ from forebay.loading.messages import BatchResult, BatchSpec, SealedResult
 from forebay.observe.progress import note
 from forebay.options import Ray
 
+if TYPE_CHECKING:
+    from forebay.loading.batch_slots import BatchSlots
+
 # How many messages with batches each worker may keep in the object store.
 MESSAGES_AHEAD = 2
 
 
 def pool_on_cluster(
-    spec: BatchSpec, cluster: Ray, max_workers: int, slab: Slab, slots: dict[int, Slot]
+    spec: BatchSpec, cluster: Ray, max_workers: int, slots: BatchSlots, *, borrows: bool
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches.
 
-    Each batch from there is copied into a slot of the slab, which is added to `slots` by task.
+    Args:
+        spec: How to make batches.
+        cluster: Which cluster.
+        max_workers: The largest number of workers at a time.
+        slots: The trainer's slab, and the slot of each batch that is copied there.
+        borrows: Whether batches on this machine may stay where their hosts have them.
     """
     payload = shipped(spec)
     hosting = BatchHosting(payload)
-    arrive = partial(_copied_to_slab, slab, slots)
     return RayPool(
         hosting,
         cluster,
@@ -45,27 +55,56 @@ def pool_on_cluster(
         max_workers,
         grows=False,
         ahead=MESSAGES_AHEAD,
-        arrive=arrive,
+        arriving=Arrivals(slots, borrows=borrows),
         say=note,
     )
 
 
-def _copied_to_slab(slab: Slab, slots: dict[int, Slot], event: TaskFinished) -> TaskFinished:
-    """Copy a batch from the object store into the slab as soon as it arrives.
+class Arrivals:
+    """Brings batches from hosts into memory of the trainer; see `Arriving` in `engine/pools/ray`.
 
-    It may have to wait for earlier batches, and must not occupy the object store meanwhile.
+    Args:
+        slots: See `pool_on_cluster`.
+        borrows: See `pool_on_cluster`.
     """
-    result = event.result
-    if isinstance(result, SealedResult):
-        return event._replace(result=result.opened())
-    if not isinstance(result, BatchResult) or result.is_empty:
-        return event
-    packed, slot = copy_into_slab(result.batch, slab)
-    if slot is not None:
-        earlier = slots.pop(event.task, None)
-        if earlier is not None:  # an earlier attempt, assumed lost, arrived first
-            slab.give_back(earlier)
-        slots[event.task] = slot
-    if result.timing is not None:  # by this machine's clock
-        result = result._replace(timing=result.timing._replace(ended_at=time.perf_counter()))
-    return event._replace(result=result._replace(batch=packed))
+
+    def __init__(self, slots: BatchSlots, *, borrows: bool) -> None:
+        self._slab, self._slots = slots.slab, slots.by_task
+        self._borrows = borrows
+        self._borrowers: dict[int, Borrower] = {}  # by host
+
+    def arrived(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
+        """Copy a batch from the object store into the slab, or map it, as soon as it arrives.
+
+        It may have to wait for earlier batches, and must not occupy the object store meanwhile.
+        """
+        result = event.result
+        if isinstance(result, SealedResult):
+            return event._replace(result=result.opened())
+        if not isinstance(result, BatchResult) or result.is_empty:
+            return event
+        batch: PackedBatch = result.batch
+        if batch.offer is not None and is_here and self._borrows:
+            with suppress(OSError, ValueError):  # it is in another container, for example
+                self._borrowers[host] = Borrower(batch.offer)
+        if batch.loan is not None:
+            body = self._borrowers[host].borrow(batch.loan)
+            batch = batch._replace(body=body, loan=None)
+        else:
+            batch = self._copied(event.task, batch)
+        if result.timing is not None:  # by this machine's clock
+            result = result._replace(timing=result.timing._replace(ended_at=time.perf_counter()))
+        return event._replace(result=result._replace(batch=batch))
+
+    def _copied(self, task: int, batch: PackedBatch) -> PackedBatch:
+        batch, slot = copy_into_slab(batch, self._slab)
+        if slot is not None:
+            earlier = self._slots.pop(task, None)
+            if earlier is not None:  # an earlier attempt, assumed lost, arrived first
+                self._slab.give_back(earlier)
+            self._slots[task] = slot
+        return batch._replace(offer=None)
+
+    def ended(self, host: int) -> None:
+        """Unmap the slab of a host that has ended, once nothing views its batches."""
+        self._borrowers.pop(host, None)

@@ -47,7 +47,9 @@ class Workers:
         return 10.0 if self.cluster is None else 120.0
 
 
-def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots | None) -> Pool:
+def pool_for(
+    spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots | None, *, to_device: bool
+) -> Pool:
     """Return a pool whose workers make batches, in the slab if there is one.
 
     Args:
@@ -56,6 +58,7 @@ def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots |
         turns: Whether each request is for one worker only.
         slots: The slab that is shared with the workers, and the slot of each batch; None for
             threads.
+        to_device: Whether batches are copied to a device, which is faster from that slab.
     """
     if workers.backend == "thread":
         thread_turns = ThreadTurns()
@@ -66,7 +69,8 @@ def pool_for(spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots |
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
 
-        return pool_on_cluster(spec, workers.cluster, workers.count, slots.slab, slots.by_task)
+        borrows = not (to_device or slots.is_on_disk)
+        return pool_on_cluster(spec, workers.cluster, workers.count, slots, borrows=borrows)
     return ProcessPool(
         ProcessJob(spec, slots.slab, keeps_tasks=turns), workers.count, workers.start
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forebay.engine.memory.lending import Loan, Offer
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 
@@ -25,6 +26,8 @@ class PackedBatch(NamedTuple):
         nbytes: Bytes that the batch occupies until it is consumed.
         kept: User code in the worker still refers to the slot, so the slot is never used again.
         refused: Why the slab's disk had no room, if the bytes are therefore in `in_band`.
+        offer: Where a reader on the same machine finds the slab that the bytes came from.
+        loan: The slot that has the bytes, if that reader has accepted the offer.
     """
 
     in_band: bytes
@@ -33,6 +36,8 @@ class PackedBatch(NamedTuple):
     nbytes: int
     kept: bool = False
     refused: str | None = None
+    offer: Offer | None = None
+    loan: Loan | None = None
 
     @property
     def end(self) -> int:

@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from forebay.engine.events import (
     Event,
@@ -93,6 +93,23 @@ class _Member:
     hangs: bool = False
 
 
+class Arriving(Protocol):
+    """What is done, in the thread of `wait`, with answers that refer to the object store."""
+
+    def arrived(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
+        """Return the answer for the engine, which must not refer to the object store.
+
+        Args:
+            host: The number of the host that sent it.
+            event: The answer.
+            is_here: Whether the host is on the same node as this process.
+        """
+        ...
+
+    def ended(self, host: int) -> None:
+        """Record that a host, of which no more answers come, has ended."""
+
+
 @final
 class RayPool(Pool):
     """Runs each worker on some node of a cluster.
@@ -106,8 +123,7 @@ class RayPool(Pool):
         grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
             `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
-        arrive: Called, in the thread of `wait`, with each answer; returns the answer for the
-            engine, which must not refer to the object store. None if answers never do.
+        arriving: Handles answers that refer to the object store; None if none do.
         say: Called, in the thread of `wait`, with lines for the user.
 
     Attributes:
@@ -127,7 +143,7 @@ class RayPool(Pool):
         *,
         grows: bool = True,
         ahead: int = -1,
-        arrive: Callable[[TaskFinished], TaskFinished] | None = None,
+        arriving: Arriving | None = None,
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
@@ -135,13 +151,14 @@ class RayPool(Pool):
         import ray
 
         self._ray = ray
+        self._node = ray.get_runtime_context().get_node_id()
         self._say = say
         self._where = where
         self._need = worker_resources(where)
         self._most = most if most is not None else where.max_workers
         self._grows = grows
         self._ahead = ahead
-        self._arrive = arrive
+        self._arriving = arriving
         self._messages: queue.SimpleQueue[
             Message | HostEnded | ClusterState | ClusterLost | None
         ] = queue.SimpleQueue()
@@ -272,7 +289,7 @@ class RayPool(Pool):
         self._join_listeners(CLOSE_S)
         with shutdown_guard().held():
             self._hosts.clear()
-            self._hosting = None
+            self._hosting = self._arriving = None  # which may hold memory
         self._monitor.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
@@ -418,7 +435,7 @@ class RayPool(Pool):
                 host = None if message.number is None else self._hosts.get(message.number)
                 if host is not None:
                     host.pending_since = None
-                events = [self._event(event) for event in message.events]
+                events = [self._event(event, message.number) for event in message.events]
                 message.events.clear()
                 message.taken.set()
                 return events
@@ -430,11 +447,14 @@ class RayPool(Pool):
                 self._gone = message.why
         return []
 
-    def _event(self, sent: Any) -> Event:
+    def _event(self, sent: Any, host_number: int | None) -> Event:
         """Return an event as the engine is to have it."""
         event: Event = as_received(sent)
-        if isinstance(event, TaskFinished) and self._arrive is not None:
-            return self._arrive(event)
+        if isinstance(event, TaskFinished) and self._arriving is not None:
+            assert host_number is not None, "only hosts have answers"
+            host = self._hosts.get(host_number)
+            is_here = host is not None and host.node == self._node
+            return self._arriving.arrived(host_number, event, is_here=is_here)
         if not isinstance(event, WorkerDied):
             return event
         member = self._members.pop(event.incarnation, None)
@@ -452,6 +472,8 @@ class RayPool(Pool):
     def _lose_host(self, ended: HostEnded) -> list[Event]:
         """Return the deaths of the workers that a host had."""
         self._to_place = True  # its resources are free, unless its node is lost
+        if self._arriving is not None:
+            self._arriving.ended(ended.number)
         host = self._hosts.pop(ended.number, None)
         deaths: list[Event] = []
         for incarnation in sorted(host.workers) if host is not None else ():
