@@ -413,6 +413,26 @@ def test_descriptors_that_run_out_are_an_error_in_words(monkeypatch, at):
     assert "ulimit -n" in str(caught.value)
 
 
+def test_ctrl_c_during_a_fork_is_not_lost():
+    """Python drops what a handler raises in the functions that it calls behind a fork."""
+    driver, armed, called = os.getpid(), [True], []
+
+    def interrupt():
+        if os.getpid() == driver and armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+            called.append(True)
+
+    os.register_at_fork(after_in_parent=interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        ProcessPool(FaultyJob(), 1, "fork")
+    assert called  # it was not cut short
+    assert signal.getsignal(signal.SIGINT) is handler
+    with ProcessPoolOfOne() as pool:
+        assert tools.collect(pool) == [WorkerStarted(0)]
+
+
 @pytest.fixture
 def no_temporary_files(monkeypatch, tmp_path):
     """A folder for temporary files that is not there, and a second thread."""
