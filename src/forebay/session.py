@@ -362,10 +362,12 @@ class Session:
                     lambda path: write_ledger_table(path, form, self.ledger, kind),
                     replaces=replaces,
                 )
-            except (OSError, OutputError) as error:
+            except FileExistsError:
                 self.ledger.set_tables(stale)
-                if isinstance(error, FileExistsError):
-                    raise self._foreign_table() from None
+                raise self._foreign_table() from None
+            except (OSError, OutputError) as error:
+                if self.folder.size(name) is None:  # it is there if only the flush failed
+                    self.ledger.set_tables(stale)
                 if isinstance(error, OutputError):
                     raise
                 raise OutputError(

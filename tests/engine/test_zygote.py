@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -392,6 +394,43 @@ def test_a_zygote_that_cannot_be_forked_is_an_error_in_words(monkeypatch):
     with pytest.raises(WorkerDiedError, match=r"cannot be started: .*temporarily") as caught:
         ProcessPool(FaultyJob(), 1, "fork")
     assert "ulimit -u" in str(caught.value)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4], ids=["waking", "answers", "tasks", "results"])
+def test_descriptors_that_run_out_are_an_error_in_words(monkeypatch, at):
+    """Whichever pipe of a pool is the one too many; none of the others stays open."""
+    make, driver, made = os.pipe, os.getpid(), itertools.count(1)
+
+    def refuse():
+        if os.getpid() == driver and next(made) == at:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make()
+
+    monkeypatch.setattr(os, "pipe", refuse)
+    with pytest.raises(WorkerDiedError, match=r"cannot be started: .*open files") as caught:
+        with closing(ProcessPool(FaultyJob(), 1)) as pool:
+            pool.start(0, 0)
+    assert "ulimit -n" in str(caught.value)
+
+
+def test_ctrl_c_during_a_fork_is_not_lost():
+    """Python drops what a handler raises in the functions that it calls behind a fork."""
+    driver, armed, called = os.getpid(), [True], []
+
+    def interrupt():
+        if os.getpid() == driver and armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+            called.append(True)
+
+    os.register_at_fork(after_in_parent=interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        ProcessPool(FaultyJob(), 1, "fork")
+    assert called  # it was not cut short
+    assert signal.getsignal(signal.SIGINT) is handler
+    with ProcessPoolOfOne() as pool:
+        assert tools.collect(pool) == [WorkerStarted(0)]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from forebay.formats import TABLE_FORMATS
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.outputs import output_folder, renames
 from forebay.jobs.outputs.output_folder import OutputFolder
+from forebay.jobs.table import ledger_table
 from forebay.preprocess import retry
 
 
@@ -110,6 +111,39 @@ def test_a_table_that_was_put_there_meanwhile_is_left_alone(three, output):
     (output / "metadata.parquet").unlink()
     report = run(put, three, output)
     assert (report.resumed, report.metadata.num_rows) == (3, 3)
+
+
+def test_a_table_whose_flush_failed_is_replaced_by_the_next_run(three, output, monkeypatch):
+    """The disk fails once the table has its name: it is the run's own nevertheless."""
+    flush = OutputFolder.flush
+
+    def fail_behind_the_table(folder):
+        flush(folder)
+        if (output / "metadata.parquet").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "flush", fail_behind_the_table)
+        with pytest.raises(OutputError, match="make the same call again"):
+            run(copy, three, output)
+    report = run(copy, three, output)
+    assert (report.resumed, report.metadata.num_rows) == (3, 3)
+
+
+def test_a_table_that_could_not_be_written_is_not_claimed(three, output, monkeypatch):
+    """A table that the user puts there after the error is the user's own."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_table, "write_metadata", fail)
+        with pytest.raises(OutputError, match="make the same call again"):
+            run(copy, three, output)
+    (output / "metadata.parquet").write_text("the user's own")
+    with pytest.raises(OutputError, match="no run recorded in this output folder wrote it"):
+        run(copy, three, output)
+    assert (output / "metadata.parquet").read_text() == "the user's own"
 
 
 def test_a_table_is_told_from_a_users_in_a_bucket_too(memory, three, machine):

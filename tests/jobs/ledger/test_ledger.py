@@ -434,6 +434,14 @@ def test_restarting_forgets_everything_and_removes_the_outputs(ledger):
     assert (ledger.get_meta("version"), list(ledger.outputs())) == (None, [])
 
 
+def test_a_transaction_that_ctrl_c_left_open_is_rolled_back_by_the_next(ledger):
+    """It came before the block that would have done so; what was done since must be recorded."""
+    left = ledger.transaction()
+    left.__enter__().execute("INSERT INTO meta VALUES('half', 'written')")
+    ledger.set_meta("whole", "written")
+    assert (ledger.get_meta("half"), ledger.get_meta("whole")) == (None, "written")
+
+
 def test_long_results_come_page_by_page_and_as_often_as_asked(ledger):
     """Reading thousands of inputs loses none at the edges of a page, and may be broken off."""
     number = 9000

@@ -271,6 +271,20 @@ def test_a_driver_whose_folder_was_taken_over_commits_nothing(tmp_path):
     assert find_holder(tmp_path / "out" / ".forebay" / "lock") == ELSEWHERE
 
 
+@pytest.mark.parametrize("way", ["removed", "renamed"])
+def test_a_driver_whose_folder_is_gone_does_not_blame_another_run(tmp_path, way):
+    """There is no record of one; and what is done is kept if the folder gets its name again."""
+    out, there = tmp_path / "out", tmp_path / "there"
+    with OutputFolder(out).ledger() as ledger:
+        out.rename(there)
+        if way == "removed":
+            shutil.rmtree(there)
+        with pytest.raises(LedgerError, match=r"out/\.forebay is gone: .*renamed") as caught:
+            ledger.record([], [])
+    assert not isinstance(caught.value, BusyError)
+    assert "make the same call again" in str(caught.value)
+
+
 def test_a_number_that_others_used_up_meanwhile_is_no_lock(tmp_path, without_flock, monkeypatch):
     """One who looked long ago makes a file that was made and removed since, and sees that."""
     newest = lock_module._newest

@@ -14,13 +14,16 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import DupFd
+from types import FrameType
 from typing import Any
 
 from forebay.engine.job import Job
@@ -86,9 +89,11 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
         closing: Descriptors that the zygote must not keep; None for all but its own two.
     """
     zygote.flush_streams()  # or the child would print the buffered output again
-    pid = os.fork()
-    if pid == 0:
-        try:
+    driver, pid = os.getpid(), 0
+    try:
+        with handlers_deferred():
+            pid = os.fork()
+        if pid == 0:
             gc.freeze()  # no object of the driver may be finalized here
             os.setsid()
             if closing is None:
@@ -104,9 +109,47 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
             os.dup2(null, 0)
             os.close(null)
             zygote.run(control, news, job)
-        finally:
+    except BaseException:  # of a deferred handler, if there is a process
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
+    finally:
+        if os.getpid() != driver:
             os._exit(1)
     return pid
+
+
+@contextmanager
+def handlers_deferred() -> Iterator[None]:
+    """Call the signal handlers of Python behind the block, and in this process only.
+
+    A fork calls functions of other modules, such as the one that releases the lock of `logging`.
+    Python prints and drops what a handler raises there: Ctrl-C would have no effect, and that lock
+    would stay locked.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers are called in the main thread alone
+        return
+    process, received, is_over = os.getpid(), [], False
+    handlers: dict[int, Any] = {}
+
+    def defer(number: int, frame: FrameType | None) -> Any:
+        return handlers[number](number, frame) if is_over else received.append(number)
+
+    try:
+        for each in signal.valid_signals():
+            if callable(handler := signal.getsignal(each)):
+                handlers[each] = handler
+                signal.signal(each, defer)
+        yield
+    finally:
+        is_over = True
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if os.getpid() == process:
+        for number in received:
+            signal.raise_signal(number)
 
 
 def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:

@@ -22,7 +22,7 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel, roomy_pipe
-from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends
+from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends, limits_in_words
 from forebay.errors import OptionError
 from forebay.failures import Failure
 
@@ -48,7 +48,7 @@ class ProcessPool(Pool):
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
-        WorkerDiedError: The system starts no further process.
+        WorkerDiedError: The system starts no further process, or gives no further descriptor.
     """
 
     def __init__(
@@ -75,21 +75,22 @@ class ProcessPool(Pool):
         self._keep = keep
         is_pickled = isinstance(job, bytes)
         self._job = launch.pickled(job) if start == "auto" and not is_pickled else job
-        launch.occupy_standard_descriptors()
-        self._selector = selectors.DefaultSelector()
-        # Held briefly; reentrant because the garbage collector may close a pool while it is held.
-        self._waking = threading.RLock()
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waker, False)
-        driver_ends.update((self._woken, self._waker, self._selector.fileno()))
-        self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
         self._stopping: set[int] = set()  # told to end; their deaths are not reported
         self._blocked: set[int] = set()  # workers whose pipe is full
         self._events: list[Event] = []
+        # Held briefly; reentrant because the garbage collector may close a pool while it is held.
+        self._waking = threading.RLock()
+        with limits_in_words():
+            launch.occupy_standard_descriptors()
+            self._selector = selectors.DefaultSelector()
+            self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        driver_ends.update((self._woken, self._waker, self._selector.fileno()))
+        self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         try:
             self._start_zygote()
         except BaseException:  # the job cannot be pickled
@@ -100,13 +101,14 @@ class ProcessPool(Pool):
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
-        tasks, put = roomy_pipe()
-        try:
-            get, answers = roomy_pipe()
-        except BaseException:  # descriptors have run out
-            os.close(tasks)
-            os.close(put)
-            raise
+        with limits_in_words():
+            tasks, put = roomy_pipe()
+            try:
+                get, answers = roomy_pipe()
+            except BaseException:  # descriptors have run out
+                os.close(tasks)
+                os.close(put)
+                raise
         assert self._zygote is not None
         self._zygote.order(zygote.START, incarnation, worker_id, descriptors=[tasks, answers])
         self._owed.add(("forked", incarnation))
@@ -248,7 +250,8 @@ class ProcessPool(Pool):
     # ---- the zygote ----------------------------------------------------------------------------
 
     def _start_zygote(self) -> None:
-        self._zygote = ZygoteHandle(self._job, self._start, self._keep)
+        with limits_in_words():
+            self._zygote = ZygoteHandle(self._job, self._start, self._keep)
         self._selector.register(self._zygote, selectors.EVENT_READ, None)
 
     def _receive_from_zygote(self) -> None:

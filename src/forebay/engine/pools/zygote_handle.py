@@ -12,8 +12,8 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ class ZygoteHandle:
         pid: Its process ID.
 
     Raises:
-        WorkerDiedError: The system starts no further process.
+        OSError: The system starts no further process, or gives no further descriptor.
     """
 
     def __init__(
@@ -69,12 +69,10 @@ class ZygoteHandle:
         try:
             with theirs:
                 self.pid = self._launch(job, start, keep, theirs, news)
-        except BaseException as error:
+        except BaseException:
             driver_ends.difference_update((get, ours.fileno()))
             ours.close()
             os.close(get)
-            if isinstance(error, OSError):
-                raise WorkerDiedError(_unstartable(error)) from error
             raise
         finally:
             os.close(news)
@@ -182,10 +180,18 @@ class ZygoteHandle:
         return messages
 
 
-def _unstartable(error: OSError) -> str:
-    return (
-        f"worker processes cannot be started: {error}\n"
-        "  No input counts as failed, and completed work is kept.\n"
-        "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of memory, "
-        "or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
-    )
+@contextmanager
+def limits_in_words() -> Iterator[None]:
+    """Raise WorkerDiedError, which says what to do, if the system refuses something in the block.
+
+    Only for blocks that start processes.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WorkerDiedError(
+            f"worker processes cannot be started: {error}\n"
+            "  No input counts as failed, and completed work is kept.\n"
+            "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of "
+            "memory, or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
+        ) from error

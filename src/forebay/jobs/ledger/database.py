@@ -112,8 +112,10 @@ class Database:
         """Commit what the block does; if it raises, roll everything back."""
         db = self._connection
         with in_words(self.path):
-            db.execute("BEGIN IMMEDIATE")
             try:
+                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
+                    db.execute("ROLLBACK")
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 self._commits = (self._commits + 1) % _COMMITS
                 db.execute(f"PRAGMA user_version = {FORMAT * _COMMITS + self._commits}")

@@ -122,11 +122,17 @@ class FolderLock:
             self._renewing.start()
 
     def check(self) -> None:
-        """Raise BusyError if another run has taken the folder over."""
+        """Raise BusyError if another run has taken the folder over, LedgerError if it is gone."""
         if self._record.exists():
             return
         newest = self._look()
-        holder = (newest and newest.holder) or Holder()
+        if newest is None:
+            raise LedgerError(
+                f"{self.path.parent} is gone: it was removed, renamed or emptied during the run\n"
+                "  This run ends, and has recorded nothing since. If the output folder has another "
+                "name now, give it back its name; then make the same call again."
+            )
+        holder = newest.holder or Holder()
         raise BusyError(
             f"another run has taken over {self.path.parent}: {holder}\n"
             f"  This run had not renewed its lock for {STALE_S:g} s: it was stopped, or the file "
