@@ -295,6 +295,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, model, data,
     assert not (tmp_path / "out").exists()
 
 
+def test_more_parts_than_names_in_order_are_refused(tmp_path):
+    """Others read the folder by name: part-100000 would come before part-99999."""
+    with pytest.raises(forebay.OptionError, match=r"100,001 files.*\n.*Use part_size=2 or more"):
+        predicted(total, Numbers(100_001), tmp_path, part_size=1)
+
+
 def test_a_table_needs_a_function(tmp_path):
     """Its rows are no samples."""
     (tmp_path / "rows.csv").write_text("x\n1\n")
