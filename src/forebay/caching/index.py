@@ -86,7 +86,10 @@ def _plan_of(found: Any) -> Plan:
         samples, per_shard = int(found["samples"]), int(found["per_shard"])
         if not 1 <= samples <= sys.maxsize or per_shard < 1:
             raise ValueError(f"{samples} samples, {per_shard} in a shard")
-        return Plan(samples, per_shard, layout.from_json(found["structure"]), specs)
+        structure = layout.from_json(found["structure"])
+        if len(layout.names_of(structure)) != len(specs):
+            raise ValueError(f"{len(specs)} columns for another number of leaves")
+        return Plan(samples, per_shard, structure, specs)
     except _DAMAGES as error:
         raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
 

@@ -293,6 +293,8 @@ def from_json(found: Any) -> Node:
         kind = found["kind"]
         if kind not in (*_CONTAINERS, "namedtuple") or len(home) != 2:
             raise ValueError(kind)
+        if len(keys) != len(parts) * (kind not in _SEQUENCES) or not {*map(type, keys)} <= {*_KEYS}:
+            raise ValueError(f"{kind} of {len(parts)} parts with the keys {keys}")
         return Branch(kind, parts, keys, (home[0], home[1]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the structure of a cache is damaged: {error!r}") from error
