@@ -208,7 +208,8 @@ def _made(
         plan = _plan(dataset, samples, shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, plan.to_json())
     else:
-        plan = replace(Plan.from_json(cut.facts), samples=samples)
+        with reading("the plan"):
+            plan = replace(Plan.from_json(cut.facts), samples=samples)
         _check_sizes(session)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"

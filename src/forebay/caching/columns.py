@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 from forebay.caching.sample_layout import MisfitError
-from forebay.errors import InputError, shortened
+from forebay.errors import shortened
 
 # The dtype that an Arrow column has instead of a torch dtype, and how many numbers of it one takes.
 _TORCH: dict[str, tuple[str, int]] = {
@@ -287,20 +287,17 @@ def from_json(found: Any) -> Spec:
     """Return the spec that `to_json` described.
 
     Raises:
-        InputError: It is damaged.
+        ValueError: It describes no column; or KeyError, TypeError, OverflowError.
     """
-    try:
-        kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
-        known = kind in _KINDS
-        if kind == "tensor":
-            known = dtype in _NAMES.values()
-        elif kind in ("array", "number"):
-            known = np.dtype(dtype).kind in _ARRAYS
-        if not known:
-            raise ValueError(f"{kind} of {dtype}")
-        sizes = None if shape is None else tuple(map(int, shape))
-        if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
-            raise ValueError(f"a shape of {shortened(sizes)}")
-        return Spec(kind, dtype, sizes)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"a column of a cache is described wrongly: {shortened(error)}") from error
+    kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
+    known = kind in _KINDS
+    if kind == "tensor":
+        known = dtype in _NAMES.values()
+    elif kind in ("array", "number"):
+        known = np.dtype(dtype).kind in _ARRAYS
+    if not known:
+        raise ValueError(f"{kind} of {dtype}")
+    sizes = None if shape is None else tuple(map(int, shape))
+    if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
+        raise ValueError(f"a shape of {shortened(sizes)}")
+    return Spec(kind, dtype, sizes)

@@ -56,8 +56,8 @@ def check_number_of_parts(samples: int, size: int) -> None:
         raise OptionError(
             f"{samples:,} samples in parts of {size:,} would be {parts:,} files; the names of at "
             f"most {MOST_PARTS:,} are in order\n"
-            f"  Nothing was started. Use part_size={-(-samples // MOST_PARTS)} or more, which needs "
-            "another output folder, or resume=False, if this one has parts already."
+            f"  Nothing was started. Use part_size={-(-samples // MOST_PARTS)} or more. If this "
+            "output folder has parts already, also use another one, or resume=False."
         )
 
 
