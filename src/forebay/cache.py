@@ -35,6 +35,7 @@ from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges,
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
 
+# Less than a shard of packed outputs has: a kill costs each worker the shard that it was writing.
 SHARD_BYTES = 64 * 2**20
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
