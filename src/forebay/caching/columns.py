@@ -144,17 +144,18 @@ def widened(old: Spec, new: Spec) -> Spec:
         return Spec("str", "binary")
     if old.kind == new.kind and old.dtype == new.dtype:
         return replace(old, shape=None)
-    raise MisfitError(
-        f"is {described(new)} here and {described(old)} in other samples; return the same type "
-        "for all"
-    )
+    advice = "return the same type for all"
+    if {old.dtype[1:2], new.dtype[1:2]} <= {"U", "S"}:  # NumPy's types of strings have a length
+        advice = "make a str or bytes of each NumPy string: these may have any length"
+    raise MisfitError(f"is {described(new)} here and {described(old)} in other samples; {advice}")
 
 
 def described(spec: Spec) -> str:
     """Return a description of a spec for messages."""
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
-        return f"a {library} {spec.kind} of {spec.dtype}"
+        kind = "string" if spec.kind == "number" and spec.dtype[1] in "US" else spec.kind
+        return f"a {library} {kind} of {spec.dtype}"
     return f"of type {spec.kind}"
 
 
