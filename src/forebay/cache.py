@@ -204,7 +204,7 @@ def _made(
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    cut = cut_before(session, _VERB, samples, may_grow=False)
+    cut = cut_before(session, samples, may_grow=False)
     if cut is None:
         plan = _plan(dataset, samples, shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, plan.to_json())
@@ -215,7 +215,7 @@ def _made(
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
-    enrol_ranges(session, _VERB, cut)
+    enrol_ranges(session, cut)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout

@@ -219,14 +219,12 @@ def _process_parts(
     from forebay.predicting.metadata_rows import identities
     from forebay.predicting.parts import PartWork, check_number_of_parts
 
-    cut = cut_before(session, _VERB, reader.samples, may_grow=table is not None)
+    cut = cut_before(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
     size = cut.size
     check_number_of_parts(cut.samples, size)
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
-    enrol_ranges(
-        session, _VERB, cut, None if table is None else partial(identities, table.listing, size)
-    )
+    enrol_ranges(session, cut, None if table is None else partial(identities, table.listing, size))
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
     again = before.failing if retry_failed else []
