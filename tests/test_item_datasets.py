@@ -189,13 +189,22 @@ def test_a_table_in_memory_is_in_the_working_folder_if_none_is_named(tmp_path, m
 def test_tables_that_cannot_be_used_are_errors_at_once(tmp_path):
     """Missing, empty, torn, of two formats, or no table at all."""
     (tmp_path / "torn.csv").write_text("a,b\n1\n")
+    (tmp_path / "open.csv").write_text('a\n1\n"2\n3\n')
     (tmp_path / "torn.jsonl").write_text('{"a": 1}\n{"a"')
     (tmp_path / "torn.parquet").write_text("PAR1")
     (tmp_path / "empty.csv").write_text("a,b\n")
     (tmp_path / "nothing.csv").write_text("")
     (tmp_path / "text.txt").write_text("a")
     for bad in (
-        *("torn.csv", "torn.jsonl", "torn.parquet", "empty.csv", "nothing.csv", "text.txt"),
+        *(
+            "torn.csv",
+            "open.csv",
+            "torn.jsonl",
+            "torn.parquet",
+            "empty.csv",
+            "nothing.csv",
+            "text.txt",
+        ),
         *("missing.csv", "."),
     ):
         with pytest.raises(forebay.InputError):

@@ -35,6 +35,7 @@ from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges,
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
 
+# Less than a shard of packed outputs has: a kill costs each worker the shard that it was writing.
 SHARD_BYTES = 64 * 2**20
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
@@ -203,17 +204,18 @@ def _made(
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    cut = cut_before(session, _VERB, samples, may_grow=False)
+    cut = cut_before(session, samples, may_grow=False)
     if cut is None:
         plan = _plan(dataset, samples, shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, plan.to_json())
     else:
-        plan = replace(Plan.from_json(cut.facts), samples=samples)
+        with reading("the plan"):
+            plan = replace(Plan.from_json(cut.facts), samples=samples)
         _check_sizes(session)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
-    enrol_ranges(session, _VERB, cut)
+    enrol_ranges(session, cut)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout

@@ -101,8 +101,9 @@ def predict(
             each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
-        part_size: Samples per part. After a kill of this process at most one part is made again,
-            or about one per worker with a factory. A run that is continued keeps its part size.
+        part_size: Samples per part, so that there are at most 100,000 parts. After a kill of this
+            process at most one part is made again, or about one per worker with a factory. A run
+            that is continued keeps its part size.
         progress: Show progress on stderr, in samples.
 
     Returns:
@@ -216,15 +217,14 @@ def _process_parts(
     """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.metadata_rows import identities
-    from forebay.predicting.parts import PartWork
+    from forebay.predicting.parts import PartWork, check_number_of_parts
 
-    cut = cut_before(session, _VERB, reader.samples, may_grow=table is not None)
+    cut = cut_before(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
     size = cut.size
+    check_number_of_parts(cut.samples, size)
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
-    enrol_ranges(
-        session, _VERB, cut, None if table is None else partial(identities, table.listing, size)
-    )
+    enrol_ranges(session, cut, None if table is None else partial(identities, table.listing, size))
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
     again = before.failing if retry_failed else []

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 
 from forebay.errors import ChangedError
@@ -64,12 +64,11 @@ class Cut:
         return Listing("rows", ("first", "count"), f"a Dataset of {self.samples} samples", rows)
 
 
-def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> Cut | None:
+def cut_before(session: Session, samples: int, *, may_grow: bool) -> Cut | None:
     """Return the cut of the run that this one continues; None if it continues none.
 
     Args:
         session: The session.
-        verb: "predict" or "cache".
         samples: Current number of samples of the dataset.
         may_grow: Whether the dataset may have another length.
 
@@ -77,16 +76,15 @@ def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> 
         ChangedError: The dataset has another length.
         LedgerError: The record is damaged.
     """
-    recorded = None if session.starts_over else session.ledger.get_meta(_KEY)
-    if recorded is None:
+    ledger = session.ledger
+    recorded = None if session.starts_over else ledger.get_meta(_KEY)
+    if recorded is None or ledger.get_meta("work") is None:  # without it, no work has begun
         return None
     with reading(f"{_KEY!r}"):
         known = json.loads(recorded)
         cut = Cut(int(known["samples"]), int(known["size"]), str(known["facts"]))
         if cut.samples < 1 or cut.size < 1:
             raise ValueError(f"{cut.samples} samples, {cut.size} in a range")
-        if known["verb"] != verb:
-            return None
     if cut.samples != samples and not may_grow and session.options.version is None:
         raise ChangedError(
             f"the dataset has {samples:,} samples, and had {cut.samples:,} when the run began\n"
@@ -99,9 +97,7 @@ def cut_before(session: Session, verb: str, samples: int, *, may_grow: bool) -> 
     return replace(cut, samples=samples)
 
 
-def enrol_ranges(
-    session: Session, verb: str, cut: Cut, identities: Identities | None = None
-) -> None:
+def enrol_ranges(session: Session, cut: Cut, identities: Identities | None = None) -> None:
     """Make the ranges the inputs of a session, and record the cut.
 
     A range whose file is missing, or has another size, is made again. Files of ranges that the
@@ -114,8 +110,7 @@ def enrol_ranges(
         [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
     )
     session.settle()
-    known = {"verb": verb, "samples": cut.samples, "size": cut.size, "facts": cut.facts}
-    ledger.set_meta(_KEY, json.dumps(known))
+    ledger.set_meta(_KEY, json.dumps(asdict(cut)))
 
 
 class SampleProgress(Progress):
@@ -168,9 +163,16 @@ class SampleProgress(Progress):
 
 
 def verb_of(meta: Mapping[str, str]) -> str:
-    """Return the entry point that wrote a ledger: "preprocess", "predict" or "cache"."""
-    with reading(f"{_KEY!r}"):
-        return str(json.loads(meta[_KEY])["verb"]) if _KEY in meta else "preprocess"
+    """Return the entry point that wrote a ledger: "preprocess", "predict" or "cache".
+
+    Raises:
+        LedgerError: It names no entry point.
+    """
+    verb = meta.get("verb", "preprocess")
+    with reading("its entry point"):
+        if verb not in ("preprocess", "predict", "cache"):
+            raise ValueError(verb)
+    return verb
 
 
 @contextmanager

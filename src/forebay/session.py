@@ -25,7 +25,7 @@ from typing import Any
 
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.launch import occupy_standard_descriptors
-from forebay.errors import ChangedError, OutputError
+from forebay.errors import ChangedError, OptionError, OutputError, shortened
 from forebay.failures import MAX_KEPT
 from forebay.gc_threshold import collecting_seldom
 from forebay.jobs.failure_budget import FailureBudget
@@ -287,9 +287,19 @@ class Session:
 
         Raises:
             ChangedError: The work has changed, and the user gave no `version` or `resume=False`.
+            OptionError: The earlier run was of another entry point, and resume is not False.
         """
         ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
+        verb = ledger.get_meta("verb")
+        if was is not None and options.resume and verb != self._verb:
+            # Whatever the version: these outputs would be those of inputs that are gone.
+            raise OptionError(
+                f"{self.output!r} has the outputs of {shortened(verb)}, and this is a call of "
+                f"{self._verb!r}\n"
+                "  Nothing was started, and nothing is lost. Use another output folder; or start "
+                "over, removing those outputs: resume=False, or --restart."
+            )
         renamed = None not in (options.version, was_version) and options.version != was_version
         if was is None or not options.resume or renamed:
             return was is not None
@@ -319,7 +329,7 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self._described.to_json(), **others)
+        ledger.set_meta("work", self._described.to_json(), verb=self._verb, **others)
 
     @cached_property
     def _described(self) -> Fingerprint:

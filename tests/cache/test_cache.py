@@ -275,6 +275,10 @@ def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
         lambda told: told["plan"]["columns"][0].update(shape=[-1, 4]),
         lambda told: told["plan"]["columns"][0].update(shape=[10**30]),
         lambda told: told["plan"]["structure"].update(parts=7),
+        lambda told: told["plan"]["structure"]["keys"].append("more"),
+        lambda told: told["plan"]["structure"].update(kind="list"),
+        lambda told: told["plan"]["structure"]["keys"].__setitem__(0, ["a"]),
+        lambda told: told["plan"]["columns"].pop(),
     ],
 )
 def test_a_damaged_index_is_an_error(pictures, change):
@@ -284,7 +288,7 @@ def test_a_damaged_index_is_an_error(pictures, change):
     told = json.loads(path.read_text())
     change(told)
     path.write_text(json.dumps(told))
-    with pytest.raises(forebay.InputError):
+    with pytest.raises(forebay.InputError, match=r"cache\.json' (is damaged|has format 99)"):
         forebay.open_cache(folder)
     for content in (b"{", b"[]", b"\xff", b"[" * 100_000):
         path.write_bytes(content)

@@ -172,6 +172,10 @@ UNLIKE = {
         lambda i: torch.ones(1, dtype=torch.float64 if i else torch.float32),
         "a torch tensor of float64 here and a torch tensor of float32",
     ),
+    "strings of NumPy": (
+        lambda i: np.str_("ab" if i else "a"),
+        "a NumPy string of <U2 here and a NumPy string of <U1 in other samples; make a str",
+    ),
     "keys": (lambda i: {"a": 1, "b": 2} if i else {"a": 1}, "has the keys ['a', 'b'] here"),
     "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),
     "depth": (lambda i: [0] if i else 0, "the sample is a list here and none in other samples"),

@@ -59,12 +59,20 @@ def told(**changes):
     return change
 
 
+def without_last(table):
+    words = json.loads(table.schema.metadata[b"forebay"])
+    words["columns"].pop()
+    table = table.drop_columns(table.column_names[-1])
+    return table.replace_schema_metadata({"forebay": json.dumps(words)}), None
+
+
 SHARDS = {
     "a negative shape": told(shape=[-1]),
     "a huge shape": told(shape=[1 << 62]),
     "another dtype": told(dtype="complex128"),
     "another kind": told(kind="array", dtype="O"),
     "no column": lambda table: (table.drop_columns(table.column_names[-1]), None),
+    "a column less": without_last,
     "no words": lambda table: (table.replace_schema_metadata(None), None),
     "other words": lambda table: (table.replace_schema_metadata({"forebay": "[" * 9999}), None),
     "rows in another order": lambda table: (table.slice(0, 0), None),

@@ -86,6 +86,12 @@ def test_numbers_keep_their_type(tmp_path, dtype):
     assert table["prediction"].to_pylist() == torch.arange(5.0).to(dtype).tolist()
 
 
+def test_lazily_negated_numbers_are_numbers(tmp_path):
+    """torch gives the imaginary part of a conjugate as a view that NumPy cannot read."""
+    _, table = predicted(lambda batch: (batch[:, 0] * 1j).conj().imag, Numbers(5), tmp_path)
+    assert table["prediction"].to_pylist() == [-1.0 * k for k in range(5)]
+
+
 def test_texts_are_a_column(tmp_path):
     """An array of texts, as a classifier's labels are."""
     _, table = predicted(lambda batch: np.array(["cat"] * len(batch)), Numbers(5), tmp_path)
@@ -289,6 +295,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, model, data,
     assert not (tmp_path / "out").exists()
 
 
+def test_more_parts_than_names_in_order_are_refused(tmp_path):
+    """Others read the folder by name: part-100000 would come before part-99999."""
+    with pytest.raises(forebay.OptionError, match=r"100,001 files.*\n.*Use part_size=2 or more"):
+        predicted(total, Numbers(100_001), tmp_path, part_size=1)
+
+
 def test_a_table_needs_a_function(tmp_path):
     """Its rows are no samples."""
     (tmp_path / "rows.csv").write_text("x\n1\n")
@@ -302,6 +314,8 @@ MISFITS = {
     "a list": (lambda batch: {"a": ["x"]}, "a list as 'a'"),
     "complex": (lambda batch: batch.to(torch.complex64)[:, 0], "view_as_real"),
     "index": (lambda batch: {"index": batch}, "called 'index'"),
+    "a long double": (lambda batch: batch.numpy().astype(np.longdouble), "of up to 64 bits"),
+    "two keys of one name": (lambda batch: {1: batch, "1": batch + 1}, "would be called '1'"),
     "empty rows": (lambda batch: batch[:, :0], r"of shape \(8, 0\): its rows are empty"),
     "COO": (lambda batch: batch.to_sparse(), "'prediction' as a sparse tensor"),
     "CSR": (lambda batch: {"a": batch.to_sparse_csr()}, "'a' as a sparse tensor"),

@@ -7,6 +7,8 @@ import re
 import threading
 from functools import partial
 
+import pandas
+import pyarrow
 import pytest
 from driving import make_inputs, published
 from works import copy, nothing
@@ -242,6 +244,8 @@ class Opaque:
         ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' is not JSON-serializable: bytes"),
         ({"a": {(1, 2): 3}}, "metadata 'a' is not JSON-serializable"),
         ([{"a": 1}, 2], "metadata must all be dicts"),
+        (pandas.DataFrame({"a": [1, 2]}), "one for each row, not a DataFrame"),
+        (pyarrow.table({"a": [1, 2]}), "one for each row, not a Table"),
         (b"bytes", "metadata 'metadata' is not JSON-serializable"),
         (Opaque(), "metadata 'metadata' is not JSON-serializable"),
     ],

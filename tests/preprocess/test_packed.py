@@ -17,6 +17,11 @@ from packing import members, opened, pack_lines, pack_unless_bad, shards
 
 import forebay
 from forebay.errors import FailuresError, InputError, OptionError, OutputError
+from forebay.jobs.ledger.ledger import Ledger
+from forebay.jobs.ledger.packed_members import recorded_members
+from forebay.jobs.outputs.output_names import shard_name
+from forebay.jobs.packed.reader import _Reader
+from forebay.jobs.packed.shards import complete_shards
 from forebay.preprocess import retry
 
 pytestmark = pytest.mark.usefixtures("readers_closed")
@@ -56,6 +61,40 @@ def test_members_are_byte_for_byte_what_was_packed(tmp_path, inputs, options):
     run(pack_lines, inputs, tmp_path / "one")
     assert table(tmp_path / "one") == table(output)
     assert not (output / ".forebay" / "packed").exists()
+
+
+def test_a_copied_shard_is_on_the_disk_before_the_ledger_names_it(tmp_path, inputs):
+    """Or a power cut would lose what was in it: the ledger is on the disk with each transaction."""
+    output = tmp_path / "out"
+    run(pack_lines, inputs, output)
+    on_disk = {path.name for path in output.rglob("*.tar")}
+    with Ledger.open(output / ".forebay") as ledger:
+        with ledger.transaction() as db:
+            db.execute("UPDATE inputs SET outputs = '[]' WHERE ordinal = 1")  # this leaves a gap
+
+        def flush():
+            nonlocal on_disk
+            assert {shard_name(member.shard) for _, member in recorded_members(ledger)} <= on_disk
+            on_disk = {path.name for path in output.rglob("*.tar")}
+
+        complete_shards(ledger, str(output), flush)
+    assert shards(output) == ["00001.tar"]
+
+
+def test_an_output_is_read_while_a_run_replaces_its_shard(tmp_path, inputs, monkeypatch):
+    """The run ends between the look into the index and that into the shard, which is gone then."""
+    output, read = tmp_path / "out", _Reader.read
+    run(pack_lines, inputs, output)
+
+    def read_too_late(reader, member):
+        monkeypatch.undo()
+        (inputs / "0.txt").write_text("changed")
+        run(pack_lines, inputs, output)
+        return read(reader, member)
+
+    monkeypatch.setattr(_Reader, "read", read_too_late)
+    assert opened(output, ["1/0.txt"]) == {"1/0.txt": b"a1"}
+    assert "00000.tar" not in shards(output)
 
 
 def test_tar_itself_has_no_complaint(tmp_path, inputs):

@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 from forebay.caching.sample_layout import MisfitError
-from forebay.errors import InputError, shortened
+from forebay.errors import shortened
 
 # The dtype that an Arrow column has instead of a torch dtype, and how many numbers of it one takes.
 _TORCH: dict[str, tuple[str, int]] = {
@@ -144,17 +144,18 @@ def widened(old: Spec, new: Spec) -> Spec:
         return Spec("str", "binary")
     if old.kind == new.kind and old.dtype == new.dtype:
         return replace(old, shape=None)
-    raise MisfitError(
-        f"is {described(new)} here and {described(old)} in other samples; return the same type "
-        "for all"
-    )
+    advice = "return the same type for all"
+    if {old.dtype[1:2], new.dtype[1:2]} <= {"U", "S"}:  # NumPy's types of strings have a length
+        advice = "make a str or bytes of each NumPy string: these may have any length"
+    raise MisfitError(f"is {described(new)} here and {described(old)} in other samples; {advice}")
 
 
 def described(spec: Spec) -> str:
     """Return a description of a spec for messages."""
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
-        return f"a {library} {spec.kind} of {spec.dtype}"
+        kind = "string" if spec.kind == "number" and spec.dtype[1] in "US" else spec.kind
+        return f"a {library} {kind} of {spec.dtype}"
     return f"of type {spec.kind}"
 
 
@@ -287,20 +288,17 @@ def from_json(found: Any) -> Spec:
     """Return the spec that `to_json` described.
 
     Raises:
-        InputError: It is damaged.
+        ValueError: It describes no column; or KeyError, TypeError, OverflowError.
     """
-    try:
-        kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
-        known = kind in _KINDS
-        if kind == "tensor":
-            known = dtype in _NAMES.values()
-        elif kind in ("array", "number"):
-            known = np.dtype(dtype).kind in _ARRAYS
-        if not known:
-            raise ValueError(f"{kind} of {dtype}")
-        sizes = None if shape is None else tuple(map(int, shape))
-        if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
-            raise ValueError(f"a shape of {shortened(sizes)}")
-        return Spec(kind, dtype, sizes)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise InputError(f"a column of a cache is described wrongly: {shortened(error)}") from error
+    kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
+    known = kind in _KINDS
+    if kind == "tensor":
+        known = dtype in _NAMES.values()
+    elif kind in ("array", "number"):
+        known = np.dtype(dtype).kind in _ARRAYS
+    if not known:
+        raise ValueError(f"{kind} of {dtype}")
+    sizes = None if shape is None else tuple(map(int, shape))
+    if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
+        raise ValueError(f"a shape of {shortened(sizes)}")
+    return Spec(kind, dtype, sizes)

@@ -69,26 +69,24 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan that `to_json` wrote.
+        """Return the plan that `to_json` wrote; raises what `from_dict` does."""
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Plan:
+        """Return the plan that `to_dict` returned.
 
         Raises:
-            InputError: It is damaged.
+            ValueError: It describes no plan; or KeyError, TypeError, OverflowError, RecursionError.
         """
-        try:
-            return _plan_of(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
-
-
-def _plan_of(found: Any) -> Plan:
-    try:
         specs = [columns.from_json(spec) for spec in found["columns"]]
         samples, per_shard = int(found["samples"]), int(found["per_shard"])
         if not 1 <= samples <= sys.maxsize or per_shard < 1:
             raise ValueError(f"{samples} samples, {per_shard} in a shard")
-        return Plan(samples, per_shard, layout.from_json(found["structure"]), specs)
-    except _DAMAGES as error:
-        raise InputError(f"the plan of a cache is damaged: {shortened(error)}") from error
+        structure = layout.from_json(found["structure"])
+        if len(leaves := layout.names_of(structure)) != len(specs):
+            raise ValueError(f"{len(specs)} columns for {len(leaves)} leaves")
+        return cls(samples, per_shard, structure, specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +142,9 @@ class Index:
                     "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
             sizes = tuple(map(int, found["sizes"]))
-            index = cls(_plan_of(found["plan"]), sizes, str(found["fingerprint"]), found["version"])
-            if len(sizes) != index.plan.shards:
+            plan = Plan.from_dict(found["plan"])
+            index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
+            if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except FileNotFoundError:
             return None

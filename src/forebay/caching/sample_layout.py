@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from forebay.errors import InputError
+from forebay.errors import InputError, shortened
 
 _MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict}
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
@@ -283,16 +283,15 @@ def from_json(found: Any) -> Node:
     """Return the structure that `to_json` described.
 
     Raises:
-        InputError: It is damaged.
+        ValueError: It describes no structure; or KeyError, TypeError, RecursionError.
     """
     if isinstance(found, str):
         return Leaf(found)
-    try:
-        parts = tuple(from_json(part) for part in found["parts"])
-        keys, home = tuple(found.get("keys", ())), tuple(map(str, found.get("home", ("", ""))))
-        kind = found["kind"]
-        if kind not in (*_CONTAINERS, "namedtuple") or len(home) != 2:
-            raise ValueError(kind)
-        return Branch(kind, parts, keys, (home[0], home[1]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the structure of a cache is damaged: {error!r}") from error
+    parts = tuple(from_json(part) for part in found["parts"])
+    keys, home = tuple(found.get("keys", ())), tuple(map(str, found.get("home", ("", ""))))
+    kind = found["kind"]
+    if kind not in (*_CONTAINERS, "namedtuple") or len(home) != 2:
+        raise ValueError(f"a container of the kind {shortened(kind)}")
+    if len(keys) != len(parts) * (kind not in _SEQUENCES) or not {*map(type, keys)} <= {*_KEYS}:
+        raise ValueError(f"{kind} of {len(parts)} parts with the keys {shortened(keys)}")
+    return Branch(kind, parts, keys, (home[0], home[1]))

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from forebay.arrow_arrays import array_of, array_of_numpy
 from forebay.devices.device_api import Device
-from forebay.errors import FailuresError, OutputError
+from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import MAX_TRACED, Failure
 from forebay.observe.event_log import log_samples_failed
 from forebay.observe.trace import Trace
@@ -39,11 +39,26 @@ from forebay.predicting.results import in_host_memory
 ALIKE = 20
 # Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
+# Programs read the files of a folder in the order of their names: with a sixth digit, part 100000
+# would come before part 99999.
+MOST_PARTS = 100_000
 
 
 def part_name(part: int) -> str:
     """Return a part's file name."""
     return f"part-{part:05d}.parquet"
+
+
+def check_number_of_parts(samples: int, size: int) -> None:
+    """Raise OptionError if samples in parts of this size are too many files to be in order."""
+    parts = -(-samples // size)
+    if parts > MOST_PARTS:
+        raise OptionError(
+            f"{samples:,} samples in parts of {size:,} would be {parts:,} files; the names of at "
+            f"most {MOST_PARTS:,} are in order\n"
+            f"  Nothing was started. Use part_size={-(-samples // MOST_PARTS)} or more. If this "
+            "output folder has parts already, also use another one, or resume=False."
+        )
 
 
 class PartWork:

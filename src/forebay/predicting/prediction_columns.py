@@ -31,6 +31,11 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
     """
     columns: Columns = {}
     for name, value in _named(outputs):
+        if name in columns:  # the keys 1 and "1" of a dict
+            raise OutputError(
+                f"two of the columns that the model returned would be called {name!r}\n"
+                "  Nothing of this part was kept. Return them in a dict, with strings as its keys."
+            )
         if not isinstance(value, torch.Tensor | np.ndarray):
             raise OutputError(
                 f"the model returned {_kind(value)} as {name!r}, for the batch of samples "
@@ -126,6 +131,7 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
         value = value.detach()
         if value.is_floating_point() and value.dtype not in _FLOATS:
             value = value.float()  # NumPy and Arrow have neither bfloat16 nor float8
+        value = value.resolve_conj().resolve_neg()  # such as the imaginary part of a conjugate
         # Always a copy: it may be a view of a batch whose memory is reused, or of the model's
         # state.
         array = np.array(value.cpu().numpy(), order="C")
@@ -133,10 +139,11 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
         array = np.array(value, order="C")
     if array.dtype.kind == "b" and array.ndim > 1:
         array = array.view(np.uint8)  # Arrow has no tensors of bool
-    if array.dtype.kind not in ("biuf" if array.ndim > 1 else "biufU"):
+    storable = "biuf" if array.ndim > 1 else "biufU"
+    if array.dtype.kind not in storable or array.dtype.char == "g":  # a long double
         raise OutputError(
             f"the model returned {name!r} as {array.dtype}, which Parquet cannot store\n"
-            "  Return numbers; torch.view_as_real turns complex ones into two."
+            "  Return numbers of up to 64 bits; torch.view_as_real turns complex ones into two."
         )
     return array
 

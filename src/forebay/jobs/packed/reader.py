@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,13 +49,21 @@ def open_output(path: str | os.PathLike[str]) -> BinaryIO:
     except OSError as error:
         if error.errno not in _ABSENT:
             raise
-        for reader, member in _found(name):
+        found = _found(name)
+        if found is None:
+            raise InputError(
+                f"there is no output {shortened(name)}, neither a file nor packed\n"
+                f"  A packed output is found by {PACKED}/{MEMBER_INDEX} in its output folder, an "
+                "index which is written at the end of a run, together with the table."
+            ) from error
+    while True:
+        reader, member = found
+        try:
             return io.BytesIO(reader.read(member))
-        raise InputError(
-            f"there is no output {shortened(name)}, neither a file nor packed\n"
-            f"  A packed output is found by {PACKED}/{MEMBER_INDEX} in its output folder, an index "
-            "which is written at the end of a run, together with the table."
-        ) from error
+        except InputError:
+            found = _found(name)  # a run may have replaced the index and the shard meanwhile
+            if found is None or found[0] is reader:
+                raise
 
 
 def packed_identity(path: str) -> str:
@@ -64,22 +71,21 @@ def packed_identity(path: str) -> str:
     if f"{PACKED}/" not in path:
         return ""  # the usual case
     try:
-        for _, member in _found(path):
-            return f"{member.size}:{member.crc}"
-    except InputError:
-        pass  # whoever opens it is told
-    return ""
+        found = _found(path)
+    except InputError:  # whoever opens it is told
+        return ""
+    return "" if found is None else f"{found[1].size}:{found[1].crc}"
 
 
-def _found(path: str) -> Iterator[tuple[_Reader, PackedMember]]:
-    """Yield the reader of a path, and the place; nothing if it is no packed output."""
+def _found(path: str) -> tuple[_Reader, PackedMember] | None:
+    """Return the reader of a path, and the place; None if it is no packed output."""
     parts = path.split("/")
     for at in range(len(parts) - 1):
-        if parts[at] == PACKED:
-            reader = _reader("/".join(parts[: at + 1]))
-            member = None if reader is None else reader.index.find("/".join(parts[at:]))
-            if reader is not None and member is not None:
-                yield reader, member
+        if parts[at] == PACKED and (reader := _reader("/".join(parts[: at + 1]))) is not None:
+            member = reader.index.find("/".join(parts[at:]))
+            if member is not None:
+                return reader, member
+    return None
 
 
 class _Reader:

@@ -88,7 +88,7 @@ def complete_shards(ledger: Ledger, root: str, flush: Callable[[], None]) -> Non
             extents: dict[int, _Extent] = {}
             index.add(_measured(recorded_members(ledger), extents))
             live = {
-                _completed(number, extent, files, index, ledger)
+                _completed(number, extent, files, index, ledger, flush)
                 for number, extent in sorted(extents.items())
             }
             index.complete()
@@ -153,7 +153,12 @@ def _measured(
 
 
 def _completed(
-    number: int, extent: _Extent, files: ShardFiles, index: IndexWriter, ledger: Ledger
+    number: int,
+    extent: _Extent,
+    files: ShardFiles,
+    index: IndexWriter,
+    ledger: Ledger,
+    flush: Callable[[], None],
 ) -> int:
     """Make a shard one that can be published, or copy it; return its number then."""
     path = files.path(number)
@@ -174,6 +179,7 @@ def _completed(
         new, copy = files.create()
         with copy:
             places = _copied(file, index.of_shard(number), new, copy)
+    flush()  # first, or after a power cut the ledger might name a copy that is not on the disk
     move_members(ledger, places)
     index.move(places)
     return new

@@ -21,12 +21,18 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     each; anything else is one row with the value in the column `metadata`.
 
     Raises:
-        TypeError: Some elements are mappings and others are not.
+        TypeError: Some elements are mappings and others are not; or it is a DataFrame.
     """
     if returned is None:
         return None
     if type(returned) is dict or isinstance(returned, Mapping):
         return [dict(returned)]
+    if hasattr(kind := type(returned), "__arrow_c_stream__") and hasattr(kind, "columns"):
+        # To iterate over a DataFrame would give the names of its columns, and no row.
+        raise TypeError(
+            f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
+            "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
+        )
     if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)

@@ -217,7 +217,7 @@ def _read_csv(path: Path) -> pyarrow.Table:
     limit = csv.field_size_limit(sys.maxsize)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = filter(None, csv.reader(file))
+            rows = filter(None, csv.reader(file, strict=True))  # or an open quote would take rows
             names = next(rows)
             chunks: list[list[pyarrow.Array]] = [[] for _ in names]
             while group := list(islice(rows, GROUP_ROWS)):
