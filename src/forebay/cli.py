@@ -6,6 +6,7 @@ run or was stopped early, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -290,6 +291,7 @@ cli.add_command(compare_command)
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupted)
+    _let_stdout_take_all()
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -300,13 +302,18 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = USAGE
-    except OptionError as error:
-        click.echo(f"forebay: {error}", err=True)
-        code = USAGE
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
-        code = COULD_NOT_RUN
+        code = USAGE if isinstance(error, OptionError) else COULD_NOT_RUN
     sys.exit(code)
+
+
+def _let_stdout_take_all() -> None:
+    """Escape what the encoding of stdout lacks: names may be anything. A closed one takes all."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _interrupted(*_: object) -> NoReturn:
