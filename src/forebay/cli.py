@@ -20,7 +20,7 @@ import click
 from forebay import __version__
 from forebay import cli_options as options
 from forebay.cli_look import compare_command, top_command
-from forebay.errors import BusyError, ForebayError, OptionError
+from forebay.errors import BusyError, ForebayError, OptionError, printable
 from forebay.failures import Failure
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
@@ -247,7 +247,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
                 rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
-                click.echo("".join(f"    {line}\n" for line in rest), nl=False)
+                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
     click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
     return DONE
 
