@@ -172,6 +172,10 @@ class Causes:
         change = trial.undisturbed()
         if not trial.helps(change):
             return None
+        deeper = trial.deeper()
+        gives_more = deeper is not None and deeper.outcome.rate >= change.outcome.rate
+        if deeper is not None and gives_more and trial.removes_waits(deeper):
+            return None  # an argument is easier to change than what else runs
         share = recorded.queued_s / recorded.batch_s
         return Finding(
             "contention",
