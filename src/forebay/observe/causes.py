@@ -84,8 +84,9 @@ class Causes:
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
             return Finding(
                 "unknown",
-                "The recorded times do not add up: with them the present settings would come to "
-                f"{short_number(present.rate)} batches/s.",
+                "Why cannot be told: by the recorded times the present settings would come to "
+                f"{short_number(present.rate)} batches/s, and it was "
+                f"{short_number(recorded.rate)}. Ask again later.",
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
             self._in_trainer,
