@@ -236,6 +236,15 @@ def test_bursts_need_a_deeper_buffer():
     assert told(steps, deep, 0.03).cause == "healthy"
 
 
+def test_bursts_on_disturbed_cores_need_a_deeper_buffer_first():
+    """That gives more than an end of the other programs, and is a matter of one argument."""
+    setup = replace(workers(2), cores=2)
+    steps = ([0.001] * 15 + [0.3]) * 20
+    found = told(steps, setup, 0.03, cpu=0.6, queued=0.3)
+    assert found.cause == "buffer"
+    assert told([0.01] * 200, setup, 0.03, cpu=0.6, queued=0.3).cause == "contention"
+
+
 def test_a_buffer_is_advised_in_bytes():
     """What a loader with a buffer changes is its size."""
     steps = ([0.001] * 15 + [0.3]) * 20
@@ -344,7 +353,7 @@ def test_records_that_contradict_each_other():
     _, batches = trace_of(STEPS, workers(2), 0.001)
     found = diagnose(steps, batches, workers(2))
     assert (found.cause, found.expected_rate) == ("unknown", None)
-    assert "do not add up" in str(found)
+    assert "Why cannot be told" in str(found)
 
 
 def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():

@@ -86,6 +86,8 @@ def test_an_exception_without_a_message_has_none():
         ({}, "ValueError: first"),
         ({"message": "", "source": 7}, "sample 7: ValueError"),
         ({"message": "", "source": None}, "ValueError"),
+        ({"source": "a\n\x1b[31m.wav"}, "a\\n\\x1b[31m.wav: ValueError: first"),
+        ({"source": "a", "message": "\x1b[2J\udcff"}, "a: ValueError: \\x1b[2J\\udcff"),
     ],
     ids=str,
 )

@@ -29,6 +29,7 @@ BUSY = RunTimes(
     [
         ({}, "cpu", "used 3.8 of 4 cores"),
         ({"cores": 8.0}, "workers", "Use num_workers=8"),
+        ({"cores": 5.5}, "workers", "used 3.8 of 5.5 cores. Use num_workers=6"),
         ({"cpu_s": 3.0}, "storage", "for 92% of their work"),
         ({"cpu_s": 25.0}, "healthy", "used 2.5 of 4 cores"),
         ({"cpu_s": None}, "healthy", "more of them"),

@@ -6,6 +6,7 @@ run or was stopped early, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ import click
 from forebay import __version__
 from forebay import cli_options as options
 from forebay.cli_look import compare_command, top_command
-from forebay.errors import BusyError, ForebayError, OptionError
+from forebay.errors import BusyError, ForebayError, OptionError, printable
 from forebay.failures import Failure
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
@@ -246,7 +247,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
                 rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
-                click.echo("".join(f"    {line}\n" for line in rest), nl=False)
+                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
     click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
     return DONE
 
@@ -290,6 +291,7 @@ cli.add_command(compare_command)
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     signal.signal(signal.SIGTERM, _interrupted)
+    _let_stdout_take_all()
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -300,13 +302,18 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = USAGE
-    except OptionError as error:
-        click.echo(f"forebay: {error}", err=True)
-        code = USAGE
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
-        code = COULD_NOT_RUN
+        code = USAGE if isinstance(error, OptionError) else COULD_NOT_RUN
     sys.exit(code)
+
+
+def _let_stdout_take_all() -> None:
+    """Escape what the encoding of stdout lacks: names may be anything. A closed one takes all."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _interrupted(*_: object) -> NoReturn:

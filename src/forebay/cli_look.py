@@ -45,10 +45,13 @@ def top_command(target: str | None, once: bool) -> int:
 @click.option("--save", metavar="FILE.html", type=options.PATH, help="Write it as HTML, too.")
 def compare_command(first: str, second: str, save: str | None) -> int:
     """Say what differs between two reports: rate, waits, settings, environment, verdict."""
-    comparison = compare(first, second)
+    try:
+        comparison = compare(first, second)
+        if save is not None:
+            comparison.save(save)
+    except OSError as error:
+        raise click.FileError(str(error.filename), error.strerror) from None
     click.echo(str(comparison))
-    if save is not None:
-        comparison.save(save)
     return 0
 
 
@@ -56,24 +59,21 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     """Return what there is to be seen of a target, or of all without one.
 
     Raises:
-        OptionError: No process with this number has anything to show.
-        LedgerError: There is no such output folder.
+        OptionError: The target is neither a process that has anything to show nor a folder.
+        LedgerError: The folder is not an output folder.
     """
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    if target.isdigit() and not os.path.exists(target):
-        views = [view for view in views if view.pid == int(target)]
-        if not views:
-            raise OptionError(
-                f"process {target} shows no loader or run of yours on this machine\n"
-                "  A loader shows itself one second after its first batch was requested. "
-                "`forebay top` lists all that there are."
-            )
-        return text_of(views, columns, signs)
     place = target if "://" in target else os.path.abspath(target)
-    views = [view for view in views if view.title == place]
-    if views:
+    if views := [view for view in views if target == str(view.pid) or view.title == place]:
         return text_of(views, columns, signs)
+    if "://" not in target and not os.path.exists(target):
+        raise OptionError(
+            f"{target!r} is neither the output folder of a run nor the number of a process that "
+            "shows a loader or run of yours on this machine\n"
+            "  A loader shows itself one second after its first batch was requested. "
+            "`forebay top` lists all that there are."
+        )
     with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from forebay.errors import printable
+
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
 MAX_TRACED = 100
@@ -86,11 +88,11 @@ class Failure(NamedTuple):
         return f"Failure({', '.join(f'{name}={value!r}' for name, value in known)})"
 
     def __str__(self) -> str:
-        """Return the failure in one line."""
+        """Return the failure in one line, safe to print on a terminal."""
         words = self.message.splitlines()[0] if self.message else ""
         what = self.source if isinstance(self.source, str) else f"sample {self.source!r}"
         named = "" if self.source is None else f"{what}: "
-        return f"{named}{self.error}" + (f": {words}" if words else "")
+        return printable(f"{named}{self.error}" + (f": {words}" if words else ""))
 
 
 class FailureLog:

@@ -204,7 +204,8 @@ def look_at_run(
         counts = Counts(total, done, failed)
         with reading("the run"):
             run = json.loads(snapshot.meta.get("run", "{}"))
-            run["done"] = int(run.get("done", 0)) * json.loads(snapshot.meta[_KEY])["size"]
+            size = json.loads(snapshot.meta[_KEY])["size"]
+            run |= {name: int(run.get(name, 0)) * size for name in ("done", "failed")}
         meta = snapshot.meta | {"run": json.dumps(run)}
         failures = (one for entry in read_entries(folder) for one in _failed_in(entry)[0])
         yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures

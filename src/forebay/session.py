@@ -263,7 +263,7 @@ class Session:
         """Record that this process runs now; return the counts before it."""
         self.ledger.free_contested()
         before = self.ledger.counts()
-        run = {"pid": os.getpid(), "began": time.time(), "done": before.done}
+        run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}
         self.remember_work(**self._call, run=json.dumps(run))
         return before
 

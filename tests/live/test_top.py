@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -22,7 +23,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from forebay.live import live_folder, top_display
-from forebay.live.live_page import read_page
+from forebay.live.live_page import LivePage, read_page
 from forebay.live.top_display import live_views
 
 PATIENCE_S = 60.0
@@ -149,7 +150,7 @@ def test_a_loader_is_seen_until_it_is_killed(running, folder) -> None:
     assert list(folder.iterdir()) == []
     gone = top(process.pid)
     assert gone.returncode == 2
-    assert f"process {process.pid} shows no loader" in gone.stderr
+    assert f"'{process.pid}' is neither the output folder" in gone.stderr
 
 
 @pytest.mark.slow
@@ -162,6 +163,24 @@ def test_a_loader_that_ends_leaves_no_page(running, folder) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", ["gone", "\u00b2", "4194305"])
+def test_a_target_that_is_nothing_is_named(folder, tmp_path, monkeypatch, target) -> None:
+    """Whether it looks like a folder or like a number."""
+    monkeypatch.chdir(tmp_path)
+    LivePage().publish({"kind": "preprocess", "title": "/else"})  # by this process
+    done = top(target)
+    assert done.returncode == 2
+    assert f"{target!r} is neither the output folder of a run nor the number of a" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_stdout_is_no_error(folder) -> None:
+    """As for other commands: there is nobody to read it."""
+    command = f"{shlex.quote(sys.executable)} -m forebay top >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
     """What `forebay status` tells and how many workers; after its end, what the ledger says."""
     inputs, output = tmp_path / "in", tmp_path / "out"

@@ -124,6 +124,16 @@ def test_no_line_is_longer_than_the_terminal(columns) -> None:
         )
 
 
+@pytest.mark.parametrize("columns", [20, 30, 60])
+@pytest.mark.parametrize("page", [LOADER, RUN], ids=["loader", "run"])
+def test_sentences_and_facts_are_wrapped(page, columns) -> None:
+    """A narrow terminal cuts off none of what a wide one shows, other than bars."""
+    words = [line for line in shown(page) if not line.startswith(("buffer", "waits", "worker"))]
+    narrow = " ".join(shown(page, columns=columns)).split()
+    short = [word for word in " ".join(words).split() if len(word) <= columns]
+    assert [word for word in narrow if word in short][: len(short)] == short
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -486,11 +486,17 @@ def failing(batch: Any) -> Any:
 
 
 def test_an_error_of_a_transform_names_the_batch():
-    """It is raised where the batch would have come, with a note."""
-    with loader_of(FakeDevice(1), seed=1, device_transform=failing) as loader:
-        with pytest.raises(ZeroDivisionError) as caught:
-            next(iter(loader))
-    assert any("epoch 0, batch 0" in note for note in caught.value.__notes__)
+    """It is raised where the batch would have come, with the call that raises it again."""
+    for seed, count in ((1, 2), (None, 1)):
+        with loader_of(FakeDevice(1), seed=seed, device_transform=failing) as loader:
+            with pytest.raises(ZeroDivisionError) as caught:
+                next(iter(loader))
+            first, *again = notes = caught.value.__notes__
+            assert len(notes) == count
+            assert first == "forebay: device_transform raised it, for epoch 0, batch 0"
+            assert seed is None or "loader.replay(epoch=0, batch=0)" in again[0]
+            with pytest.raises(OptionError if seed is None else ZeroDivisionError):
+                loader.replay(epoch=0, batch=0)
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])

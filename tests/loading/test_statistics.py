@@ -159,6 +159,39 @@ def test_a_look_is_immutable_and_fits_on_a_line():
             now.epoch = 3
 
 
+def test_printing_it_shows_a_summary():
+    """Each part on its own line; what did not happen is left out."""
+    first = DataLoader(Squares(4), seed=0).statistics()
+    assert str(first).splitlines() == [
+        "position   before the first batch",
+        "batches    0 ready, 0 B; 0 in flight",
+        "waits      0 s in all; 50% within 0 s, 95% within 0 s, 99% within 0 s",
+        "workers    0, together fetching 0 s, collating 0 s, idle 0 s",
+        "processor  0 s, and 0 s waiting for a core",
+    ]
+    later = dataclasses.replace(
+        first,
+        epoch=2,
+        batch=1050,
+        wait_p95_s=0.0275,
+        restarts=1,
+        copied_batches=3,
+        copied_bytes=5_000_000,
+        copy_s=0.001,
+        sources={"a\n": (1000, 1.5)},
+        decisions=("first", "so there are 3 workers"),
+    )
+    position, _, waits, _, _, *others = str(later).splitlines()
+    assert position == "position   epoch 2, batch 1,050"
+    assert "95% within 27.5 ms" in waits
+    assert others == [
+        "failures   1 restart, 0 skipped samples",
+        "copies     3, 5 MB in 1 ms; 0 B pinned, 0 B staged",
+        "source     a\\n: 1,000 samples, 1.5 epochs",
+        "decision   so there are 3 workers",
+    ]
+
+
 def test_percentiles_are_of_the_last_waits():
     """The oldest are forgotten, so that memory does not grow; the sum is of all."""
     trace = Trace()

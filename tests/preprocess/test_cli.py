@@ -325,6 +325,22 @@ def test_failures_are_read_a_page_at_a_time(tmp_path, monkeypatch):
     assert result.stderr == "5 inputs failed\n"
 
 
+def test_failures_are_safe_to_print_on_a_terminal(tmp_path):
+    """Whatever the name of an input is, and whatever an exception says."""
+    failure = Failure("exception", "ValueError", "bad\nworse \x1b[2J", "at \x1b[31m\n")
+    with Ledger.open(tmp_path / ".forebay") as ledger:
+        ledger.enrol([Input("new\nline \x1b]0;title\x07")], (), True)
+        ledger.record([], [FailedInput(1, failure)])
+    result = CliRunner().invoke(
+        cli, ["failures", str(tmp_path), "--traceback"], standalone_mode=False, color=True
+    )
+    assert result.stdout.splitlines() == [
+        "new\\nline \\x1b]0;title\\x07: ValueError: bad",
+        "    worse \\x1b[2J",
+        "    at \\x1b[31m",
+    ]
+
+
 @pytest.mark.slow
 def test_status_can_be_watched_until_the_run_ends(tmp_path):
     """It ends by itself, and shows the last state last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -104,6 +105,14 @@ def test_from_the_shell(tmp_path) -> None:
     )
     assert done.stdout == f"{forebay.compare(one, two)}\n"
     assert (tmp_path / "c.html").is_file()
+    narrow = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # it has no arrow
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=narrow)
+    assert "\\u2192" in done.stdout
+    for path in (tmp_path / "gone.html", tmp_path):
+        done = subprocess.run([*command[:-1], path], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"Could not open file '{path}'" in done.stderr
+        assert "Traceback" not in done.stderr
     one.write_text(json.dumps({"format": 1}))
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1

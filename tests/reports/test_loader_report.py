@@ -68,6 +68,7 @@ def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
         assert len(numbers) == 15
     assert summary["settings"]["num_workers"] == str(num_workers)
     assert summary["environment"]["torch"] == torch.__version__
+    assert summary["epochs"][0] == [0, 0]
     assert repr(loader) in text
     assert "Batches per second" in text
     assert list(tmp_path.iterdir()) == [path]
@@ -137,6 +138,23 @@ def test_the_verdict_is_the_first_thing_to_be_read() -> None:
     box = verdict_box("Training waits 3.5 s a step. Use 4 workers.\nThen the step is the limit.")
     assert "<h2>Training waits 3.5 s a step.</h2>" in box
     assert first_sentence("One line") == ("One line", "")
+
+
+def test_the_wait_for_the_first_batch_is_a_part_of_the_run(monkeypatch) -> None:
+    """The run lasts from the first epoch's beginning, however long the loader was there before."""
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
+    trace = Trace()
+    trace.begin(100.0)
+    trace.began_epoch(0, 100.0, 0.5)
+    trace.made(timing(0, 102.0, 1.4), 10)
+    trace.taken(100.5, 1.5, ready=0)
+    trace.made(timing(0, 103.0, 0.1), 10)
+    trace.taken(104.0, 0.0, ready=1)
+    trace.begin(200.0)  # another epoch of the same run
+    summary = summary_of(trace, now=104.0)
+    totals = summary["totals"]
+    assert (totals["seconds"], totals["wait_share"], totals["rate"]) == (4, 0.5, 0.5)
+    assert sum(summary["timeline"]["waited_s"]) == 2
 
 
 def test_work_of_several_spans_fills_them(monkeypatch) -> None:

@@ -70,6 +70,23 @@ def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     assert summary["kind"] == "preprocess"
     assert summary["slowest"][0][1].endswith(".txt")
     assert "Inputs per second" in text
+    rate = 40 / report.elapsed_s
+    assert summary["totals"]["rate"] == pytest.approx(rate, rel=1e-4)
+    assert f"{rate:,.1f} inputs/s" in repr(report)
+
+
+def test_a_continued_run_counts_what_it_did_itself(tmp_path, inputs) -> None:
+    """In its rate and beside its duration; all that is done is another number."""
+    for _ in range(2):
+        report = forebay.preprocess(
+            work, inputs, tmp_path / "out", num_workers=0, retries=0, progress=False
+        )
+    path = report.save(tmp_path / "run.html")
+    subtitle = next(line for line in check_self_contained(path.read_text()).text if "UTC" in line)
+    assert "· 5 inputs in" in subtitle
+    totals = read_report(path)["totals"]
+    assert (totals["done"], totals["resumed"]) == (35, 35)
+    assert totals["rate"] == pytest.approx(5 / report.elapsed_s, rel=1e-4)
 
 
 def _columns(summary):

@@ -11,7 +11,7 @@ from forebay.units import byte_size, counted, duration, short_number
 
 # A page is written about once a second; when it is older, nothing was made or taken since.
 QUIET_S = 5.0
-NARROWEST, WIDEST = 30, 110
+WIDEST = 110
 # Workers that are shown one by one; of more, as many as fit.
 MAX_SHOWN = 16
 LABEL = 9
@@ -40,11 +40,13 @@ def screen(views: Sequence[View], now: float, columns: int, signs: Signs) -> lis
         columns: Width of the terminal.
         signs: What the terminal can show.
     """
-    width = max(min(columns, WIDEST), NARROWEST)
+    width = min(columns, WIDEST)
     lines: list[str] = []
     for view in views:
         shown = (
-            _loader(view, now, width, signs) if view.kind == "loader" else _run(view, now, signs)
+            _loader(view, now, width, signs)
+            if view.kind == "loader"
+            else _run(view, now, width, signs)
         )
         lines += [line.rstrip()[:columns] for line in [*shown, ""]]
     return lines[:-1]
@@ -63,9 +65,8 @@ def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     facts = [where, f"{short_number(view.rate)} batches/s", _waiting(view)]
     if view.restarts:
         facts.append(counted(view.restarts, "restart"))
-    lines = [_title(view, now, signs), *_wrapped(view.title, width)]
-    lines += _wrapped(view.verdict, width)
-    lines.append(f" {signs.dot} ".join(facts))
+    texts = _title(view, now, signs), view.title, view.verdict, f" {signs.dot} ".join(facts)
+    lines = [line for text in texts for line in _wrapped(text, width)]
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
     lines.append(
         f"{'waits':<{LABEL}}{_levels(view.waits, width, signs)} {_percent(view.wait_share)}"
@@ -80,7 +81,7 @@ def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     return lines
 
 
-def _run(view: View, now: float, signs: Signs) -> list[str]:
+def _run(view: View, now: float, width: int, signs: Signs) -> list[str]:
     left = view.total - view.done - view.failed
     time_left = f"{duration(left / view.rate)} left" if view.rate and left > 0 else ""
     facts = [
@@ -90,8 +91,9 @@ def _run(view: View, now: float, signs: Signs) -> list[str]:
         time_left,
         counted(view.num_workers, "worker") if view.num_workers else "in this process",
     ]
+    state = f" {signs.dot} ".join(filter(None, facts))
     name = f"{view.kind} {view.title}"
-    return [_title(view, now, signs), name, f" {signs.dot} ".join(filter(None, facts))]
+    return [*_wrapped(_title(view, now, signs), width), name, *_wrapped(state, width)]
 
 
 def _title(view: View, now: float, signs: Signs) -> str:

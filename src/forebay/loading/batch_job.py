@@ -199,15 +199,9 @@ class BatchJob:
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
         what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
-        epoch, batch = request.epoch, request.batch
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
-        note = f"forebay: {what}, epoch {epoch}, batch {batch}, {where}"
-        if self._spec.seed is None:
-            return (note,)
-        again = (
-            f"forebay: loader.replay(epoch={epoch}, batch={batch}) makes the same batch in this "
-        )
-        return (note, again + "process, for a debugger")
+        note = f"forebay: {what}, {request}, {where}"
+        return (note,) if self._spec.seed is None else (note, request.replay_note)
 
 
 class LocalJob(BatchJob):

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from forebay.devices.device_api import Device
 from forebay.devices.which_device import copying_device
 from forebay.loading.messages import BatchRequest, BatchResult
@@ -32,6 +34,8 @@ class HandOut:
         moves = loader.device is not None and self.device is not None
         self.is_needed = moves or self._transform is not None
         self._takes_generator = _takes_generator(self._transform)
+        is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._replays = loader.seed is not None and not is_iterable
 
     def __call__(self, request: BatchRequest, result: BatchResult, seed: int | None) -> Any:
         """Return the batch on the device, transformed.
@@ -58,6 +62,8 @@ class HandOut:
                 batch = self._transformed(batch, seed)
         except Exception as error:
             error.add_note(f"forebay: device_transform raised it, for {request}")
+            if self._replays:
+                error.add_note(request.replay_note)
             raise
         device.hand_over(batch)
         return batch

@@ -42,6 +42,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         began = time.perf_counter()
+        loader._trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
         self.pipeline, self._planner = loader._begin_epoch(self, draw, is_new)

@@ -111,6 +111,12 @@ class BatchRequest(NamedTuple):
         """Return the batch's name in the log."""
         return f"epoch {self.epoch}, batch {self.batch}"
 
+    @property
+    def replay_note(self) -> str:
+        """The note of an exception that says how to reproduce it, for a loader with a seed."""
+        call = f"loader.replay(epoch={self.epoch}, batch={self.batch})"
+        return f"forebay: {call} makes the same batch in this process, for a debugger"
+
 
 class BatchResult(NamedTuple):
     """A batch, packed if a worker process made it.

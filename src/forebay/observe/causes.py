@@ -84,8 +84,9 @@ class Causes:
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
             return Finding(
                 "unknown",
-                "The recorded times do not add up: with them the present settings would come to "
-                f"{short_number(present.rate)} batches/s.",
+                "Why cannot be told: by the recorded times the present settings would come to "
+                f"{short_number(present.rate)} batches/s, and it was "
+                f"{short_number(recorded.rate)}. Ask again later.",
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
             self._in_trainer,
@@ -172,6 +173,10 @@ class Causes:
         change = trial.undisturbed()
         if not trial.helps(change):
             return None
+        deeper = trial.deeper()
+        gives_more = deeper is not None and deeper.outcome.rate >= change.outcome.rate
+        if deeper is not None and gives_more and trial.removes_waits(deeper):
+            return None  # an argument is easier to change than what else runs
         share = recorded.queued_s / recorded.batch_s
         return Finding(
             "contention",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forebay.observe.causes import BUSY_CORES, Cause
@@ -102,6 +103,6 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
         )
     if times.num_workers < times.cores:
         return "workers", (
-            f"{still}, and used {used:.1f} of {cores}. Use num_workers={int(times.cores)}."
+            f"{still}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
         )
     return "healthy", f"{still}, and used {used:.1f} of {cores}."

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from forebay.errors import printable
 from forebay.observe.notebook_html import summary
 from forebay.observe.trace import Trace
+from forebay.units import byte_size, counted, duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """A snapshot of a loader: `loader.statistics()`.
+    """A snapshot of a loader: `loader.statistics()`. Its `str` is a summary.
 
     Attributes:
         epoch: The epoch of the last batch returned; -1 before the first.
@@ -97,6 +99,34 @@ class Statistics:
             flat[f"sources/{source}/samples"] = samples
             flat[f"sources/{source}/epochs"] = epochs
         return flat
+
+    def __str__(self) -> str:
+        """Return a summary, one line for each part of the loader that did something."""
+        where = f"epoch {self.epoch}, batch {self.batch:,}"
+        p50, p95, p99 = map(duration, (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s))
+        lines = [
+            f"position   {where if self.epoch >= 0 else 'before the first batch'}",
+            f"batches    {self.ready_batches:,} ready, {byte_size(self.ready_bytes)}; "
+            f"{self.in_flight:,} in flight",
+            f"waits      {duration(self.waited_s)} in all; 50% within {p50}, 95% within {p95}, "
+            f"99% within {p99}",
+            f"workers    {self.num_workers:,}, together fetching {duration(self.fetch_s)}, "
+            f"collating {duration(self.collate_s)}, idle {duration(self.idle_s)}",
+            f"processor  {duration(self.cpu_s)}, and {duration(self.queued_s)} waiting for a core",
+        ]
+        if self.restarts or self.failures:
+            skipped = counted(self.failures, "skipped sample")
+            lines.append(f"failures   {counted(self.restarts, 'restart')}, {skipped}")
+        if self.copied_batches:
+            lines.append(
+                f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
+                f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
+                f"{byte_size(self.staged_bytes)} staged"
+            )
+        for name, (samples, epochs) in self.sources.items():
+            lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
+        lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
+        return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
         """Return a table of the numbers for a notebook."""

@@ -210,7 +210,7 @@ class Trace:
     spans are written by both.
 
     Attributes:
-        began_at: When the trace began.
+        began_at: When the first epoch began; until then, when the trace was made.
         steps: The last steps, in order.
         batches: The last batches made, in the order in which they were ready to be taken.
         epochs: The last epochs: number, and when it began.
@@ -303,6 +303,11 @@ class Trace:
             self._span(time.perf_counter()).restarts += 1
 
     # ---- the trainer ---------------------------------------------------------------------------
+
+    def begin(self, at: float) -> None:
+        """Begin the record when the first epoch does: what is before that is no training."""
+        if not self.epochs and not self.made_count:
+            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S, Span())
 
     def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
         """Record that an epoch began, and the seconds that `iter(loader)` took.

@@ -57,8 +57,7 @@ def loader_summary(
     """
     end = max([each.got_at for each in list(trace.steps)[-1:]], default=trace.began_at)
     end = max([end, *(each.ended_at for each in list(trace.batches)[-1:])])
-    first, timeline = _timeline(trace, end)
-    seconds = max(end - trace.began_at - first * trace.spans.seconds, 0.0)
+    seconds = max(end - trace.began_at, 0.0)
     totals = {
         "seconds": seconds,
         "made": trace.made_count,
@@ -69,8 +68,7 @@ def loader_summary(
         "failures": failures,
         **totals_of(trace),
     }
-    began = wall - (now - trace.began_at) + first * trace.spans.seconds
-    shift = trace.began_at + first * trace.spans.seconds
+    began = wall - (now - trace.began_at)
     return {
         "format": FORMAT,
         "kind": "loader",
@@ -83,12 +81,12 @@ def loader_summary(
             if isinstance(value, int | float)  # others are sentences
         },
         "marks": {name: value for name, value in marks.items() if value is not None},
-        "timeline": timeline,
+        "timeline": _timeline(trace, seconds),
         "wait_bins": list(trace.wait_bins),
         "steps_without_wait": max(trace.taken_count - sum(trace.wait_bins), 0),
-        "epochs": [[number, significant(at - shift, 6)] for number, at in trace.epochs],
+        "epochs": [[number, significant(at - trace.began_at, 6)] for number, at in trace.epochs],
         "decisions": [
-            [significant(max(at - shift, 0.0), 6), cut(sentence)]
+            [significant(max(at - trace.began_at, 0.0), 6), cut(sentence)]
             for at, sentence in list(trace.decisions)[-MAX_DECISIONS:]
         ],
         "slowest": [
@@ -106,24 +104,20 @@ def loader_summary(
     }
 
 
-def _timeline(trace: Trace, end: float) -> tuple[int, dict[str, Any]]:
-    """Return the first span in which something happened, and columns from there on."""
+def _timeline(trace: Trace, seconds: float) -> dict[str, Any]:
+    """Return what happened in so many seconds, as columns."""
     spans = list(trace.spans)
-    first = next((at for at, span in enumerate(spans) if span.made or span.taken), len(spans))
-    spans = spans[first:]
     if not spans:
-        return 0, {"seconds": 0.0, "columns": 0, "workers": {}}
+        return {"seconds": 0.0, "columns": 0, "workers": {}}
     lengths = [trace.spans.seconds] * len(spans)
-    lengths[-1] = min(
-        max(end - trace.began_at - (first + len(spans) - 1) * trace.spans.seconds, 0.0),
-        trace.spans.seconds,
-    )
+    before_s = (len(spans) - 1) * trace.spans.seconds
+    lengths[-1] = min(max(seconds - before_s, 0.0), trace.spans.seconds)
     size = group_size(len(spans))
     held = summed(lengths, size)
     made = summed([float(span.made) for span in spans], size)
     taken = summed([float(span.taken) for span in spans], size)
     waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
-    return first, {
+    return {
         "seconds": significant(size * trace.spans.seconds),
         "last_seconds": significant(held[-1]),
         "columns": len(held),

@@ -76,7 +76,7 @@ def summary_of(report: RunReport) -> dict[str, Any]:
 
 def run_html(summary: Mapping[str, Any]) -> str:
     """Return the report of a run as HTML."""
-    totals, unit = summary["totals"], summary.get("unit", "input")
+    unit = summary.get("unit", "input")
     sections = [verdict_box(summary["verdict"]), _figures(summary)]
     if summary.get("timeline", {}).get("columns"):
         sections += [
@@ -91,10 +91,8 @@ def run_html(summary: Mapping[str, Any]) -> str:
         section("Environment", facts(summary.get("environment", {}))),
     ]
     began = f"from {summary['began'][:16].replace('T', ' ')} UTC · " if "began" in summary else ""
-    subtitle = (
-        f"forebay · {began}{counted(totals['done'] + totals['failed'], unit)} in "
-        f"{duration(totals['elapsed_s'])}"
-    )
+    ended = counted(summary.get("ended", 0), unit)
+    subtitle = f"forebay · {began}{ended} in {duration(summary['totals']['elapsed_s'])}"
     return page(summary["title"], subtitle, sections, summary)
 
 

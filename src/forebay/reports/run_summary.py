@@ -108,7 +108,7 @@ def run_summary(
         "totals": {
             **counts,
             "elapsed_s": significant(elapsed_s, 6),
-            "rate": significant(ended / seconds, 6) if seconds else 0.0,
+            "rate": significant(ended / elapsed_s, 6) if elapsed_s else 0.0,
             "busy_share": significant(min(details.get("busy_s", 0.0) / capacity, 1.0), 4)
             if capacity
             else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,10 @@ import pytest
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
 from forebay.jobs.ledger import snapshot as status
+from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Done, FailedInput, FileChange, Input, OutputFile
-from forebay.jobs.ledger.snapshot import read_failures, read_snapshot
+from forebay.jobs.ledger.snapshot import Snapshot, read_failures, read_snapshot
 
 DRIVER = """
 import sys
@@ -234,3 +236,18 @@ def test_a_ledger_used_from_another_thread_is_our_mistake_not_damage(tmp_path):
         thread.start()
         thread.join()
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "rate"),
+    [
+        (Counts(100, 30, 50), "0.0 inputs/s, unknown left"),  # none has ended yet
+        (Counts(100, 40, 40), "1.0 inputs/s, unknown left"),  # ten of them are done by now
+        (Counts(100, 40, 55), "1.5 inputs/s, unknown left"),  # five others failed meanwhile
+    ],
+)
+def test_failures_of_an_earlier_run_are_no_part_of_the_rate(counts, rate):
+    """They stay failed until they are tried again, with another result or the same."""
+    run = {"began": 0.0, "done": 30, "failed": 50}
+    snapshot = Snapshot(counts, {"run": json.dumps(run)}, Holder("here", 1, "now"))
+    assert snapshot.text(10.0).splitlines()[-1] == rate

@@ -96,9 +96,11 @@ class Snapshot:
             with reading("the run"):
                 run = json.loads(self.meta.get("run", "{}"))
                 elapsed = max(now - float(run.get("began", now)), 1e-9)
-                ended = max(counts.done + counts.failed - int(run.get("done", 0)), 0)
-                rate = ended / elapsed
-                left = duration(counts.todo / rate) if rate and self.is_listed else "unknown"
+                tried = int(run.get("failed", 0))  # which of them it tried again is not known
+                newly_done = counts.done - int(run.get("done", 0))
+                rate = max(newly_done + counts.failed - tried, newly_done, 0) / elapsed
+                is_known = rate and self.is_listed and not tried
+                left = duration(counts.todo / rate) if is_known else "unknown"
             lines.append(f"running: {self.live}")
             lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
         elif counts.todo or not self.is_listed:
