@@ -70,6 +70,12 @@ def test_a_loader() -> None:
     ]
 
 
+def test_a_loader_that_has_just_begun() -> None:
+    """There are no 30 seconds yet of which it could have waited a part."""
+    lines = shown(LOADER | {"waits": "9" * 3, "began": 97.0})
+    assert any(line.endswith("training waited 38% of the last 3 s") for line in lines)
+
+
 def test_a_run() -> None:
     """What `forebay status` tells, and the workers."""
     assert shown(RUN) == [

@@ -104,7 +104,8 @@ def _title(view: View, now: float, signs: Signs) -> str:
 
 
 def _waiting(view: View) -> str:
-    return f"training waited {view.wait_share:.0%} of the last {SECONDS} s"
+    seconds = max(len(view.waits), 1)  # there are no more in the first half minute
+    return f"training waited {view.wait_share:.0%} of the last {seconds} s"
 
 
 def _buffer(view: View, width: int, signs: Signs) -> str:

@@ -86,7 +86,7 @@ class Causes:
                 "unknown",
                 "Why cannot be told: by the recorded times the present settings would come to "
                 f"{short_number(present.rate)} batches/s, and it was "
-                f"{short_number(recorded.rate)}. Ask again later.",
+                f"{short_number(recorded.rate)}.",
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
             self._in_trainer,

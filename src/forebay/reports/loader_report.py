@@ -15,6 +15,7 @@ from forebay.reports.charts import (
     time_ticks,
 )
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
+from forebay.reports.timeline import per_second
 from forebay.units import byte_size, byte_unit, duration, short_number
 
 # Wanted batches above so many times the highest other rate are cut off.
@@ -68,26 +69,13 @@ def _times(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
     return time_ticks(timeline["seconds"] * timeline["columns"])
 
 
-def _lengths(timeline: Mapping[str, Any]) -> list[float]:
-    return [timeline["seconds"]] * (timeline["columns"] - 1) + [timeline["last_seconds"]]
-
-
 def _rates(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
     """Return the chart of batches made, taken and wanted, each second."""
     timeline = summary["timeline"]
-    lengths = _lengths(timeline)
-    # Of a shorter time, a rate says nothing, unless there is no other.
-    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
-    columns = list(
-        zip(timeline["made"], timeline["taken"], timeline["waited_s"], lengths, strict=True)
-    )
-    made = [count / length if length > least else None for count, _, _, length in columns]
-    taken = [count / length if length > least else None for _, count, _, length in columns]
-    wanted = [
-        count / (length - waited) if count and length - waited > least else None
-        for _, count, waited, length in columns
-    ]
-    waits = [100 * waited / length if length > least else None for *_, waited, length in columns]
+    made, taken = (per_second(timeline[name], timeline) for name in ("made", "taken"))
+    unhindered = per_second(timeline["taken"], timeline, timeline["waited_s"])
+    wanted = [each or None for each in unhindered]
+    waits = per_second([100 * each for each in timeline["waited_s"]], timeline)
     known = sorted(each for each in [*made, *taken] if each is not None)
     limit = (known[-1] if known else 1.0) * HEADROOM
     seen = [each for each in wanted if each is not None]

@@ -13,6 +13,7 @@ from forebay.reports.charts import Series, bars_chart, columns_chart, histogram_
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
 from forebay.reports.report_file import write_report
 from forebay.reports.run_summary import run_summary
+from forebay.reports.timeline import per_second
 from forebay.units import counted, duration, short_number
 
 SHOWN_SLOWEST = 10
@@ -116,16 +117,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
 
 def _throughput(summary: Mapping[str, Any]) -> str:
     timeline, unit = summary["timeline"], summary["unit"]
-    lengths = [timeline["seconds"]] * (timeline["columns"] - 1) + [timeline["last_seconds"]]
-    # Of a shorter time, a rate says nothing, unless there is no other.
-    least = 0.2 * timeline["seconds"] if timeline["columns"] > 1 else 0.0
-    done, failed = (
-        [
-            count / length if length > least else None
-            for count, length in zip(timeline[name], lengths, strict=True)
-        ]
-        for name in ("done", "failed")
-    )
+    done, failed = (per_second(timeline[name], timeline) for name in ("done", "failed"))
     series = [Series("done", "ready", done, "area")]
     if any(timeline["failed"]):
         series.append(Series("failed", "wait", failed, "area"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import sub
+from typing import Any
 
 # Columns of a chart.
 MAX_COLUMNS = 160
@@ -49,6 +51,21 @@ def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[floa
         spread[place] = min(excess, lengths[place])
         excess -= spread[place]
     return spread
+
+
+def per_second(
+    counts: Sequence[float], timeline: Mapping[str, Any], left_out: Sequence[float] | None = None
+) -> list[float | None]:
+    """Return counts by column as rates, for the time without the seconds that are left out.
+
+    None where this is much less than a column, unless there is no other: it says nothing.
+    """
+    seconds, columns = timeline["seconds"], timeline["columns"]
+    least = 0.2 * seconds if columns > 1 else 0.0
+    lengths = [seconds] * (columns - 1) + [timeline["last_seconds"]]
+    times = map(sub, lengths, left_out or [0.0] * columns)
+    pairs = zip(counts, times, strict=True)
+    return [count / time if time > least else None for count, time in pairs]
 
 
 def rounded(values: Sequence[float | None], digits: int = 4) -> list[float | None]:
