@@ -187,6 +187,19 @@ def test_a_missing_shard_is_an_error_that_cache_makes_good(pictures):
     assert (folder / "shard-00004.arrow").stat().st_ino == other
 
 
+def test_a_link_to_a_shard_that_is_gone_is_an_error_that_says_what_to_do(pictures):
+    """As on a disk that is not mounted; and following the advice mends it."""
+    _, folder = pictures
+    (folder / "shard-00003.arrow").unlink()
+    (folder / "shard-00003.arrow").symlink_to("nowhere")
+    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 40 shards"):
+        forebay.open_cache(folder)
+    with pytest.raises(forebay.InputError, match=r"shard-00003\.arrow' has 7 .*\n.*Remove it"):
+        make(Pictures(), folder)
+    (folder / "shard-00003.arrow").unlink()
+    assert_same(make(Pictures(), folder)[3], Pictures()[3])
+
+
 def damage_torn(path):
     os.truncate(path, path.stat().st_size // 2)
 

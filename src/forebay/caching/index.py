@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,13 +169,12 @@ class Index:
         Raises:
             InputError: A shard has the wrong size, or belongs to another cache.
         """
-        names = self.plan.names()
+        names, found = self.plan.names(), {}
         with os.scandir(folder) as entries:
-            found = {
-                entry.name: entry.stat().st_size
-                for entry in entries
-                if entry.name.startswith("shard-") and entry.name.endswith(".arrow")
-            }
+            for entry in entries:
+                if entry.name.startswith("shard-") and entry.name.endswith(".arrow"):
+                    with suppress(FileNotFoundError):  # a link to what is no longer there
+                        found[entry.name] = entry.stat().st_size
         lost = []
         for name, size in zip(names, self.sizes, strict=True):
             there = found.pop(name, None)

@@ -15,41 +15,8 @@ from forebay.predicting.bisection import Predicted
 Wait = Callable[[], None]
 
 
-def in_host_memory(
-    outcomes: Iterator[Predicted | Failure],
-    start: Callable[[Any], tuple[Any, Wait] | None] | None = None,
-) -> Iterator[Predicted | Failure]:
-    """Yield outcomes in their order, with outputs on a GPU copied to host memory.
-
-    Such a copy is started, without waiting, when the model has been called, and awaited after the
-    model was called for the next batch. Other outcomes are yielded as they come.
-
-    Args:
-        outcomes: The outcomes of a part.
-        start: Starts to copy outputs; returns the copy and how to wait for it, or None if they are
-            in host memory. None for CUDA.
-    """
-    start = start or copy_from_gpu
-    pending: deque[tuple[Predicted | Failure, Wait | None]] = deque()
-    for outcome in outcomes:
-        copy = start(outcome.outputs) if isinstance(outcome, Predicted) else None
-        if copy is not None and isinstance(outcome, Predicted):
-            outcome = outcome._replace(outputs=copy[0])
-        pending.append((outcome, None if copy is None else copy[1]))
-        while len(pending) > 1 or (pending and pending[0][1] is None):
-            yield _awaited(*pending.popleft())
-    if pending:
-        yield _awaited(*pending.popleft())
-
-
-def _awaited(outcome: Predicted | Failure, wait: Wait | None) -> Predicted | Failure:
-    if wait is not None:
-        wait()
-    return outcome
-
-
 def copy_from_gpu(outputs: Any) -> tuple[Any, Wait] | None:
-    """Start to copy outputs that are on a GPU to page-locked memory."""
+    """Start to copy outputs that are on a GPU to page-locked memory; None if none are."""
     device = next((each.device for each in trees.leaves(outputs) if _is_on_gpu(each)), None)
     if device is None:
         return None
@@ -67,3 +34,36 @@ def _copied(leaf: Any) -> Any:
     if not _is_on_gpu(leaf) or leaf.layout is not torch.strided or leaf.is_nested:
         return leaf
     return leaf.detach().to("cpu", non_blocking=True)
+
+
+def in_host_memory(
+    outcomes: Iterator[Predicted | Failure],
+    start: Callable[[Any], tuple[Any, Wait] | None] = copy_from_gpu,
+) -> Iterator[Predicted | Failure]:
+    """Yield outcomes in their order, with outputs on a GPU copied to host memory.
+
+    Such a copy is started, without waiting, when the model has been called, and awaited after the
+    model was called for the next batch. Other outcomes are yielded as they come.
+
+    Args:
+        outcomes: The outcomes of a part.
+        start: Starts to copy outputs; returns the copy and how to wait for it, or None if they are
+            in host memory.
+    """
+    pending: deque[tuple[Predicted | Failure, Wait | None]] = deque()
+    for outcome in outcomes:
+        wait = None
+        if isinstance(outcome, Predicted) and (copy := start(outcome.outputs)) is not None:
+            outputs, wait = copy
+            outcome = outcome._replace(outputs=outputs)
+        pending.append((outcome, wait))
+        while len(pending) > 1 or (pending and pending[0][1] is None):
+            yield _awaited(*pending.popleft())
+    if pending:
+        yield _awaited(*pending.popleft())
+
+
+def _awaited(outcome: Predicted | Failure, wait: Wait | None) -> Predicted | Failure:
+    if wait is not None:
+        wait()
+    return outcome
