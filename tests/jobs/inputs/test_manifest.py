@@ -395,6 +395,18 @@ def test_a_jsonl_manifest_that_is_wrong_is_refused_with_its_line(folder, content
     assert refused("m.jsonl").startswith(message)
 
 
+@pytest.mark.parametrize("depth", [500, 800, 950, 5000])
+def test_a_value_nested_too_deep_is_refused_with_its_line(folder, depth):
+    """How deep that is depends on Python; what parses it may allow more than what looks at it."""
+    write("m.jsonl", '{"a":1}\n{"a":' + "[" * depth + "]" * depth + "}\n")
+    message = "m.jsonl, line 2: accepted"
+    try:
+        list(list_inputs("m.jsonl"))
+    except InputError as error:
+        message = str(error)
+    assert message.startswith("m.jsonl, line 2")
+
+
 # ---- parquet -----------------------------------------------------------------------------------
 
 

@@ -38,6 +38,8 @@ _PARQUET_BATCH_ROWS = 1024
 _PAGE_ROWS = 64
 # What stands between these rows.
 _MARK = "forebay: the next row"
+# What values raise that JSON in UTF-8 cannot hold, or that are nested too deep to be looked at.
+_UNFIT = (ValueError, TypeError, RecursionError)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 # A Parquet manifest with as many rows is not copied into the ledger.
 IN_PLACE_ROWS = 1 << 16
@@ -95,7 +97,7 @@ class Manifest:
                     for _, values in page
                 ]
                 texts = _encoded(rows)
-            except (ValueError, TypeError):
+            except _UNFIT:
                 texts = []
             if len(texts) == len(page):
                 yield from zip(rows, texts, strict=True)
@@ -113,7 +115,7 @@ class Manifest:
             column = ""
             text = _ENCODER.encode(row)
             text.encode()
-        except (ValueError, TypeError) as error:
+        except _UNFIT as error:
             reason = f"a value that JSON in UTF-8 cannot hold: {error}"
             where = f"{self.name}, {place}" + (f", column {column!r}" if column else "")
             refuse(where, reason, "Fix or remove that value.", error)

@@ -192,8 +192,9 @@ def _steadily(
     while (found := _look(folder, read)) is None:
         if time.monotonic() > deadline:
             raise BusyError(
-                f"the ledger in {folder} is busy: it changed during each attempt to read it, for "
-                f"{duration(_PATIENCE_S)}\n  Nothing is wrong with the run. Try again."
+                f"the ledger in {folder} is busy: a commit was under way during each attempt to "
+                f"read it, for {duration(_PATIENCE_S)}\n  Try again. If the run was stopped within "
+                "a commit, for example by Ctrl-Z, continue it first."
             )
         time.sleep(_PAUSE_S)
     return found
