@@ -496,3 +496,13 @@ def test_a_first_line_of_every_message_is_short(folder):
         assert len(first) <= 100
         assert rest
         assert re.match(r"\S+", first)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_pipe_is_no_manifest(folder: Path, suffix: str) -> None:
+    """To open one waits for a writer, perhaps for ever."""
+    os.mkfifo(f"rows{suffix}")
+    Path(f"null{suffix}").symlink_to("/dev/zero")
+    for name in (f"rows{suffix}", f"null{suffix}"):
+        with pytest.raises(InputError, match=f"{name}: it is a pipe or a device"):
+            list_inputs(name)

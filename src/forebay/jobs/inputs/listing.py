@@ -174,7 +174,7 @@ def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
 def _list_path(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
     try:
-        is_folder = stat.S_ISDIR(os.stat(name).st_mode)
+        mode = os.stat(name).st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if glob.has_magic(name) and not os.path.lexists(name):
             return _list_glob(name, shown)
@@ -183,11 +183,16 @@ def _list_path(name: str) -> Listing:
         else:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
-    if is_folder and os.path.isfile(os.path.join(name, _LEDGER)):
+    if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, _LEDGER)):
         return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
-    if is_folder:
+    if stat.S_ISDIR(mode):
         return list_folder(name)
     if name.lower().endswith(SUFFIXES):
+        if not stat.S_ISREG(mode):  # to open it could take for ever
+            raise InputError(
+                f"{shown}: it is a pipe or a device, and a manifest is read more than once\n"
+                "  Save it as a file."
+            )
         folder = os.path.dirname(name)
         return _rows_of(
             open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
