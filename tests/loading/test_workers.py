@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import os
+from multiprocessing.util import register_after_fork
 
 import pytest
 import torch
@@ -52,7 +54,42 @@ def pids(loader):
     return [pid for ((_, _, pid),) in loader]
 
 
+class Multiprocessed:
+    """A dataset with what `multiprocessing` has to reset after a fork, as its managers do."""
+
+    def __init__(self, context):
+        self.queue = context.Queue()
+        self.queue.put("from the trainer")  # starts its thread, which no fork has
+        assert self.queue.get(timeout=PATIENCE_S) == "from the trainer"
+        self.reset_in = os.getpid()
+        register_after_fork(self, Multiprocessed.reset)
+
+    def reset(self):
+        self.reset_in = os.getpid()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.queue.put(index)
+        return self.reset_in == os.getpid(), multiprocessing.current_process().name
+
+
 # ---- what a worker knows ------------------------------------------------------------------------
+
+
+def test_objects_of_multiprocessing_work_in_a_worker(loader_class):
+    """A manager's connection is not shared with other workers, and what a queue got arrives."""
+    dataset = Multiprocessed(multiprocessing.get_context("fork"))
+    loader = loader_class(
+        dataset, batch_size=2, num_workers=2, collate_fn=as_it_is, multiprocessing_context="fork"
+    )
+    batches = list(loader)
+    assert all(is_reset for batch in batches for is_reset, _ in batch)
+    names = {name for batch in batches for _, name in batch}
+    assert len(names) == 2
+    assert "MainProcess" not in names
+    assert {dataset.queue.get(timeout=PATIENCE_S) for _ in range(4)} == {0, 1, 2, 3}
 
 
 def test_a_worker_knows_its_number_and_its_seed(loader_class):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import multiprocessing.util
 import os
 import pickle
 import select
@@ -29,6 +30,7 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 from forebay.engine.events import Event, TaskFailed, TaskFinished, as_sent
@@ -251,6 +253,10 @@ def _run_worker(
     die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    # What `multiprocessing` does in a child of its own: without it a manager's connection would be
+    # shared by all workers, and a queue would wait for a thread that no fork has.
+    BaseProcess._after_fork()  # type: ignore[attr-defined]
+    multiprocessing.current_process().name = f"Worker-{worker_id}"
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:
@@ -277,6 +283,8 @@ def _run_worker(
             channel.send(portable(bad))
 
     serve(incarnation, worker_id, job, receive, report)
+    # Sends what is left in queues. (Its `_exit_function` would end the driver's other children.)
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
     flush_streams()
     os._exit(0)
 
