@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import multiprocessing.util
 import os
 import pickle
 import select
@@ -30,7 +29,6 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 from forebay.engine.events import Event, TaskFailed, TaskFinished, as_sent
@@ -253,10 +251,7 @@ def _run_worker(
     die_first_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    # What `multiprocessing` does in a child of its own: without it a manager's connection would be
-    # shared by all workers, and a queue would wait for a thread that no fork has.
-    BaseProcess._after_fork()  # type: ignore[attr-defined]
-    multiprocessing.current_process().name = f"Worker-{worker_id}"
+    _begin_as_child(worker_id)
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:
@@ -283,10 +278,24 @@ def _run_worker(
             channel.send(portable(bad))
 
     serve(incarnation, worker_id, job, receive, report)
-    # Sends what is left in queues. (Its `_exit_function` would end the driver's other children.)
-    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        # Sends what is left in queues. Its `_exit_function` would end children of the driver, too.
+        util._run_finalizers()
     flush_streams()
     os._exit(0)
+
+
+def _begin_as_child(worker_id: int) -> None:
+    """Do what `multiprocessing` does in a child of its own, if anything has imported it.
+
+    Otherwise all workers would share the connection of a manager, and a queue would wait for a
+    thread that a fork does not have.
+    """
+    if "multiprocessing.util" in sys.modules:
+        from multiprocessing.process import BaseProcess, current_process
+
+        BaseProcess._after_fork()  # type: ignore[attr-defined]
+        current_process().name = f"Worker-{worker_id}"
 
 
 def flush_streams() -> None:
