@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,10 @@ class Lethal(Noisy):
         self.trace = folder / "died"
 
     def __getitem__(self, index: int) -> Any:
-        if index == self.fatal and get_worker_info() is not None and not self.trace.exists():
-            self.trace.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if index == self.fatal and get_worker_info() is not None:
+            with suppress(FileExistsError):  # another worker may be at the same sample
+                self.trace.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 

@@ -24,6 +24,7 @@ from streams import (
     noisy_collate,
     noisy_convert,
     resumed,
+    until,
 )
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
 
@@ -170,7 +171,7 @@ def test_a_worker_that_kills_itself_changes_nothing(way, tmp_path):
     loader = DataLoader(dataset, batch_size=2, shuffle=True, seed=9, **WAYS[way])
     (batches,) = epochs_of(loader, 1)
     assert dataset.trace.exists()
-    assert loader.statistics().restarts == 1
+    until(lambda: loader.statistics().restarts == 1)  # the batch may be one of the next epoch
     assert_same(batches, expected)
 
 
