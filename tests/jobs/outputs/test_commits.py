@@ -12,6 +12,7 @@ import pytest
 from forebay.engine.commands import DeliverResult, ReportFailure
 from forebay.errors import OutputError
 from forebay.failures import Failure
+from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Input
 from forebay.jobs.outputs import commits as module
 from forebay.jobs.outputs.commits import Commits, settle
@@ -39,6 +40,16 @@ def nothing(_: Any) -> None:
     """Record nothing."""
 
 
+def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
+    """Return commits of which one has published a part of its three files."""
+    ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
+    commits = Commits(ledger, place)
+    commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
+    while not published(place):
+        assert commits.go_on() is None
+    return commits
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputFolder:
     """An output folder; two files are published at a time, once there are three results."""
@@ -52,11 +63,7 @@ def test_files_are_published_in_parts_and_results_are_collected_meanwhile(
 ) -> None:
     """What comes while files are published is in the next commit, failures too."""
     with place.ledger() as ledger:
-        ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
-        commits = Commits(ledger, place)
-        commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
-        while not published(place):
-            assert commits.go_on() is None
+        commits = half_published(ledger, place)
         assert published(place) == ["1.txt", "2.txt"]
         assert commits.due_in() == 0.0
         failure = ReportFailure(5, 1, 0.1, Failure("exception", "ValueError", "no"))
@@ -75,11 +82,7 @@ def test_files_are_published_in_parts_and_results_are_collected_meanwhile(
 def test_close_ends_the_commit_whose_files_are_being_published(place: OutputFolder) -> None:
     """Ctrl-C between two parts loses neither the rest of them nor what came since."""
     with place.ledger() as ledger:
-        ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
-        commits = Commits(ledger, place)
-        commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
-        while not published(place):
-            assert commits.go_on() is None
+        commits = half_published(ledger, place)
         commits.add([staged(place, 4)], nothing)
         assert commits.close() == 4
         commits.finish()
@@ -92,11 +95,7 @@ def test_nothing_is_recorded_after_files_that_could_not_be_published(
 ) -> None:
     """The next run needs the file changes that are left, which the next record would delete."""
     with place.ledger() as ledger:
-        ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
-        commits = Commits(ledger, place)
-        commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
-        while not published(place):
-            assert commits.go_on() is None
+        commits = half_published(ledger, place)
         with monkeypatch.context() as full:
             full.setattr(place, "perform", lambda _: (_ for _ in ()).throw(FULL))
             with pytest.raises(OutputError):
