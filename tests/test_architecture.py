@@ -6,6 +6,7 @@ The checker reads source text, so its own tests hand it made-up files that break
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -130,6 +131,12 @@ def _file_rules(path: str, source: str) -> Iterator[str]:
         yield "has a name that says nothing"
     if not ast.get_docstring(ast.parse(source)):
         yield "has no docstring"
+
+
+def test_every_file_of_the_tests_has_its_own_name() -> None:
+    """pytest imports them by name alone, so two of one name cannot run in one process."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1 and name != "conftest.py"] == []
 
 
 def test_the_source_follows_the_rules() -> None:
