@@ -274,21 +274,22 @@ def test_two_inputs_that_claim_one_name_both_fail(tmp_path, inputs):
     assert opened(output, expected) == members(output)
 
 
-def test_a_changed_input_replaces_its_members(tmp_path, inputs):
+@pytest.mark.parametrize("changed", ["0", "2", "5"], ids=["first", "between", "last"])
+def test_a_changed_input_replaces_its_members(tmp_path, inputs, changed):
     """Its shard is written again without the old ones; the others have another place there."""
     output = tmp_path / "out"
     run(pack_lines, inputs, output)
     assert shards(output) == ["00000.tar"]
-    (inputs / "2.txt").write_text("new\n")
+    (inputs / f"{changed}.txt").write_text("new\n")
     report = run(pack_lines, inputs, output)
-    expected = {name: data for name, data in LINES.items() if not name.startswith("2/")}
-    expected["2/0.txt"] = b"new"
+    expected = {name: data for name, data in LINES.items() if not name.startswith(changed)}
+    expected[f"{changed}/0.txt"] = b"new"
     assert members(output) == expected
     assert opened(output, expected) == expected
     assert shards(output) == ["00001.tar", "00002.tar"]
     assert report.resumed == 5
     with pytest.raises(InputError, match="there is no output"):
-        forebay.open_output(output / "packed" / "2" / "1.txt")
+        forebay.open_output(output / "packed" / changed / "1.txt")
 
 
 def test_an_input_that_is_gone_keeps_its_members(tmp_path, inputs):

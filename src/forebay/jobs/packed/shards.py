@@ -7,8 +7,8 @@
 A shard whose members follow each other without a gap is cut behind the last and gets the end of a
 tar file. One with a gap, because an input was changed or two inputs claimed one name, is copied
 without it, under a new number, and so is one that somebody may still write to. So a published shard
-lists the recorded members, and no others. It is never changed: if a member of it is outdated, it is
-replaced by a copy.
+lists the recorded members, and no others. It is never changed: if a member of it is outdated, also
+the last one, it is replaced by a copy.
 
 After a kill at any point the next run does the same again.
 """
@@ -168,9 +168,11 @@ def _completed(
     except FileNotFoundError:
         raise _damaged(path, "it does not exist") from None
     with file:
-        if os.fstat(file.fileno()).st_size < extent.end:
+        nbytes = os.fstat(file.fileno()).st_size
+        if nbytes < extent.end:
             raise _damaged(path, f"it has fewer than {extent.end:,} bytes")
-        if not is_open and not extent.has_gaps:
+        # If it is longer, outdated members are at its end.
+        if not is_open and not extent.has_gaps and nbytes == extent.end + len(END):
             return number
         if is_open and not extent.has_gaps and _is_unused(file):
             os.ftruncate(file.fileno(), extent.end)
