@@ -322,6 +322,8 @@ def test_a_huge_cell_is_read_and_the_limit_of_csv_stays_the_users(folder):
         ("\n\n", "m.csv: no header\n"),
         ("a,b\n", "m.csv: no rows\n"),
         ("a,b,a\n1,2,3\n", "m.csv: two columns are called 'a'\n"),
+        ('a;b\n1;"2"\n', "m.csv: its header is one column, 'a;b': fields are separated by"),
+        ("a\tb\n1\t2\n", "m.csv: its header is one column, 'a\\tb': fields are separated by"),
         ("a,,c\n1,2,3\n", "m.csv: column 2 has no name\n"),
         ("a, \n1,2\n", "m.csv: column 2 has no name\n"),
         ("a,b\n1,2\n1,2,3\n", "m.csv, line 3: 3 fields where the header has 2\n"),
