@@ -52,6 +52,22 @@ def test_each_field_goes_by_its_rule(make):
     assert make([1, 2], 3) == samples[0], "samples are left alone"
 
 
+def test_by_field_itself_is_no_collate_fn():
+    """It gets the samples where it expects rules."""
+    with pytest.raises(forebay.OptionError, match=r"got a list\n.* makes one: by_field\(image=pad"):
+        next(iter(forebay.DataLoader([{"x": 1}], collate_fn=by_field)))
+
+
+def test_a_field_without_a_rule_needs_one_besides_the_others():
+    """To use the advised rule alone would make the next field the odd one."""
+    samples = [{"a": [1], "b": [1]}, {"a": [1, 2], "b": [1, 2]}]
+    with pytest.raises(forebay.InputError, match=r"by_field\(b=pad\(\)\) .*Keep the other rules"):
+        by_field(a=pad())(samples)
+    with pytest.raises(forebay.InputError, match="by_field") as caught:
+        default(samples)
+    assert "Keep" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_a_tuple_has_its_fields_by_place(kind):
     """And stays what it is, where torch would make a list of it."""

@@ -79,7 +79,8 @@ def default_at(samples: Sequence[Any], path: Path) -> Any:
                 error.add_note(f"forebay.collate: it was raised for field {shown(path)}")
             raise
         misfit = misfit._replace(path=(*path, *misfit.path))
-        raise refusal(misfit, len(samples), _advice(misfit)) from error
+        others = " Keep the other rules of by_field." if path else ""
+        raise refusal(misfit, len(samples), _advice(misfit) + others) from error
 
 
 def _advice(misfit: Misfit) -> str:

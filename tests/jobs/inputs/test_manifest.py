@@ -167,6 +167,9 @@ def test_a_glob_is_sorted_and_leaves_folders_out(folder):
     assert listing.description == "d/*.wav"
     assert sources("d/**/**/*.wav") == ["d/a.wav", "d/b.wav", "d/s/c.wav"]
     assert refused("d/*.mp3").startswith("d/*.mp3: this glob matches nothing\n")
+    with pytest.raises(InputError) as caught:
+        list_inputs("d/*.mp3")
+    assert caught.value.__context__ is None, "one traceback, of this error alone"
     assert refused("d/*.mp3").endswith(" To look in all folders below: 'd/**/*.mp3'.")
     assert "To look in" not in refused("d/**/*.mp3")
     assert refused("d/x*").startswith("d/x*: this glob matches folders only\n")

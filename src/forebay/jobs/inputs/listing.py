@@ -173,11 +173,11 @@ def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
 
 def _list_path(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
+    if glob.has_magic(name) and not os.path.lexists(name):
+        return _list_glob(name, shown)
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if glob.has_magic(name) and not os.path.lexists(name):
-            return _list_glob(name, shown)
         if _is_absent(error):
             reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
         else:
