@@ -128,6 +128,9 @@ def test_a_folder_without_a_run_is_1(tmp_path, command):
     code, _, err = here(command, tmp_path)
     assert code == COULD_NOT_RUN
     assert "not an output folder of forebay's" in err
+    code, _, err = here(command, tmp_path / "typo")
+    assert code == COULD_NOT_RUN
+    assert f"there is no {tmp_path / 'typo'}\n" in err
     assert list(tmp_path.iterdir()) == []
 
 
