@@ -408,5 +408,7 @@ def test_a_folder_that_cannot_be_looked_into_is_left_to_the_listing(monkeypatch,
 
     monkeypatch.setattr(os, "scandir", failing)
     assert local_inputs(tmp_path) == (str(tmp_path),)
-    with pytest.raises(forebay.InputError, match=r"cannot be listed: .*Too many open files"):
+    with pytest.raises(
+        forebay.InputError, match=r"cannot be listed: .*Too many open files(.|\n)*remove the cause"
+    ):
         run(copy, tmp_path, tmp_path / "out", num_workers=0)
