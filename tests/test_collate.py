@@ -52,6 +52,22 @@ def test_each_field_goes_by_its_rule(make):
     assert make([1, 2], 3) == samples[0], "samples are left alone"
 
 
+def test_by_field_itself_is_no_collate_fn():
+    """It gets the samples where it expects rules."""
+    with pytest.raises(forebay.OptionError, match=r"got a list\n.* makes one: by_field\(image=pad"):
+        next(iter(forebay.DataLoader([{"x": 1}], collate_fn=by_field)))
+
+
+def test_a_field_without_a_rule_needs_one_besides_the_others():
+    """To use the advised rule alone would make the next field the odd one."""
+    samples = [{"a": [1], "b": [1]}, {"a": [1, 2], "b": [1, 2]}]
+    with pytest.raises(forebay.InputError, match=r"by_field\(b=pad\(\)\) .*Keep the other rules"):
+        by_field(a=pad())(samples)
+    with pytest.raises(forebay.InputError, match="by_field") as caught:
+        default(samples)
+    assert "Keep" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_a_tuple_has_its_fields_by_place(kind):
     """And stays what it is, where torch would make a list of it."""
@@ -85,7 +101,7 @@ def test_a_rule_for_no_field_is_an_error_that_names_those_there_are(sample):
         ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], "sample 2 .* a dict with 'a', 'b'; in 2 others"),
         ([{"a": 1}, None], "sample 1 of a batch of 2 does not fit: it is None"),
         ([(1, 2), (1, 2), (1,)], "sample 2 .* a tuple of 1; in 2 others it is a tuple of 2"),
-        ([3, 4], "it is a int in all 2 samples"),
+        ([3, 4], "a batch of 2 cannot be made: every sample is an int"),
     ],
 )
 def test_samples_with_other_fields_are_named(samples, words):
@@ -135,8 +151,34 @@ def test_default_names_what_torch_does_not(odd, usual, words, advice):
 
 def test_default_says_what_nothing_stacks():
     """All samples alike, and none of a type that torch knows."""
-    with pytest.raises(forebay.InputError, match=r"field \[1\] is None in all 2 samples"):
+    with pytest.raises(forebay.InputError, match=r"made: field \[1\] of every sample is None"):
         default([(1, None), (2, None)])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.datetime64("2026-01-01"),
+        np.array(["2026-01-01"], "M8[D]"),
+        np.ones(2, ">f4"),
+        np.ones(1, [("a", "i4")]),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=["date", "dates", "byte order", "structured", "sparse"],
+)
+def test_a_dtype_that_torch_cannot_stack_is_named_with_its_field(value):
+    """torch's error says what it was, not where."""
+    with pytest.raises(forebay.InputError, match=r"made: field x of every sample is an? "):
+        default([{"x": value}, {"x": value}])
+
+
+def test_a_dataclass_is_collated_as_the_message_says():
+    """torch does not know them; any field's rule is enough."""
+    samples = [Record(ones(2), 1), Record(ones(2), 2)]
+    with pytest.raises(forebay.InputError, match=r"Use collate_fn=by_field\(FIELD=default\) to"):
+        default(samples)
+    batch = by_field(image=default)(samples)
+    assert (batch.image.shape, batch.label.tolist()) == ((2, 2), [1, 2])
 
 
 class Sizes(Dataset):

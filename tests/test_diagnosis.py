@@ -524,6 +524,8 @@ def test_only_what_followed_the_last_change_of_the_workers_counts():
         changed_at = loader._trace.steps[-40].asked_at
         loader._trace.decisions.append((changed_at, "one worker more"))
         assert LEAST_STEPS < loader.diagnose().evidence["steps"] < before
+        loader._trace.decisions.append((loader._trace.steps[-5].asked_at, "and one more"))
+        assert "steps were measured since the number of workers changed" in str(loader.diagnose())
 
 
 def test_a_loader_with_auto_can_be_asked():

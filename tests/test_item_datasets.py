@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import torch
@@ -232,6 +233,20 @@ def test_ids_without_labels_are_counted_at_once():
     """Not in the middle of an epoch."""
     with pytest.raises(forebay.InputError, match="2 of 3 IDs have no label; the first is 'b'"):
         forebay.from_ids(["a", "b", "c"], str.upper, {"a": 1})
+
+
+def test_labels_whose_keys_are_of_another_type_are_shown():
+    """IDs of a table are often numbers, and labels from JSON have strings as keys."""
+    with pytest.raises(forebay.InputError, match="There are 2 labels, the first of them for '1'"):
+        forebay.from_ids([1, 2], str, {"1": 0, "2": 1})
+
+
+def test_a_series_is_no_mapping_but_its_index_may_hold_the_ids():
+    """`dict(zip(ids, labels))` alone would give each ID the label of another."""
+    labels = pandas.Series({"b": 1, "a": 0})
+    with pytest.raises(forebay.OptionError, match=r"the IDs as its index: labels.to_dict\(\)"):
+        forebay.from_ids(["a", "b"], str.upper, labels)
+    assert list(forebay.from_ids(["a", "b"], str.upper, labels.to_dict())) == [("A", 0), ("B", 1)]
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,11 @@ def test_a_rule_for_one_field_packs_that_field_alone():
         ([b"a", np.zeros(2, np.int16)], r"it is an array of shape \(2,\), int16"),
         ([{"a": b"a"}, {"b": b"a"}], "sample 1 .*: it is a dict with 'b'; in 1 other"),
         ([{"a": None}, {"a": b"a"}], "sample 0 .*: field a is None"),
-        (["a.jpg", "b.jpg"], "it is a str, without encoded bytes, in all 2 samples"),
-        ([(ones(3), 1)], "it is a tuple of 2, without encoded bytes, in all 1 samples"),
+        (["a.jpg", "b.jpg"], "every sample is a str, without encoded bytes"),
+        (
+            [(ones(3), 1)],
+            "of 1 cannot be made: every sample is a tuple of 2, without encoded bytes",
+        ),
     ],
 )
 def test_what_is_not_encoded_is_named(samples, words):

@@ -94,10 +94,21 @@ def test_what_cannot_be_padded_is_named(samples, words):
     assert words in str(caught.value).splitlines()[0]
 
 
+@pytest.mark.parametrize(
+    "samples", [[(ones(2), 1)] * 2, [{"x": ones(2)}] * 2], ids=["tuple", "dict"]
+)
+def test_the_way_to_pad_a_field_is_named(samples):
+    """The first thing to try with a sequence and its label is pad() alone."""
+    with pytest.raises(forebay.InputError, match=r"by_field\(NAME=pad\(\)\), or by_field\(\{INDEX"):
+        pad()(samples)
+
+
 @pytest.mark.parametrize("asked", [{"lengths": True}, {"multiple_of": 8}], ids=str)
 def test_too_few_dimensions_are_said(asked):
     """A number has no length."""
-    with pytest.raises(forebay.InputError, match="a batch cannot be made: it is a tensor of shape"):
+    with pytest.raises(
+        forebay.InputError, match="a batch of 2 cannot be made: every sample is a tensor of"
+    ):
         pad(**asked)([ones(()), ones(())])
 
 

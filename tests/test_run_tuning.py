@@ -99,3 +99,5 @@ def test_other_strings_are_refused():
     """Only one of them is a number of workers."""
     with pytest.raises(forebay.OptionError, match="num_workers='many' is not valid"):
         PreprocessOptions(num_workers=workers_of_run("many", "process"))
+    with pytest.raises(forebay.OptionError, match="num_workers='2' is not valid; it must be 0, 1"):
+        forebay.DataLoader([1], num_workers="2")

@@ -89,8 +89,9 @@ def cache(
             continued keeps its size.
 
     Returns:
-        The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type; a
-        tensor is contiguous, in memory that it shares with the file until it is written to.
+        The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,
+        but a NumPy string is read as a str or bytes; a tensor is contiguous, in memory that it
+        shares with the file until it is written to.
 
     Raises:
         OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.

@@ -7,21 +7,25 @@ run or was stopped early, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import signal
 import sys
-import time
+import traceback
 from typing import Any, NoReturn
 
 import click
 
 from forebay import __version__
 from forebay import cli_options as options
-from forebay.cli_look import compare_command, top_command
-from forebay.errors import BusyError, ForebayError, OptionError, printable
-from forebay.failures import Failure
+from forebay.cli_look import (
+    INTERRUPTED,
+    compare_command,
+    failures_command,
+    status_command,
+    top_command,
+)
+from forebay.errors import ForebayError, OptionError
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
 from forebay.jobs.ledger.packed_members import read_shards
@@ -33,12 +37,12 @@ from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
-from forebay.sample_ranges import look_at_run, verb_of
+from forebay.sample_ranges import verb_of
 from forebay.units import counted
 
-DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
-# Interval of `status --watch` in seconds.
-WATCH_S = 2.0
+DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
+# The commands that continue when they are given again after Ctrl-C.
+_CONTINUED = ("preprocess", "predict", "retry")
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
 # The options of `retry` that do not apply to it.
@@ -210,48 +214,6 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     return FAILURES if report.failed else DONE
 
 
-@cli.command("status")
-@click.argument("output", type=options.PATH)
-@click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
-def status_command(output: str, watch: bool) -> int:
-    """Show how far the run in OUTPUT is, also while it runs."""
-    shown = ""
-    while True:
-        try:
-            with look_at_run(output) as (snapshot, _):
-                text = snapshot.text(time.time())
-            if text != shown:
-                if watch:
-                    click.clear()  # does nothing if the output is not a terminal
-                click.echo(text)
-            shown = text
-            if not watch or snapshot.live is None:
-                return DONE
-        except BusyError:
-            if not watch:
-                raise
-        try:
-            time.sleep(WATCH_S)
-        except KeyboardInterrupt:  # Ctrl-C ends the display; the run is another process
-            return INTERRUPTED
-
-
-@cli.command("failures")
-@click.argument("output", type=options.PATH)
-@click.option("--traceback", is_flag=True, help="With the frames of each.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def failures_command(output: str, traceback: bool, as_json: bool) -> int:
-    """List the failed inputs or samples of OUTPUT, also while it runs."""
-    with look_at_run(output) as (snapshot, failures):
-        for failure in failures:
-            click.echo(_as_json(failure) if as_json else str(failure))
-            if traceback and not as_json:
-                rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
-                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
-    click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
-    return DONE
-
-
 @cli.command("verify")
 @click.argument("output", type=options.PATH)
 def verify_command(output: str) -> int:
@@ -284,8 +246,8 @@ def verify_command(output: str) -> int:
     return DONE if result.is_sound and not lost else FAILURES
 
 
-cli.add_command(top_command)
-cli.add_command(compare_command)
+for command in (status_command, failures_command, top_command, compare_command):
+    cli.add_command(command)
 
 
 def main() -> NoReturn:
@@ -295,9 +257,9 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo(
-            "forebay: interrupted; completed work is kept, the same command continues", err=True
-        )
+        continued = "; completed work is kept, the same command continues"
+        is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
+        click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -305,7 +267,20 @@ def main() -> NoReturn:
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
         code = USAGE if isinstance(error, OptionError) else COULD_NOT_RUN
+    except OSError as error:
+        if not _is_of_stdout(error):
+            raise
+        click.echo(f"forebay: cannot write to stdout: {error.strerror}", err=True)
+        # What is left in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = COULD_NOT_RUN
     sys.exit(code)
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether writing to stdout failed: everything is printed by click's `echo`."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return innermost.f_code is click.echo.__code__
 
 
 def _let_stdout_take_all() -> None:
@@ -341,8 +316,3 @@ def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:
         f"retry loads no code because a folder names it: give it the {' and '.join(_RETRIED[verb])}"
         f" of the earlier run\n{recorded}  {shlex.join(['forebay', 'retry', output, *wanted])}"
     )
-
-
-def _as_json(failure: Failure) -> str:
-    names = ("source", "kind", "error", "message", "traceback", "attempts", "seconds")
-    return json.dumps({name: getattr(failure, name) for name in names})

@@ -1,7 +1,8 @@
-"""Commands that only look: top, compare."""
+"""Commands that only look: status, failures, top, compare."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -11,14 +12,61 @@ from functools import partial
 import click
 
 from forebay import cli_options as options
-from forebay.errors import OptionError, one_line
+from forebay.errors import BusyError, OptionError, one_line, printable
+from forebay.failures import Failure
 from forebay.live.top_display import live_views, signs_for, text_of, watch
 from forebay.live.top_screen import Signs
 from forebay.reports.comparison import compare
 from forebay.sample_ranges import look_at_run
+from forebay.units import counted
 
+INTERRUPTED = 130
+# Interval of `status --watch` in seconds.
+WATCH_S = 2.0
 # Columns of a text that goes to a file.
 PLAIN_COLUMNS = 110
+
+
+@click.command("status")
+@click.argument("output", type=options.PATH)
+@click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
+def status_command(output: str, watch: bool) -> int:
+    """Show how far the run in OUTPUT is, also while it runs."""
+    shown = ""
+    while True:
+        try:
+            with look_at_run(output) as (snapshot, _):
+                text = snapshot.text(time.time())
+            if text != shown:
+                if watch:
+                    click.clear()  # does nothing if the output is not a terminal
+                click.echo(text)
+            shown = text
+            if not watch or snapshot.live is None:
+                return 0
+        except BusyError:
+            if not watch:
+                raise
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:  # Ctrl-C ends the display; the run is another process
+            return INTERRUPTED
+
+
+@click.command("failures")
+@click.argument("output", type=options.PATH)
+@click.option("--traceback", is_flag=True, help="With the frames of each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def failures_command(output: str, traceback: bool, as_json: bool) -> int:
+    """List the failed inputs or samples of OUTPUT, also while it runs."""
+    with look_at_run(output) as (snapshot, failures):
+        for failure in failures:
+            click.echo(_as_json(failure) if as_json else str(failure))
+            if traceback and not as_json:
+                rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
+                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
+    click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
+    return 0
 
 
 @click.command("top")
@@ -77,3 +125,8 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
         )
     with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]
+
+
+def _as_json(failure: Failure) -> str:
+    names = ("source", "kind", "error", "message", "traceback", "attempts", "seconds")
+    return json.dumps({name: getattr(failure, name) for name in names})

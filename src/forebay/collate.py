@@ -102,6 +102,11 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
     Raises:
         OptionError: There is no rule, a field has two, or a rule cannot be called.
     """
+    if not isinstance(rules, Mapping | None):
+        raise OptionError(
+            f"by_field takes a rule for each field; got a {type(rules).__name__}\n"
+            "  by_field is not a collate_fn itself but makes one: by_field(image=pad())."
+        )
     unnamed = dict(rules or {})
     twice = sorted(unnamed.keys() & named.keys())
     if twice:

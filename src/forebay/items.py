@@ -27,7 +27,7 @@ from forebay.jobs.inputs.row_paths import located, path_in
 from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_memory_table, read_table
 from forebay.observe.notebook_html import summary
 from forebay.packed import PackedSequence
-from forebay.units import byte_size
+from forebay.units import byte_size, counted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -260,14 +260,18 @@ def from_ids(
     if not isinstance(labels, Mapping):
         raise OptionError(
             "labels must be a mapping from ID to label, or a function; got "
-            f"{type(labels).__name__}\n  For a list in the IDs' order: dict(zip(ids, labels))."
+            f"{type(labels).__name__}\n  For a list in the IDs' order: dict(zip(ids, labels)). "
+            "For a pandas Series with the IDs as its index: labels.to_dict()."
         )
     missing = sum(item not in labels for item in items)
     if missing:
         first = next(item for item in items if item not in labels)
+        known = f"There {'is' if len(labels) == 1 else 'are'} {counted(len(labels), 'label')}"
+        if labels:  # shows whether the keys are, for example, strings where the IDs are numbers
+            known += f", the first of them for {next(iter(labels))!r}"
         raise InputError(
             f"from_ids: {missing:,} of {len(items):,} IDs have no label; the first is {first!r}\n"
-            f"  There are {len(labels):,} labels. Leave those IDs out, or give them labels."
+            f"  {known}. Leave those IDs out, or give them labels."
         )
     return ItemDataset(items, load, PackedSequence(labels[item] for item in items))
 

@@ -224,8 +224,11 @@ class AutoWorkers(int):
 
 
 def checked_workers(num_workers: Any) -> Any:
-    """Return `AutoWorkers` for "auto", and any other value unchanged, for torch to check."""
-    return AutoWorkers() if isinstance(num_workers, str) and num_workers == "auto" else num_workers
+    """Return `AutoWorkers` for "auto", and any number unchanged, for torch to check."""
+    if not isinstance(num_workers, str):
+        return num_workers
+    _check(num_workers == "auto", "num_workers", num_workers, "0, 1, 2, … or 'auto'")
+    return AutoWorkers()
 
 
 def workers_of_run(num_workers: Any, backend: str | Ray) -> Any:

@@ -50,7 +50,12 @@ def byte_unit(nbytes: float) -> tuple[str, float]:
 def counted(number: float, noun: str) -> str:
     """Return a count with its noun: "1 input", "1,000 inputs", "1.5 cores"."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{shown} {noun}{'s' * (number != 1)}"
+    return f"{shown} {noun_for(number, noun)}"
+
+
+def noun_for(number: float, noun: str) -> str:
+    """Return a noun as it is after a number: "input", "inputs"."""
+    return noun + "s" * (number != 1)
 
 
 def short_number(value: float) -> str:

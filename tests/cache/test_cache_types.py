@@ -166,6 +166,15 @@ def test_what_cannot_be_given_back_is_refused(make, words, tmp_path):
     assert "sample 0: " in str(caught.value) and words in str(caught.value)
 
 
+def test_numpys_strings_become_those_of_python(tmp_path):
+    """Their dtype has a length, which differs from sample to sample; the column has none."""
+    words = ["a", "longer", "", "grüße"]
+    dataset = Made(lambda i: (np.str_(words[i]), np.bytes_(words[i].encode())), 4)
+    found = list(forebay.cache(dataset, tmp_path, num_workers=0, progress=False))
+    assert found == [(word, word.encode()) for word in words]
+    assert {(type(word), type(data)) for word, data in found} == {(str, bytes)}
+
+
 UNLIKE = {
     "type": (lambda i: i if i else 0.5, "is of type int here and of type float in other samples"),
     "dtype": (
@@ -173,8 +182,8 @@ UNLIKE = {
         "a torch tensor of float64 here and a torch tensor of float32",
     ),
     "strings of NumPy": (
-        lambda i: np.str_("ab" if i else "a"),
-        "a NumPy string of <U2 here and a NumPy string of <U1 in other samples; make a str",
+        lambda i: np.array(["ab" if i else "a"]),
+        "a NumPy array of <U2 here and a NumPy array of <U1 in other samples; use one length",
     ),
     "keys": (lambda i: {"a": 1, "b": 2} if i else {"a": 1}, "has the keys ['a', 'b'] here"),
     "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),

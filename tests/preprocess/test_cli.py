@@ -38,7 +38,7 @@ from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 
-DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
+DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 @pytest.fixture
@@ -128,6 +128,9 @@ def test_a_folder_without_a_run_is_1(tmp_path, command):
     code, _, err = here(command, tmp_path)
     assert code == COULD_NOT_RUN
     assert "not an output folder of forebay's" in err
+    code, _, err = here(command, tmp_path / "typo")
+    assert code == COULD_NOT_RUN
+    assert f"there is no {tmp_path / 'typo'}\n" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -362,6 +365,39 @@ def test_status_can_be_watched_until_the_run_ends(tmp_path):
     code, out, err = finish(watch)
     assert (code, err) == (DONE, "")
     assert out.endswith("4 of 4 inputs done, 0 failed, 0 to do\nfinished\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status", "failures", "verify", "top --once", "--help"])
+def test_a_full_disk_under_stdout_is_a_message(inputs, output, command):
+    """As other programs report it, without a traceback."""
+    preprocess("fail_odd", inputs, output)
+    name, *options = command.split()
+    place = [output] if name in ("status", "failures", "verify") else []
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay", name, *place, *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "forebay: cannot write to stdout: No space left on device\n"
+    assert done.returncode == COULD_NOT_RUN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status", "failures", "verify"])
+def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command):
+    """There is no work of its own that the same command would continue."""
+    program = (
+        "from forebay import cli, cli_look\n"
+        "def interrupted(_): raise KeyboardInterrupt\n"
+        "cli.look_at = cli_look.look_at_run = interrupted\n"
+        "cli.main()"
+    )
+    code, _, err = finish(start(command, tmp_path, program=("-c", program)))
+    assert (code, err.strip()) == (INTERRUPTED, "forebay: interrupted")
 
 
 # ---- retry --------------------------------------------------------------------------------------

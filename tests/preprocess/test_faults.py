@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import textwrap
@@ -17,6 +18,7 @@ import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
 from forebay.jobs import preprocess_job as work
+from forebay.jobs.outputs.output_places import local_inputs
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0
@@ -396,3 +398,17 @@ def test_a_fault_mended_is_a_failure_gone(inputs, tmp_path):
     assert (first.failed, second.failed, second.resumed) == (1, 0, 11)
     assert (tmp_path / "out" / "0005.txt").read_text() == "whole fine"
     assert run(copy, inputs, tmp_path / "other").done == 12
+
+
+def test_a_folder_that_cannot_be_looked_into_is_left_to_the_listing(monkeypatch, tmp_path):
+    """With too many open files, say: the listing's error is one of forebay's own."""
+
+    def failing(path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    assert local_inputs(tmp_path) == (str(tmp_path),)
+    with pytest.raises(
+        forebay.InputError, match=r"cannot be listed: .*Too many open files(.|\n)*remove the cause"
+    ):
+        run(copy, tmp_path, tmp_path / "out", num_workers=0)

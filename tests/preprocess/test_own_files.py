@@ -326,7 +326,7 @@ def test_folders_that_a_restart_leaves_empty_go_too(three, output):
     flat = {"0000": ["f0"], "0001": ["f1"], "0002": ["f2"]}
     report = run(partial(claim, flat), three, output, resume=False)
     assert (report.done, report.failed) == (2, 1)
-    assert "exists already as a folder" in report.failures[0].message
+    assert "exists already as a folder\n" in report.failures[0].message
     assert published(output) == {"f0": b"0000", "f1": b"0001", "f2/notes": b"mine"}
 
 

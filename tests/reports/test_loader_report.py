@@ -106,6 +106,14 @@ def filled(monkeypatch, seconds, num_workers, steps=20_000) -> Trace:
     return trace
 
 
+@pytest.mark.parametrize(("num_workers", "noun"), [(1, "worker"), (2, "workers")])
+def test_one_worker_is_not_workers(monkeypatch, num_workers, noun) -> None:
+    """Each figure has its noun below it."""
+    summary = summary_of(filled(monkeypatch, 60, num_workers, steps=30), verdict="", now=60.0)
+    text = check_self_contained(loader_html(summary)).text
+    assert text[text.index(noun) - 1] == str(num_workers)
+
+
 def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
     """Under 300 KB, and 256 workers share 32 lanes."""
     trace = filled(monkeypatch, 7 * 86_400, num_workers=256)

@@ -113,6 +113,7 @@ def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     given = {"batch_size": "4", "num_workers": "1" if makes else "0", "part_size": "16"}
     assert given.items() <= summary["settings"].items()
     assert summary["settings"]["device"] == "None"
+    assert ("worker" in check_self_contained((tmp_path / "run.html").read_text()).text) == makes
     assert "samples 0 to 15" in {name for _, name in summary["slowest"]}
 
 

@@ -47,6 +47,8 @@ _TORCH: dict[str, tuple[str, int]] = {
 }
 _NAMES = {getattr(torch, name): name for name in _TORCH if hasattr(torch, name)}
 _SCALARS = {int: "int", float: "float", bool: "bool", bytes: "bytes", type(None): "none"}
+# NumPy's scalar strings have a length in their dtype, which differs from sample to sample.
+_BUILTIN: dict[type, type] = {np.str_: str, np.bytes_: bytes}
 _KINDS = frozenset(["tensor", "array", "number", "str", *_SCALARS.values()])
 _ARRAYS = frozenset("biufcmMSU")  # kinds of dtypes whose values are plain bytes
 
@@ -93,11 +95,11 @@ def spec_of(value: Any) -> Spec:
     Raises:
         MisfitError: A cache cannot restore it.
     """
-    kind = type(value)
+    kind = _BUILTIN.get(type(value), type(value))
     if kind is torch.Tensor:
         return _tensor_spec(value)
-    if kind is np.ndarray or kind is np.memmap or isinstance(value, np.generic):
-        what = "number" if isinstance(value, np.generic) else "array"
+    if kind is np.ndarray or kind is np.memmap or issubclass(kind, np.generic):
+        what = "number" if issubclass(kind, np.generic) else "array"
         if value.dtype.kind not in _ARRAYS or value.dtype.itemsize == 0:
             raise MisfitError(f"is a NumPy {what} of dtype {value.dtype}; use a numeric dtype")
         return Spec(what, value.dtype.str, value.shape)
@@ -146,7 +148,7 @@ def widened(old: Spec, new: Spec) -> Spec:
         return replace(old, shape=None)
     advice = "return the same type for all"
     if {old.dtype[1:2], new.dtype[1:2]} <= {"U", "S"}:  # NumPy's types of strings have a length
-        advice = "make a str or bytes of each NumPy string: these may have any length"
+        advice = "use one length for all: array.astype('U20')"
     raise MisfitError(f"is {described(new)} here and {described(old)} in other samples; {advice}")
 
 
@@ -154,8 +156,7 @@ def described(spec: Spec) -> str:
     """Return a description of a spec for messages."""
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
-        kind = "string" if spec.kind == "number" and spec.dtype[1] in "US" else spec.kind
-        return f"a {library} {kind} of {spec.dtype}"
+        return f"a {library} {spec.kind} of {spec.dtype}"
     return f"of type {spec.kind}"
 
 

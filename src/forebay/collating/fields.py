@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from forebay.collating.misfits import Misfit, Path, described, odd_one, refusal, shown
+from forebay.collating.misfits import Misfit, Path, described, named, odd_one, refusal, shown
 from forebay.collating.rules import Collation, Rule, applied, default
 from forebay.errors import OptionError
 
@@ -71,10 +71,10 @@ def _described_fields(sample: Any) -> str:
     if fields is None:
         return described(sample, exactly=False)
     if isinstance(sample, Mapping):
-        return f"a {type(sample).__name__} with {', '.join(sorted(map(repr, fields)))}"
+        return f"{named(sample)} with {', '.join(sorted(map(repr, fields)))}"
     if 0 in fields or not fields:
-        return f"a {type(sample).__name__} of {len(fields)}"
-    return f"a {type(sample).__name__}"
+        return f"{named(sample)} of {len(fields)}"
+    return named(sample)
 
 
 def _rebuilt(sample: Any, batches: dict[Any, Any]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,12 +59,15 @@ def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
 
 def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
     """Return the error that names a misfit; `advice` says what to do, in whole sentences."""
-    field = f"field {shown(misfit.path)}" if misfit.path else "it"
+    field = f"field {shown(misfit.path)}" if misfit.path else ""
     if misfit.place is None:
-        first = f"a batch cannot be made: {field} is {misfit.what} in all {batch_size} samples"
+        whose = f"{field} of every sample" if field else "every sample"
+        first = f"a batch of {batch_size} cannot be made: {whose} is {misfit.what}"
         place = ""
     else:
-        first = f"sample {misfit.place} of a batch of {batch_size} does not fit: {field} is "
+        first = (
+            f"sample {misfit.place} of a batch of {batch_size} does not fit: {field or 'it'} is "
+        )
         first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
         place = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
     return InputError(f"{first}\n{place}  The batch was not made. {advice}")
@@ -97,12 +101,20 @@ def described(value: Any, exactly: bool = True) -> str:
         return f"an array of shape {value.shape}{dtype}"
     if isinstance(value, Mapping):
         keys = ", ".join(repr(key) for key in value)
-        return f"a {type(value).__name__} with {keys or 'no keys'}"
+        return f"{named(value)} with {keys or 'no keys'}"
+    if is_dataclass(value):
+        return f"{named(value)}, a dataclass"
     if isinstance(value, int | float | np.number) and not exactly:
         return "a number"
     if isinstance(value, Sequence) and not isinstance(value, _TEXTS):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{named(value)} of {len(value)}"
+    return "None" if value is None else named(value)
+
+
+def named(value: Any) -> str:
+    """Return the name of a value's type with its article: "a str", "an int"."""
+    name = type(value).__name__
+    return f"a{'n' * name.lower().startswith(tuple('aeiou'))} {name}"
 
 
 def find(samples: Sequence[Any]) -> Misfit | None:
@@ -120,10 +132,8 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
     elif isinstance(first, Sequence) and not isinstance(first, _TEXTS):
         names = getattr(first, "_fields", None)
         keys, get = list(names or range(len(first))), getattr if names else _get
-    elif isinstance(first, _COLLATED):
-        # default_collate only accepts arrays of numbers.
-        odd = isinstance(first, np.ndarray) and first.dtype.kind not in "biufc"
-        return Misfit(path, None, described(first), "") if odd else None
+    elif isinstance(first, _COLLATED) and _is_stacked(first):
+        return None
     else:
         return Misfit(path, None, described(first), "")
     for key in keys:
@@ -132,6 +142,18 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
         if misfit is not None:
             return misfit
     return None
+
+
+def _is_stacked(value: Any) -> bool:
+    """Whether default_collate can stack values of this type and dtype."""
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_nested
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, _TEXTS):
+        try:
+            torch.as_tensor(np.zeros(0, value.dtype))
+        except (TypeError, ValueError):  # such as dates, and the other byte order
+            return False
+    return True
 
 
 def _unordered(value: Any) -> Any:

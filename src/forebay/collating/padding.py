@@ -177,4 +177,8 @@ def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
 
 
 def _no_tensor(odd: Misfit, count: int) -> InputError:
-    return refusal(odd, count, "pad() takes dense tensors, arrays and sequences of numbers.")
+    advice = (
+        "pad() takes dense tensors, arrays and sequences of numbers. To pad a field of a sample: "
+        "by_field(NAME=pad()), or by_field({INDEX: pad()}) for a tuple."
+    )
+    return refusal(odd, count, advice)

@@ -79,13 +79,16 @@ def default_at(samples: Sequence[Any], path: Path) -> Any:
                 error.add_note(f"forebay.collate: it was raised for field {shown(path)}")
             raise
         misfit = misfit._replace(path=(*path, *misfit.path))
-        raise refusal(misfit, len(samples), _advice(misfit)) from error
+        others = " Keep the other rules of by_field." if path else ""
+        raise refusal(misfit, len(samples), _advice(misfit) + others) from error
 
 
 def _advice(misfit: Misfit) -> str:
     rules = {"as_list": "to keep a list"}
     if misfit.place is not None and misfit.what.startswith(("a tensor", "an array", "a list")):
         rules = {"pad()": "to pad to the largest shape", **rules}
+    if misfit.place is None and misfit.what.endswith("a dataclass"):
+        rules = {"by_field(FIELD=default)": "to stack its fields (FIELD: any of them)", **rules}
     ways = " or ".join(f"{_rule_at(misfit.path, rule)} {why}" for rule, why in rules.items())
     return f"Use collate_fn={ways}; these are in forebay.collate."
 

@@ -206,9 +206,10 @@ def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
 def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
     """Return why the user of a loader waits."""
     steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
+    since = ""
     if trace.decisions:  # with another number of workers before
-        since = trace.decisions[-1][0]
-        steps = [each for each in steps if each.asked_at >= since]
-        batches = [each for each in batches if each.ended_at - each.seconds >= since]
+        since, began = " since the number of workers changed", trace.decisions[-1][0]
+        steps = [each for each in steps if each.asked_at >= began]
+        batches = [each for each in batches if each.ended_at - each.seconds >= began]
     slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup, slowest, pressure())
+    return diagnose(steps, batches, setup, slowest, pressure(), since)

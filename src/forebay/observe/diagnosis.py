@@ -81,6 +81,7 @@ def diagnose(
     setup: Setup,
     slowest: SlowSample | None = None,
     witnesses: Mapping[str, float] | None = None,
+    since: str = "",
 ) -> Diagnosis:
     """Return why training waits.
 
@@ -90,13 +91,14 @@ def diagnose(
         setup: How the loader that they are from is set up.
         slowest: The slowest sample, if it is known.
         witnesses: Further numbers for the evidence; they decide nothing.
+        since: What the records begin after, such as " since a change"; "" for the beginning.
     """
     recorded = recorded_work(steps, batches, setup.num_workers)
     if recorded is None or recorded.steps < LEAST_STEPS:
         count = 0 if recorded is None else recorded.steps
         why = (
-            f"There is too little to judge by: {count} steps were measured, and it takes "
-            f"{LEAST_STEPS}. Ask again later."
+            f"There is too little to judge by: {count} steps were measured{since}, and it "
+            f"takes {LEAST_STEPS}. Ask again later."
         )
         rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
         return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)

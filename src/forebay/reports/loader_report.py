@@ -16,7 +16,7 @@ from forebay.reports.charts import (
 )
 from forebay.reports.html_page import facts, page, paragraph, section, table, tiles, verdict_box
 from forebay.reports.timeline import per_second
-from forebay.units import byte_size, byte_unit, duration, short_number
+from forebay.units import byte_size, byte_unit, duration, noun_for, short_number
 
 # Wanted batches above so many times the highest other rate are cut off.
 HEADROOM = 1.6
@@ -56,11 +56,11 @@ def _figures(totals: Mapping[str, Any]) -> str:
         ("batches taken", f"{totals['taken']:,}"),
         ("median wait", duration(totals["wait_p50_s"])),
         ("99% of waits are shorter", duration(totals["wait_p99_s"])),
-        ("workers", f"{totals['num_workers']:,}"),
+        (noun_for(totals["num_workers"], "worker"), f"{totals['num_workers']:,}"),
     ]
     for name, singular in (("restarts", "restart"), ("failures", "skipped sample")):
         if totals[name]:
-            figures.append((f"{singular}{'s' * (totals[name] != 1)}", f"{totals[name]:,}"))
+            figures.append((noun_for(totals[name], singular), f"{totals[name]:,}"))
     return tiles(figures)
 
 

@@ -14,7 +14,7 @@ from forebay.reports.html_page import facts, page, paragraph, section, table, ti
 from forebay.reports.report_file import write_report
 from forebay.reports.run_summary import run_summary
 from forebay.reports.timeline import per_second
-from forebay.units import counted, duration, short_number
+from forebay.units import counted, duration, noun_for, short_number
 
 SHOWN_SLOWEST = 10
 
@@ -108,7 +108,7 @@ def _figures(summary: Mapping[str, Any]) -> str:
         figures.append(("of them done earlier", f"{totals['resumed']:,}"))
     figures.append(("in all", duration(totals["elapsed_s"])))
     if summary.get("num_workers"):
-        figures.append(("workers", f"{summary['num_workers']:,}"))
+        figures.append((noun_for(summary["num_workers"], "worker"), f"{summary['num_workers']:,}"))
         figures.append(("of their time at work", f"{totals['busy_share']:.0%}"))
     if summary.get("retries"):
         figures.append(("attempts repeated", f"{summary['retries']:,}"))

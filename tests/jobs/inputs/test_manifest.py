@@ -167,6 +167,9 @@ def test_a_glob_is_sorted_and_leaves_folders_out(folder):
     assert listing.description == "d/*.wav"
     assert sources("d/**/**/*.wav") == ["d/a.wav", "d/b.wav", "d/s/c.wav"]
     assert refused("d/*.mp3").startswith("d/*.mp3: this glob matches nothing\n")
+    with pytest.raises(InputError) as caught:
+        list_inputs("d/*.mp3")
+    assert caught.value.__context__ is None, "one traceback, of this error alone"
     assert refused("d/*.mp3").endswith(" To look in all folders below: 'd/**/*.mp3'.")
     assert "To look in" not in refused("d/**/*.mp3")
     assert refused("d/x*").startswith("d/x*: this glob matches folders only\n")
@@ -322,6 +325,8 @@ def test_a_huge_cell_is_read_and_the_limit_of_csv_stays_the_users(folder):
         ("\n\n", "m.csv: no header\n"),
         ("a,b\n", "m.csv: no rows\n"),
         ("a,b,a\n1,2,3\n", "m.csv: two columns are called 'a'\n"),
+        ('a;b\n1;"2"\n', "m.csv: its header is one column, 'a;b': fields are separated by"),
+        ("a\tb\n1\t2\n", "m.csv: its header is one column, 'a\\tb': fields are separated by"),
         ("a,,c\n1,2,3\n", "m.csv: column 2 has no name\n"),
         ("a, \n1,2\n", "m.csv: column 2 has no name\n"),
         ("a,b\n1,2\n1,2,3\n", "m.csv, line 3: 3 fields where the header has 2\n"),

@@ -173,11 +173,11 @@ def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
 
 def _list_path(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
+    if glob.has_magic(name) and not os.path.lexists(name):
+        return _list_glob(name, shown)
     try:
         mode = os.stat(name).st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if glob.has_magic(name) and not os.path.lexists(name):
-            return _list_glob(name, shown)
         if _is_absent(error):
             reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
         else:
@@ -326,8 +326,11 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
         with os.scandir(folder) as entries:
             keys = [_sort_key(entry) for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        advice = "Its files would be skipped silently, so the listing stops: make it readable."
-        raise InputError(f"{folder!a}: it cannot be listed: {error}\n  {advice}") from error
+        advice = "make it readable" if isinstance(error, PermissionError) else "remove the cause"
+        raise InputError(
+            f"{folder!a}: it cannot be listed: {error}\n"
+            f"  Its files would be skipped silently, so the listing stops: {advice}."
+        ) from error
     here = (status.st_dev, status.st_ino)
     if here in above:  # a symbolic link to a folder that it is in
         return

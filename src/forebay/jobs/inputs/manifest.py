@@ -217,6 +217,13 @@ def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
     columns = next((fields for _, fields in _csv_records(name, file)), None)
     if columns is None:
         refuse(name, "no header", "Its first line must name the columns.")
+    if len(columns) == 1 and (other := next((each for each in ";\t" if each in columns[0]), "")):
+        refuse(
+            name,
+            f"its header is one column, {columns[0]!r}: fields are separated by commas",
+            f"Write it with commas, or pass the table that pandas.read_csv(..., sep={other!r}) "
+            "returns.",
+        )
     return columns
 
 
@@ -228,7 +235,7 @@ def _csv_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
             refuse(
                 f"{name}, line {line}",
                 f"{count} field{'s' * (count != 1)} where the header has {len(columns)}",
-                "Quote a field that holds a comma or a newline.",
+                "Quote a field that holds a comma or a newline, and leave out no field.",
             )
         yield f"line {line}", dict(zip(columns, fields, strict=True))
 

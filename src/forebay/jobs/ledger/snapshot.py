@@ -184,8 +184,10 @@ def _steadily(
     except OSError as error:
         raise _unreadable(path, error) from error
     if not is_there:
+        output = folder.parent
+        why = "it is not an output folder of forebay's"
         raise LedgerError(
-            f"{folder} holds no ledger: it is not an output folder of forebay's\n"
+            f"{folder} holds no ledger: {why if output.exists() else f'there is no {output}'}\n"
             "  Name the folder that was given as `output`."
         )
     deadline = time.monotonic() + _PATIENCE_S

@@ -229,10 +229,13 @@ class OutputFolder:
                 "  Nothing was written there. Name one of the two differently."
             )
         if os.path.lexists(f"{self._root}/{name}"):
-            as_folder = " as a folder" * os.path.isdir(f"{self._root}/{name}")
+            if os.path.isdir(f"{self._root}/{name}"):  # of another input's outputs, perhaps
+                what, kind = " as a folder", "folder"
+            else:
+                what, kind = ", and no input of forebay's made it", "file"
             return (
-                f"{name!r} exists already{as_folder}, and no input of forebay's made it\n"
-                "  It was left as it is. Name the output differently, or move the file away."
+                f"{name!r} exists already{what}\n"
+                f"  It was left as it is. Name the output differently, or move the {kind} away."
             )
         return (
             f"{name!r} cannot be published: {error.strerror}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -141,7 +141,8 @@ def local_inputs(inputs: Any) -> tuple[str, ...]:
         return ()  # a manifest or a glob is read here
     path = os.path.abspath(text)
     if first is inputs:
-        path = min((each.path for each in os.scandir(path)), default=path)
+        with suppress(OSError):  # the listing reports it
+            path = min((each.path for each in os.scandir(path)), default=path)
     return (path,)
 
 
