@@ -143,7 +143,7 @@ def run(
             for outcome in others:
                 _stop_if_due(outcome, budget, options, ledger)
             if tuning is not None and not engine.finished:
-                tuning.look(time.monotonic(), progress.trace, engine.resize)
+                tuning.update(time.monotonic(), progress.trace, engine.resize)
             recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.go_on(at_once=at_once or engine.finished)
             waited_s = commits.flush_s - flush_s
