@@ -25,15 +25,15 @@ from forebay.failures import Failure
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
 from forebay.jobs.ledger.packed_members import read_shards
-from forebay.jobs.outputs.commits import settle
+from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import table_name
-from forebay.jobs.outputs.output_places import look_at, open_place
-from forebay.jobs.report import verify as hold_against
+from forebay.jobs.outputs.output_places import open_place, snapshot_of
+from forebay.jobs.report import verify as verify_outputs
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
-from forebay.sample_ranges import look_at_run, verb_of
+from forebay.sample_ranges import read_run_state, verb_of
 from forebay.units import counted
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
@@ -188,7 +188,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     of preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
     is loaded because a folder names it. Without a name, retry shows what is recorded.
     """
-    meta = look_at(output).meta
+    meta = snapshot_of(output).meta
     verb = verb_of(meta)
     if len(names) != len(_RETRIED[verb]):
         raise OptionError(_how_to_retry(verb, output, meta))
@@ -218,7 +218,7 @@ def status_command(output: str, watch: bool) -> int:
     shown = ""
     while True:
         try:
-            with look_at_run(output) as (snapshot, _):
+            with read_run_state(output) as (snapshot, _):
                 text = snapshot.text(time.time())
             if text != shown:
                 if watch:
@@ -242,7 +242,7 @@ def status_command(output: str, watch: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def failures_command(output: str, traceback: bool, as_json: bool) -> int:
     """List the failed inputs or samples of OUTPUT, also while it runs."""
-    with look_at_run(output) as (snapshot, failures):
+    with read_run_state(output) as (snapshot, failures):
         for failure in failures:
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
@@ -260,13 +260,13 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    look_at(output)  # leave alone a folder that forebay did not make
+    snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        lost = settle(ledger, folder)
+        lost = perform_pending(ledger, folder)
         own = frozenset([*map(table_name, ledger.tables()), *read_shards(ledger).names])
         found = [*folder.files(), *folder.packed_outputs(ledger)]
-        result = hold_against(ledger.outputs(), found, own)
+        result = verify_outputs(ledger.outputs(), found, own)
         ledger.mark_todo(result.damaged)
     for name in (*lost, *result.missing):
         click.echo(f"missing  {name}")

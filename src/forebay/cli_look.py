@@ -15,7 +15,7 @@ from forebay.errors import OptionError, one_line
 from forebay.live.top_display import live_views, signs_for, text_of, watch
 from forebay.live.top_screen import Signs
 from forebay.reports.comparison import compare
-from forebay.sample_ranges import look_at_run
+from forebay.sample_ranges import read_run_state
 
 # Columns of a text that goes to a file.
 PLAIN_COLUMNS = 110
@@ -75,5 +75,5 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
             "  A loader shows itself one second after its first batch was requested. "
             "`forebay top` lists all that there are."
         )
-    with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
+    with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

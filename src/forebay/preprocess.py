@@ -16,7 +16,7 @@ from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.ledger.records import RowsInPlace
-from forebay.jobs.outputs.output_places import look_at
+from forebay.jobs.outputs.output_places import snapshot_of
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
@@ -182,7 +182,7 @@ def retry(
         LedgerError: The folder holds no run.
         ChangedError: `work` differs from that of the earlier run.
     """
-    verb = verb_of(look_at(output).meta)
+    verb = verb_of(snapshot_of(output).meta)
     if verb != "preprocess":
         way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
         raise OptionError(

@@ -1,4 +1,4 @@
-"""The report that `preprocess` returns, and the check behind `forebay verify`."""
+"""The report that `preprocess` returns, and the check that `forebay verify` makes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from forebay.failures import Failure
 from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable, storables
 from forebay.jobs.ledger.done_blocks import compress, expand
 from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
-from forebay.jobs.ledger.result_columns import as_outputs, files_of, packed_failure
+from forebay.jobs.ledger.result_columns import failure_column, files_of, outputs_column
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
@@ -63,7 +63,7 @@ class _Verdict:
         return {ordinal for ordinal in (*self.withdrawn, *others) if ordinal > 0}
 
 
-def settle(
+def record_results(
     db: sqlite3.Connection,
     done: Sequence[Done],
     failed: Sequence[FailedInput],
@@ -125,7 +125,7 @@ def settle(
 def take_back(
     db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
 ) -> Recorded:
-    """Mark inputs as failed of which some files could not be given their names.
+    """Mark inputs as failed if some of their files could not be given their names.
 
     The files that they did publish are to be removed. Whatever has the other names stays.
     """
@@ -304,7 +304,7 @@ def _write(
             zip(
                 attempts,
                 seconds,
-                map(as_outputs, outputs),
+                map(outputs_column, outputs),
                 storables(metadata),
                 ordinals,
                 strict=True,
@@ -317,7 +317,7 @@ def _write(
             (
                 failure.attempts,
                 failure.seconds,
-                packed_failure(failure, None if name_of is None else name_of(ordinal)),
+                failure_column(failure, None if name_of is None else name_of(ordinal)),
                 ordinal,
             )
             for ordinal, failure in failed

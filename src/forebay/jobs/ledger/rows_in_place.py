@@ -37,14 +37,14 @@ def hashed(one: Input) -> Input:
     return one if one.row is None else Input("", row_hash(one.row), one.identity)
 
 
-class PlacedInputs:
+class ManifestInputs:
     """The inputs of a manifest, by their ordinals.
 
     Args:
         rows: The manifest.
 
     Attributes:
-        names_files: Whether one of those that were listed names a file.
+        names_files: Whether one of the rows that were listed names a file.
     """
 
     def __init__(self, rows: RowsInPlace) -> None:

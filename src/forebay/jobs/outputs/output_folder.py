@@ -123,7 +123,7 @@ class OutputFolder:
 
         return Ledger.open(self.private, command)
 
-    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Do nothing: the ledger is in the output folder."""
 
     def staging(self, shard_bytes: int = SHARD_BYTES) -> Staging:
@@ -241,7 +241,7 @@ class OutputFolder:
         )
 
     def _leads_elsewhere(self, folder: str) -> str | None:
-        """Return the real path of a folder behind a symbolic link; None without a link."""
+        """Return the real path of a folder that is a symbolic link; None if it is not a link."""
         if folder in self._plain:
             return None
         real = os.path.realpath(f"{self._root}/{folder}")

@@ -204,7 +204,7 @@ def _as_bytes(name: object, data: Any) -> bytes:
     """Return bytes that nobody else can change.
 
     Raises:
-        TypeError: The data are no buffer.
+        TypeError: The data are not a buffer.
     """
     if type(data) is bytes:
         return data
@@ -230,7 +230,7 @@ def _make_room(path: Path, alone: bool) -> bool:
 
 
 class Staging:
-    """A worker's end of the output folder. Travels by pickle."""
+    """A worker's end of the output folder. It can be pickled."""
 
     def __init__(self, root: Path, shard_bytes: int = SHARD_BYTES) -> None:
         """Stage below `root`, the output folder; shards have about `shard_bytes`."""
