@@ -1,4 +1,4 @@
-"""Commands that only look: top, compare."""
+"""The commands `top` and `compare`, which only show what was measured."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def default_at(samples: Sequence[Any], path: Path) -> Any:
 
 def _advice(misfit: Misfit) -> str:
     rules = {"as_list": "to keep a list"}
-    if misfit.place is not None and misfit.what.startswith(("a tensor", "an array", "a list")):
+    if misfit.number is not None and misfit.what.startswith(("a tensor", "an array", "a list")):
         rules = {"pad()": "to pad to the largest shape", **rules}
     ways = " or ".join(f"{_rule_at(misfit.path, rule)} {why}" for rule, why in rules.items())
     return f"Use collate_fn={ways}; these are in forebay.collate."

@@ -14,19 +14,19 @@ from forebay.observe.recorded_work import RecordedWork
 from forebay.observe.simulation import Arrangement, Outcome, simulate, stretched
 from forebay.units import counted
 
-# A change is worth it if it gives so many times the rate, or leaves that part of the waits.
+# A change is worth it if it gives this many times the rate, or leaves this share of the waits.
 GAIN = 1.1
 LEFT = 0.4
-# What is searched for gives this share of what the largest value would.
+# The smallest value is advised that gives this share of the rate with the largest.
 NEARLY = 0.98
 MOST_WORKERS = 512
-# Batches that are so fast are prefetched in larger numbers.
+# Batches that take less than this are prefetched in larger numbers.
 TINY_S = 0.001
-# A sample is slow if it takes so many times what the slowest of a batch usually takes, and is one
-# of the slowest so many.
+# A sample is slow if it takes this many times what the slowest of a batch usually takes, and is
+# among this share of the slowest.
 SLOW_TIMES = 3.0
 SLOW_SHARE = 0.01
-# Buffers are advised with some room: they refill only below 80 %.
+# The advised buffer is this many times as large as needed: buffers refill only below 80 %.
 BUFFER_ROOM = 1.25
 # More than this many batches for each worker are better kept in a buffer.
 MOST_PREFETCHED = 64
@@ -34,12 +34,12 @@ MOST_PREFETCHED = 64
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the settings, and what the simulation came to with it.
+    """A change of the settings, and what it gave in the simulation.
 
     Attributes:
         advice: Arguments and their values.
-        outcome: What they would give.
-        num_workers: How many workers there are then.
+        outcome: The rate and the waits with them.
+        num_workers: The number of workers with them.
     """
 
     advice: Mapping[str, Any]
@@ -47,12 +47,12 @@ class Change:
     num_workers: int
 
 
-class Trial:
+class SimulatedLoader:
     """Simulates a loader as it is, and with changes.
 
     Args:
-        recorded: What it did.
-        setup: How it is set up.
+        recorded: What the loader did.
+        setup: Its settings.
 
     Attributes:
         depth: Batches that may be outstanding.
@@ -243,7 +243,7 @@ class Trial:
         return stretched(num_workers, cores, recorded.cpu_s, recorded.other_s)
 
     def _batches(self, num_workers: int, disturbance: float | None = None) -> list[float]:
-        """Return the seconds of each batch with so many workers that are all busy."""
+        """Return the seconds of each batch if this many workers are all busy."""
         recorded = self.recorded
         factor = self.disturbance if disturbance is None else disturbance
         cpu_s = recorded.cpu_s * self._stretched(num_workers) * factor
@@ -252,7 +252,7 @@ class Trial:
 
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
-    """Return the smallest number from `low` to `high` that is enough; `high` is taken to be."""
+    """Return the smallest number from `low` to `high` that is enough; `high` is assumed to be."""
     while low < high:
         middle = (low + high) // 2
         if is_enough(middle):

@@ -134,7 +134,7 @@ def recorded_work(
 
 
 def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Return the last records, which stand for at most `MAX_STEPS` steps."""
+    """Return the last records, of at most `MAX_STEPS` steps."""
     kept = list(steps)
     since = kept[-1].taken - MAX_STEPS if kept else 0
     return [each for each in kept if each.taken > since]
@@ -147,8 +147,9 @@ def _expanded_steps(
 
     One record may stand for several steps; these get equal parts of what it has.
     """
-    spent: list[float | None] = []  # None: the last step of an epoch, of which only the sum with
-    waited = [steps[0].waited_s]  # the pause behind it is known
+    # None for the last step of an epoch: only its sum with the pause after it is known.
+    spent: list[float | None] = []
+    waited = [steps[0].waited_s]
     epochs: dict[int, float] = {0: 0.0} if steps[0].is_first else {}
     gaps: dict[int, float] = {}
     for before, after in pairwise(steps):
@@ -231,8 +232,8 @@ def _loads(batches: Sequence[MadeRecord]) -> list[tuple[float, float]]:
 
     def area(at: float) -> float:
         """Return the integral of the number of batches until a moment."""
-        place = max(bisect_left(times, at), 1) - 1
-        return areas[place] + counts[place] * max(at - times[place], 0.0)
+        index = max(bisect_left(times, at), 1) - 1
+        return areas[index] + counts[index] * max(at - times[index], 0.0)
 
     loads = [
         ((area(ended) - area(began)) / (ended - began), ended - began) for began, ended in spans

@@ -179,8 +179,8 @@ class _Workers:
         if number < self._ready:
             end = 0.0
         elif self._arrangement.takes_turns:
-            place = number % len(self._free)
-            end = self._free[place] = max(self._free[place], at) + self._batch_s[number]
+            index = number % len(self._free)
+            end = self._free[index] = max(self._free[index], at) + self._batch_s[number]
         else:
             end = max(self._free[0], at) + self._batch_s[number]
             heapq.heapreplace(self._free, end)

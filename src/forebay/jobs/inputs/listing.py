@@ -127,9 +127,9 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
             "DataFrame, or a list of dicts."
         )
     paths = tuple(inputs)
-    for place, path in enumerate(paths):
+    for index, path in enumerate(paths):
         if not isinstance(path, str):  # a fast path, since there may be millions
-            _path_text(path, f"inputs[{place}]")
+            _path_text(path, f"inputs[{index}]")
     if not paths:
         raise InputError("inputs: the list is empty\n  Give at least one path.")
     description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"

@@ -385,10 +385,10 @@ def _is_binary(kind: Any) -> bool:
 
 def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InputError if there are no columns, or one has no name or the name of another."""
-    for place, column in enumerate(columns, 1):
+    for number, column in enumerate(columns, 1):
         if not column.strip():
-            refuse(name, f"column {place} has no name", "Give every column a name.")
-        if column in columns[: place - 1]:
+            refuse(name, f"column {number} has no name", "Give every column a name.")
+        if column in columns[: number - 1]:
             refuse(name, f"two columns are called {column!r}", "Rename one of them.")
     if not columns:
         refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
