@@ -103,9 +103,8 @@ def preprocess_command(
     if len(paths) > 2:
         raise click.UsageError(
             f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
-            "glob, "
-            f"the shell replaced it with its matches: quote it, as in '*.wav'. Got {paths[0]} … "
-            f"{paths[-1]}"
+            "glob, the shell replaced it with its matches: quote it, as in '*.wav'. Got "
+            f"{paths[0]} … {paths[-1]}"
         )
     loaded = load_work(work)
     if is_dataset(loaded) != (len(paths) == 1):

@@ -56,7 +56,7 @@ def compare_command(first: str, second: str, save: str | None) -> int:
 
 
 def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
-    """Return what there is to be seen of a target, or of all without one.
+    """Return the lines that show a target, or all loaders and runs without one.
 
     Raises:
         OptionError: The target is neither a process that has anything to show nor a folder.
@@ -65,15 +65,15 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    place = target if "://" in target else os.path.abspath(target)
-    if views := [view for view in views if target == str(view.pid) or view.title == place]:
+    path = target if "://" in target else os.path.abspath(target)
+    if views := [view for view in views if target == str(view.pid) or view.title == path]:
         return text_of(views, columns, signs)
     if "://" not in target and not os.path.exists(target):
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the number of a process that "
             "shows a loader or run of yours on this machine\n"
-            "  A loader shows itself one second after its first batch was requested. "
-            "`forebay top` lists all that there are."
+            "  A loader is shown one second after its first batch was requested. `forebay top` "
+            "lists all loaders and runs."
         )
     with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

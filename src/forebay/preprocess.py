@@ -260,8 +260,7 @@ def listing_for(
             raise OptionError(
                 f"{work.__name__} is a Dataset class, not a Dataset instance\n"
                 f"  Nothing was started. Create one, as in dataset = {work.__name__}(...), and "
-                "pass "
-                "that."
+                "pass that."
             )
         if inputs is not None:
             raise OptionError(

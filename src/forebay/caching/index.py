@@ -185,9 +185,9 @@ class Index:
         if found:
             raise InputError(
                 f"{str(folder / min(found))!r} does not belong to this cache, which has "
-                f"{len(names)} "
-                "shards\n  Nothing can be added to a cache. Remove the file, or make a cache of "
-                "both datasets in another directory."
+                f"{len(names)} shards\n"
+                "  Nothing can be added to a cache. Remove the file, or make a cache of both "
+                "datasets in another directory."
             )
         return lost
 
@@ -198,6 +198,5 @@ def check_size(path: Path, there: int, written: int) -> None:
         raise InputError(
             f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"
             "  It is truncated, or something else wrote to it. Remove it and call forebay.cache "
-            "again, with "
-            "the same dataset and directory: it writes that shard again."
+            "again, with the same dataset and directory: it writes that shard again."
         )

@@ -129,8 +129,7 @@ def _check_place(plan: Plan, number: int, header: Any, rows: int) -> None:
     if (header["first"], rows) != (first, wanted):
         raise InputError(
             f"it holds {rows:,} samples, starting at sample {header['first']:,}, instead of "
-            f"{wanted:,}"
-            f", starting at sample {first:,}"
+            f"{wanted:,}, starting at sample {first:,}"
         )
     known = layout.to_json(plan.structure), len(plan.specs)
     if (header["structure"], len(header["columns"])) != known:

@@ -33,7 +33,7 @@ _ROOM = PAGE_BYTES - _HEAD.size - _TAIL.size
 _TRIES = 5
 # Files of dead processes that one writer removes.
 _SWEPT = 100
-# A page that cannot be read, and was not written for so long, has no writer any more.
+# A page that cannot be read, and was not written for this long, has no writer any more.
 _ABANDONED_S = 3600.0
 
 

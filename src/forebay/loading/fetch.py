@@ -17,7 +17,8 @@ from forebay.observe.trace import SlowSample
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
 from forebay.randomness import SetSeed, ThreadTurns, seed_generators
 
-# If samples take less than this on average, they are timed one by one in one of so many batches.
+# If samples take less than `TIMED_S` on average, they are timed one by one only in one of
+# `TIMED_BATCHES` batches.
 TIMED_S = 0.0001
 TIMED_BATCHES = 16
 

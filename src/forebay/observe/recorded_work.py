@@ -12,17 +12,17 @@ from statistics import fmean, median
 from forebay.observe.simulation import Work
 from forebay.observe.trace import MadeRecord, StepRecord
 
-# Steps to look back at, at most: simulating one takes about 2 microseconds.
+# At most this many of the last steps are simulated: one takes about 2 microseconds.
 MAX_STEPS = 2048
 # Handing over a batch, and sending the next request to a worker, takes less than this. What is
 # measured beyond it is something else.
 MAX_HANDOFF_S = 0.0002
 MAX_MESSAGE_S = 0.0005
-# Batches that take longer by more than this power of their number at the same time share a rate;
-# and how many standard errors a measured power must be away from it.
+# Batches share a rate if the time of each grows with more than this power of the number that are
+# made at the same time. The measured power must be this many standard errors away from that.
 SHARED_RATE = 0.4
 ERRORS = 2.0
-# The logarithm of that number must be so large, and must differ by so much.
+# The least mean and the least spread that the logarithm of that number must have.
 LEAST_LOAD = 0.2
 LEAST_SPREAD = 0.03
 

@@ -12,9 +12,9 @@ from forebay.units import counted
 # Fewer inputs, or seconds, are too few to judge by.
 LEAST_INPUTS = 20
 LEAST_S = 1.0
-# Workers that stand still for less of the time are busy.
+# Workers that are idle for less than this share of the time count as busy.
 IDLE_SHARE = 0.2
-# What takes so much of the time is what workers wait for.
+# Whatever takes more than this share of the time is what workers wait for.
 LARGE_SHARE = 0.5
 
 

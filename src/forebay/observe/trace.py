@@ -33,7 +33,7 @@ KEPT = 2048
 FINEST_S = 0.002
 # Of those, one is kept in each interval of this length.
 SAMPLED_S = 0.01
-# Of such steps, at most so many have one reading of the clock, unless the trainer waits.
+# At most this many such steps share one reading of the clock, unless the trainer waits.
 MAX_GROUP = 16
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01

@@ -131,8 +131,8 @@ def _batch_size_of(loader: Any) -> int:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if not isinstance(size, int):
         raise OptionError(
-            "the loader has no batch size: it has "
-            f"batch_size={loader.batch_size!r} and a custom batch sampler\n"
+            f"the loader has no batch size: it has batch_size={loader.batch_size!r} and a custom "
+            "batch sampler\n"
             "  Nothing was started. Pass batch_size= to predict."
         )
     return size

@@ -242,8 +242,7 @@ class FolderLock:
         if holder.pid and not holder.is_visible:
             lines.append(
                 "  It runs on another machine. If it was killed there, this call succeeds "
-                f"{STALE_S:g} s "
-                "after that."
+                f"{STALE_S:g} s after that."
             )
         return BusyError("\n".join(lines))
 

@@ -113,8 +113,7 @@ class OutputFolder:
             raise OutputError(
                 f"{str(odd)!r} is {what}, which forebay does not make\n"
                 "  Nothing was started, because the run would write to it. Remove it, or choose "
-                "another "
-                "output folder."
+                "another output folder."
             )
 
     def ledger(self, command: str = "") -> Ledger:

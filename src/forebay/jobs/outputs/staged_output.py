@@ -75,8 +75,7 @@ class Output:
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
-                "  A name cannot be both a file and a folder. Rename one "
-                "of the two."
+                "  A name cannot be both a file and a folder. Rename one of the two."
             )
         self._folders.update(dict.fromkeys(folders, final))
         path, number = self.folder / final, 0
