@@ -44,7 +44,7 @@ BUSY = RunTimes(
         ({"elapsed_s": 0.5, "busy_s": 2.0}, "unknown", "too little"),
     ],
 )
-def test_each_cause(times, cause, words):
+def test_the_sums_of_a_run_show_its_cause(times, cause, words):
     """By what the workers did, and else by what they waited for."""
     found = diagnose_run(replace(BUSY, **times))
     assert (found.cause, found.advice, found.expected_rate) == (cause, {}, None)

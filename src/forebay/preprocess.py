@@ -256,22 +256,7 @@ def listing_for(
             "line's way to name it."
         )
     if is_dataset(work):
-        if isinstance(work, type):
-            raise OptionError(
-                f"{work.__name__} is a Dataset class, not a Dataset instance\n"
-                f"  Nothing was started. Create one, as in dataset = {work.__name__}(...), and "
-                "pass that."
-            )
-        if inputs is not None:
-            raise OptionError(
-                f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
-                "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
-            )
-        if folder is not None:
-            raise OptionError(
-                f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
-                "inputs\n  Nothing was started. Leave folder out."
-            )
+        _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)
         return indices(len(work), names_of(work))
@@ -293,6 +278,26 @@ def listing_for(
         )
     _check_callable(work, ("source", "out"))
     return list_inputs(inputs, folder)
+
+
+def _check_dataset(dataset: Any, inputs: Any, folder: str | os.PathLike[str] | None) -> None:
+    """Raise OptionError for a Dataset class, and for arguments that a Dataset does not take."""
+    if isinstance(dataset, type):
+        raise OptionError(
+            f"{dataset.__name__} is a Dataset class, not a Dataset instance\n"
+            f"  Nothing was started. Create one, as in dataset = {dataset.__name__}(...), and pass "
+            "that."
+        )
+    if inputs is not None:
+        raise OptionError(
+            f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
+            "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
+        )
+    if folder is not None:
+        raise OptionError(
+            f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
+            "inputs\n  Nothing was started. Leave folder out."
+        )
 
 
 def is_dataset(work: object) -> bool:

@@ -83,34 +83,24 @@ def record_results(
     expand(db, verdict.concerned())
 
     winners = [one for one in done if one.ordinal not in verdict.losers]
+    losing = [one for one in done if one.ordinal in verdict.losers]
     published = {file.name: one.ordinal for one in winners for file in one.outputs}
     contested: dict[str, int] = {}
-    for one in done:
-        if one.ordinal in verdict.losers:
-            for file in one.outputs:
-                contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
-                # What is still staged is removed there; its name was never taken.
-                removals[file.staged or file.name] = None
-                if held.get(file.name, (0, 0))[0]:
-                    removals[file.name] = None
+    for one in losing:
+        for file in one.outputs:
+            contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
+            # What is still staged is removed there; its name was never taken.
+            removals[file.staged or file.name] = None
+            if held.get(file.name, (0, 0))[0]:
+                removals[file.name] = None
     lost, names = _withdraw(db, verdict.withdrawn, name_of)
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
-    losing = [one for one in done if one.ordinal in verdict.losers]
     lost += _lost(db, losing, verdict.losers, name_of)
     _remove_overwritten(db, verdict.gone)
     _write(db, winners, [*failed, *lost], published, contested, name_of)
-
-    staged = {file.name for one in winners for file in one.outputs if file.staged}
-    # A file that a gone input left under such a name is replaced.
-    removals.update(dict.fromkeys(name for name in held if name in staged))
-    file_changes = [
-        FileChange(name) for name in removals if name not in published or name in staged
-    ]
-    file_changes += [
-        FileChange(file.name, file.staged) for one in winners for file in one.outputs if file.staged
-    ]
+    file_changes = _file_changes(winners, removals, held)
     add_file_changes(db, file_changes)
     compress(db, (one.ordinal for one in winners))
     recorded = Recorded(file_changes, [*failed, *lost], len(verdict.withdrawn))
@@ -120,6 +110,18 @@ def record_results(
         len(winners) - len(again) - len(verdict.withdrawn),
         len(recorded.failed) - failed_before,
     )
+
+
+def _file_changes(
+    winners: Iterable[Done], removals: Iterable[str], held: Iterable[str]
+) -> list[FileChange]:
+    """Return the removals, and after them the renames of the winners' staged files."""
+    files = [file for one in winners for file in one.outputs]
+    published, staged = {file.name for file in files}, {file.name for file in files if file.staged}
+    # A file that a gone input left under such a name is replaced.
+    removed = dict.fromkeys((*removals, *(name for name in held if name in staged)))
+    changes = [FileChange(name) for name in removed if name not in published or name in staged]
+    return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
 
 
 def take_back(
