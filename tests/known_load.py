@@ -52,5 +52,5 @@ def know_load(
             return super().decide(self._known)
 
     patch.setattr(module, "Tuner", KnowingTuner)
-    patch.setattr(module, "usable_cores", lambda: CORES)
+    patch.setattr(module, "whole_cores", lambda: CORES)
     patch.setattr(module, "EVERY_S", 0.0)

@@ -36,7 +36,7 @@ BUSY = RunTimes(
         (
             {"busy_s": 16.0, "flush_s": 7.0},
             "storage",
-            "Workers stood still 60% of the time, and flushing outputs took 70%",
+            "Workers were idle 60% of the time, and flushing outputs took 70%",
         ),
         ({"busy_s": 16.0, "record_s": 7.0}, "consumer", "recording results"),
         ({"busy_s": 16.0}, "unknown", "neither the disk nor"),

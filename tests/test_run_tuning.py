@@ -46,7 +46,7 @@ def test_a_process_that_has_ended_counts_no_more():
 @pytest.fixture
 def tuning(monkeypatch):
     """Return a tuning that starts with one worker, of which there may be six."""
-    monkeypatch.setattr(run_tuning, "usable_cores", lambda: 1)
+    monkeypatch.setattr(run_tuning, "whole_cores", lambda: 1)
     return RunTuning(6, list, 0.0)
 
 

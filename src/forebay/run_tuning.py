@@ -15,7 +15,7 @@ from collections.abc import Callable
 from forebay.observe.event_log import log
 from forebay.observe.process_times import ProcessTimes
 from forebay.observe.run_trace import RunTrace
-from forebay.options import usable_cores
+from forebay.options import whole_cores
 from forebay.tuning import Totals, Tuner
 
 # The shortest time between two decisions: each reads two files per worker.
@@ -38,7 +38,7 @@ class RunTuning:
     def __init__(self, most: int, pids: Callable[[], list[int]] | None, began: float) -> None:
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
         self._pids, self._times = pids, ProcessTimes()
-        self._tuner = Tuner(min(usable_cores(), most), most, usable_cores(), "inputs")
+        self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
         self._worker_s = 0.0  # of all workers before `_since`

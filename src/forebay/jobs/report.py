@@ -32,7 +32,7 @@ class Report:
         metadata_path: The metadata table; a URL, as a string, if the output is one.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
-            that they stood still, and its `rate` is in inputs per second.
+            that they were idle, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
     """
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
-from forebay.options import usable_cores
+from forebay.options import whole_cores
 from forebay.tuning import Totals, Tuner
 
 # The shortest time between two decisions.
@@ -36,8 +36,8 @@ class WorkerTuning:
     def __init__(self, most: int, is_remote: bool, trace: Trace) -> None:
         self.due = 0.0
         self._trace = trace
-        cores = math.inf if is_remote else usable_cores()
-        self._tuner = Tuner(min(usable_cores(), most), most, cores)
+        cores = math.inf if is_remote else whole_cores()
+        self._tuner = Tuner(min(whole_cores(), most), most, cores)
 
     @property
     def num_workers(self) -> int:

@@ -95,8 +95,8 @@ def diagnose(
     if recorded is None or recorded.steps < LEAST_STEPS:
         count = 0 if recorded is None else recorded.steps
         why = (
-            f"There is too little to judge by: {count} steps were measured, and it takes "
-            f"{LEAST_STEPS}. Ask again later."
+            f"There is too little to judge by: {count} steps were measured, and {LEAST_STEPS} are "
+            "needed. Ask again later."
         )
         rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
         return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)

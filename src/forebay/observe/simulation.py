@@ -71,8 +71,8 @@ class Arrangement:
     Attributes:
         num_workers: Workers; 0 makes each batch when the trainer asks for it.
         depth: Batches that may be outstanding: requested and not taken yet.
-        refill_below: Once so many were outstanding, none is requested until fewer than this are.
-            None requests again at once.
+        refill_below: Once `depth` are outstanding, none is requested until fewer than this are.
+            None to request again at once.
         in_order: Whether batches are taken in the order of the requests.
         takes_turns: Whether batch `i` is made by worker `i % num_workers`, as in torch; otherwise
             the first free worker makes the next batch.
@@ -93,7 +93,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation came to.
+    """The result of a simulation.
 
     Attributes:
         rate: Batches per second.
