@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.caching.cache_table import table_of
-from forebay.caching.index import Plan
+from forebay.caching.index import CachePlan
 from forebay.caching.sample_layout import (
     Classes,
     Identity,
@@ -47,7 +47,7 @@ class CachedDataset(Dataset[Any]):
     def __init__(
         self,
         directory: Path,
-        plan: Plan,
+        plan: CachePlan,
         transform: Callable[[Any], Any] | None = None,
         classes: Classes | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class CachedDataset(Dataset[Any]):
         return self._rebuild(iter(self._shards[number].leaves(row)))
 
 
-def _loaded(plan: Plan) -> dict[Identity, type]:
+def _loaded(plan: CachePlan) -> dict[Identity, type]:
     found = {each: loaded_class(each) for each in namedtuples_of(plan.structure)}
     return {each: cls for each, cls in found.items() if cls is not None}
 

@@ -26,7 +26,7 @@ import torch
 
 from forebay.caching import sample_layout as layout
 from forebay.caching.columns import Spec, from_json
-from forebay.caching.index import Plan, shard_name
+from forebay.caching.index import CachePlan, shard_name
 from forebay.errors import InputError
 
 FORMAT = 1
@@ -68,7 +68,7 @@ class Shard:
         InputError: It is missing, damaged, not forebay's, or not this shard of the cache.
     """
 
-    def __init__(self, path: Path, plan: Plan | None = None, number: int = 0) -> None:
+    def __init__(self, path: Path, plan: CachePlan | None = None, number: int = 0) -> None:
         self._path = path
         try:
             self._map = _mapped(path)
@@ -122,7 +122,7 @@ class Shard:
         return self._reader.read_all()
 
 
-def _check_place(plan: Plan, number: int, header: Any, rows: int) -> None:
+def _check_place(plan: CachePlan, number: int, header: Any, rows: int) -> None:
     """Raise InputError if a shard is not the one with this number."""
     first = number * plan.per_shard
     wanted = min(plan.per_shard, plan.samples - first)
@@ -153,7 +153,7 @@ class Shards:
         plan: How the cache is divided into them.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: CachePlan) -> None:
         self._folder, self._plan = folder, plan
         self._open: dict[int, Shard] = {}
 

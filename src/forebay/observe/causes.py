@@ -178,7 +178,7 @@ class Causes:
         if not simulated.helps(change):
             return None
         deeper = simulated.deeper()
-        gives_more = deeper is not None and deeper.outcome.rate >= change.outcome.rate
+        gives_more = deeper is not None and deeper.result.rate >= change.result.rate
         if deeper is not None and gives_more and simulated.removes_waits(deeper):
             return None  # an argument is easier to change than what else runs
         share = recorded.queued_s / recorded.batch_s
@@ -199,7 +199,7 @@ class Causes:
         name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
             f"A few slow samples{name}, of up to {duration(slow)}, hold up the others: with the "
-            f"slowest 1% as fast as most, it would come to {short_number(even.outcome.rate)} "
+            f"slowest 1% as fast as most, it would come to {short_number(even.result.rate)} "
             "batches/s."
         )
         deeper = simulated.deeper()

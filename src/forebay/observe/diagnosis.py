@@ -106,7 +106,7 @@ def diagnose(
     if finding.cause in ("healthy", "consumer"):
         expected = recorded.rate
     elif change is not None and finding.is_expected:
-        expected = change.outcome.rate
+        expected = change.result.rate
     return Diagnosis(
         cause=finding.cause,
         wait_share=recorded.wait_share,

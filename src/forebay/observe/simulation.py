@@ -92,7 +92,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """The result of a simulation.
 
     Attributes:
@@ -106,7 +106,7 @@ class Outcome:
     epoch_wait_share: float
 
 
-def simulate(work: Work, arrangement: Arrangement) -> Outcome:
+def simulate(work: Work, arrangement: Arrangement) -> SimulationResult:
     """Return the rate and the waits of training with the recorded work in an arrangement."""
     count, batch_s, step_s = len(work.step_s), work.batch_s, work.step_s
     firsts = sorted(each for each in work.epochs if 0 < each < count)
@@ -133,9 +133,9 @@ def simulate(work: Work, arrangement: Arrangement) -> Outcome:
             first_got = got
     elapsed = got - first_got - paused
     if elapsed <= 0.0:
-        return Outcome(0.0, 0.0, 0.0)
+        return SimulationResult(0.0, 0.0, 0.0)
     counted = count - 1 - work.warmup
-    return Outcome(counted / elapsed, waited / elapsed, waited_first / elapsed)
+    return SimulationResult(counted / elapsed, waited / elapsed, waited_first / elapsed)
 
 
 class _Workers:

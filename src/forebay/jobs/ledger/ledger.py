@@ -83,7 +83,7 @@ _TODO_PAGE = 1024  # fewer, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
-class Result(NamedTuple):
+class DoneInput(NamedTuple):
     """What the ledger holds of a done input.
 
     Attributes:
@@ -442,14 +442,14 @@ class Ledger:
                 left -= 1
             yield failure_from(source or row or "", attempts, seconds, error)
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[DoneInput]:
         """Yield the done inputs in order; each call starts again."""
         inputs = None if self._rows is None else ManifestInputs(self._rows)
         with reading("outputs"):
             for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
                 found = each if inputs is None else inputs.at(each.ordinal)
-                yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
+                yield DoneInput(each.ordinal, found.source, found.row, each.outputs, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
