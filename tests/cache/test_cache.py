@@ -239,7 +239,7 @@ def test_swapped_shards_of_one_size_are_an_error_that_says_which(pictures):
     other.rename(one)
     (folder / "aside").rename(other)
     for each in (cached, forebay.open_cache(folder), make(Pictures(), folder)):
-        words = "it holds 1 samples, starting at sample 4, instead of 1, starting at sample 3"
+        words = "it holds 1 sample, starting at sample 4, instead of 1, starting at sample 3"
         with pytest.raises(forebay.InputError, match=words):
             each[3]
     for path in (one, other):

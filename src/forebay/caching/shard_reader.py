@@ -28,6 +28,7 @@ from forebay.caching import sample_layout as layout
 from forebay.caching.columns import Spec, from_json
 from forebay.caching.index import CachePlan, shard_name
 from forebay.errors import InputError
+from forebay.units import counted
 
 FORMAT = 1
 # The key in a shard's schema under which its columns are described.
@@ -82,7 +83,7 @@ class Shard:
                 batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
             if plan is not None:
-                _check_place(plan, number, header, ends[-1] if ends else 0)
+                _check_number(plan, number, header, ends[-1] if ends else 0)
             self._getters = [
                 [
                     _getter(spec, column, self._map)
@@ -122,14 +123,14 @@ class Shard:
         return self._reader.read_all()
 
 
-def _check_place(plan: CachePlan, number: int, header: Any, rows: int) -> None:
+def _check_number(plan: CachePlan, number: int, header: Any, rows: int) -> None:
     """Raise InputError if a shard is not the one with this number."""
     first = number * plan.per_shard
     wanted = min(plan.per_shard, plan.samples - first)
     if (header["first"], rows) != (first, wanted):
         raise InputError(
-            f"it holds {rows:,} samples, starting at sample {header['first']:,}, instead of "
-            f"{wanted:,}, starting at sample {first:,}"
+            f"it holds {counted(rows, 'sample')}, starting at sample {header['first']:,}, instead "
+            f"of {wanted:,}, starting at sample {first:,}"
         )
     known = layout.to_json(plan.structure), len(plan.specs)
     if (header["structure"], len(header["columns"])) != known:

@@ -19,6 +19,7 @@ from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
+from forebay.units import counted
 
 VERSION = 2
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -289,10 +290,12 @@ class Position:
                 else f"No batch_size fits world_size={world_size}; use a world size that divides "
                 f"{old}: {_divisors(old)}"
             )
+        batches = f"{self.batch:,} batch{'es' * (self.batch != 1)}"
         return (
             f"the state has {named.format(old)}, the loader has {named.format(new)}\n"
-            f"  It was taken in epoch {self.epoch} after {self.batch} batches ({self.sample} "
-            "samples). Nothing was changed: the rest of the epoch would lose or repeat samples.\n"
+            f"  It was taken in epoch {self.epoch} after {batches} "
+            f"({counted(self.sample, 'sample')}). Nothing was changed: the rest of the epoch would "
+            "lose or repeat samples.\n"
             f"  {way}, or finish the epoch as it was begun, counted in samples: "
             "load_state_dict(state, strict=False)."
         )
