@@ -23,7 +23,7 @@ PLAIN_COLUMNS = 110
 
 @click.command("top")
 @click.argument("target", metavar="[PID | OUTPUT]", required=False, type=options.PATH)
-@click.option("--once", is_flag=True, help="Print once and end, as when stdout is no terminal.")
+@click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
 def top_command(target: str | None, once: bool) -> int:
     """Show the loaders and runs of this user on this machine while they work.
 

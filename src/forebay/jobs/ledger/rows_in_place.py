@@ -21,7 +21,7 @@ from forebay.jobs.ledger.records import Input, RowsInPlace
 
 # Inputs that were listed last, which are wanted again when they are sent to workers and recorded.
 _RECENT = 1 << 15
-# A row further ahead than this is looked up anew.
+# To reach a row that is further ahead than this, reading starts again at that row.
 _SKIPPED = 1 << 16
 
 

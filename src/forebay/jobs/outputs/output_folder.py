@@ -158,7 +158,7 @@ class OutputFolder:
         for given, staged in file_changes:
             if staged is not None:
                 published.append((recorded_name(given), staged_name(staged)))
-            elif not is_packed(name := removable_name(given)):  # its shard is written anew
+            elif not is_packed(name := removable_name(given)):  # its shard is written again
                 removed.add(name)
         self._remove(removed - {name for name, _ in published})
         outcomes = [self._publish(name, staged, name in removed) for name, staged in published]

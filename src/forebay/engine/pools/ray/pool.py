@@ -261,7 +261,7 @@ class RayPool(Pool):
                 message = self._messages.get(timeout=max(min(due) - now, 0.0) if due else None)
             except queue.Empty:
                 if until is not None and time.monotonic() >= until:
-                    until = now  # check once more what is due, then return
+                    until = now  # check what is due again, then return
                 self._meet_deadlines()
                 continue
             events += self._handle(message)
