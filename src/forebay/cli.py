@@ -28,9 +28,9 @@ from forebay.jobs.ledger.packed_members import read_shards
 from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import table_name
 from forebay.jobs.outputs.output_places import open_place, snapshot_of
-from forebay.jobs.report import verify as verify_outputs
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
+from forebay.jobs.verification import verify as verify_outputs
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
 from forebay.sample_ranges import read_run_state, verb_of
