@@ -49,7 +49,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "loop": ("forebay.run:run",),
     "record": ("forebay.jobs.ledger.ledger:Ledger.record",),
     "rename": ("forebay.jobs.outputs.output_folder:OutputFolder.perform",),
-    "settle": ("forebay.session:Session.settle",),
+    "perform pending": ("forebay.session:Session.perform_pending",),
     "table": ("forebay.session:Session._update_table",),
     "close": (
         "forebay.engine.pools.processes:ProcessPool.close",

@@ -32,7 +32,7 @@ def know_load(
 
         _known = Totals(0.0, 0.0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0)
 
-        def look(self, now: Totals) -> Decision | None:
+        def decide(self, now: Totals) -> Decision | None:
             """Go on by a second."""
             made = self.num_workers / batch_s
             busy_s = 0.0
@@ -49,8 +49,8 @@ def know_load(
                 made_s=known.made_s + made * batch_s,
                 cpu_s=known.cpu_s + made * 1e-4,
             )
-            return super().look(self._known)
+            return super().decide(self._known)
 
     patch.setattr(module, "Tuner", KnowingTuner)
-    patch.setattr(module, "usable_cores", lambda: CORES)
+    patch.setattr(module, "whole_cores", lambda: CORES)
     patch.setattr(module, "EVERY_S", 0.0)

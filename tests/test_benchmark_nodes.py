@@ -1,4 +1,4 @@
-"""The model of nodes that the benchmark of 64 nodes rests on, and its virtual clock."""
+"""The model of nodes that the benchmark of 64 nodes uses, and its virtual clock."""
 
 from __future__ import annotations
 

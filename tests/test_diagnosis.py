@@ -353,7 +353,7 @@ def test_records_that_contradict_each_other():
     _, batches = trace_of(STEPS, workers(2), 0.001)
     found = diagnose(steps, batches, workers(2))
     assert (found.cause, found.expected_rate) == ("unknown", None)
-    assert "Why cannot be told" in str(found)
+    assert "The cause cannot be told" in str(found)
 
 
 def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():
@@ -364,11 +364,11 @@ def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():
     assert found.cause == "healthy"
 
 
-def test_witnesses_are_evidence_only():
+def test_extra_numbers_only_add_to_the_evidence():
     """They appear, and change nothing."""
     trace = trace_of(STEPS, workers(2), 0.03)
     plain = diagnose(*trace, workers(2))
-    seen = diagnose(*trace, workers(2), witnesses={"pressure_cpu": 0.9})
+    seen = diagnose(*trace, workers(2), extra={"pressure_cpu": 0.9})
     assert seen.evidence == {**plain.evidence, "pressure_cpu": 0.9}
     assert replace(seen, evidence={}) == replace(plain, evidence={})
 

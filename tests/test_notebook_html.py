@@ -117,7 +117,7 @@ def test_a_long_value_is_cut():
     assert "…" in shown
 
 
-def test_a_diagnosis() -> None:
+def test_a_diagnosis_is_shown_with_its_sentences_and_attributes() -> None:
     """All of its sentences, and its attributes by name."""
     verdict = f"Training waits 72% of the time. {HOSTILE} {'It takes long. ' * 30}Use 4."
     found = Diagnosis("workers", 0.72, {"num_workers": 4}, 40.7, 95.2, {}, verdict)

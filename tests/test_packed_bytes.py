@@ -205,8 +205,8 @@ def test_it_stays_in_host_memory():
     assert moved.label.is_meta
 
 
-def test_it_is_pinned(monkeypatch):
-    """Which needs a GPU, so another method is in its place here."""
+def test_pinning_copies_the_bytes(monkeypatch):
+    """`pin_memory` needs a GPU, so the test replaces it."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
     batch = packed()(FILES)
     pinned = batches.pinned({"image": batch})["image"]

@@ -36,7 +36,7 @@ BUSY = RunTimes(
         (
             {"busy_s": 16.0, "flush_s": 7.0},
             "storage",
-            "Workers stood still 60% of the time, and flushing outputs took 70%",
+            "Workers were idle 60% of the time, and flushing outputs took 70%",
         ),
         ({"busy_s": 16.0, "record_s": 7.0}, "consumer", "recording results"),
         ({"busy_s": 16.0}, "unknown", "neither the disk nor"),
@@ -44,7 +44,7 @@ BUSY = RunTimes(
         ({"elapsed_s": 0.5, "busy_s": 2.0}, "unknown", "too little"),
     ],
 )
-def test_each_cause(times, cause, words):
+def test_the_sums_of_a_run_show_its_cause(times, cause, words):
     """By what the workers did, and else by what they waited for."""
     found = diagnose_run(replace(BUSY, **times))
     assert (found.cause, found.advice, found.expected_rate) == (cause, {}, None)

@@ -22,7 +22,7 @@ def use_processor(seconds):
         pass
 
 
-def test_processor_time_counts_from_the_first_look():
+def test_processor_time_counts_from_the_first_decision():
     """What a process did before is its start; the clock ticks every 10 ms."""
     times = ProcessTimes()
     times.add([os.getpid()])
@@ -46,14 +46,14 @@ def test_a_process_that_has_ended_counts_no_more():
 @pytest.fixture
 def tuning(monkeypatch):
     """Return a tuning that starts with one worker, of which there may be six."""
-    monkeypatch.setattr(run_tuning, "usable_cores", lambda: 1)
+    monkeypatch.setattr(run_tuning, "whole_cores", lambda: 1)
     return RunTuning(6, list, 0.0)
 
 
 def test_nothing_is_decided_before_an_input_is_done(tuning):
     """The workers may still be starting."""
     for second in range(30):
-        tuning.look(float(second), RunTrace(), pytest.fail)
+        tuning.update(float(second), RunTrace(), pytest.fail)
 
 
 def test_inputs_that_wait_get_more_workers_at_once(tuning):
@@ -62,7 +62,7 @@ def test_inputs_that_wait_get_more_workers_at_once(tuning):
     for second in range(3):
         for task in range(10):
             trace.took([(task, 0.1)])
-        tuning.look(second * EVERY_S * 1.01, trace, numbers.append)
+        tuning.update(second * EVERY_S * 1.01, trace, numbers.append)
     assert numbers == [6]
     assert list(tuning.decisions) == [
         "inputs take 100 ms of a worker each, and 0 s of that on a core, so there are 6 workers "

@@ -1,6 +1,6 @@
 """Private parts of torch: each is as forebay uses it, and is used in one file only.
 
-A test that fails here names what a new version of torch changed, and what in forebay rests on it.
+A test that fails here names what a new version of torch changed, and what in forebay depends on it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forebay.tuning import LOOKS_BEFORE_FEWER, PAUSE_S, Totals, Tuner
+from forebay.tuning import PAUSE_S, WINDOWS_BEFORE_FEWER, Totals, Tuner
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Model:
         return self.totals
 
 
-def run(tuner, model, looks):
-    """Look once a second, and return the numbers of workers and the decisions."""
+def run(tuner, model, windows):
+    """Decide once a second, and return the numbers of workers and the decisions."""
     numbers, decisions = [], []
-    tuner.look(model.totals)
-    for _ in range(looks):
-        decision = tuner.look(model.run(tuner.num_workers, 1.0))
+    tuner.decide(model.totals)
+    for _ in range(windows):
+        decision = tuner.decide(model.run(tuner.num_workers, 1.0))
         if decision is not None:
             decisions.append(decision)
         numbers.append(tuner.num_workers)
@@ -112,9 +112,9 @@ def test_fewer_only_after_several_looks_that_agree():
     tuner = Tuner(6, 8, 2.0)
     quiet, busy = (Model(step_s=step_s, cpu_s=0.0, wait_s=0.1) for step_s in (0.1, 0.02))
     run(tuner, busy, 2)
-    numbers, _ = run(tuner, quiet, LOOKS_BEFORE_FEWER - 1)
+    numbers, _ = run(tuner, quiet, WINDOWS_BEFORE_FEWER - 1)
     assert set(numbers) == {6}
-    numbers, (decision,) = run(tuner, quiet, LOOKS_BEFORE_FEWER + 1)
+    numbers, (decision,) = run(tuner, quiet, WINDOWS_BEFORE_FEWER + 1)
     assert numbers[-1] == decision.num_workers == 2
     assert "2 workers are enough instead of 6" in decision.reason
 
@@ -161,7 +161,7 @@ def test_what_does_not_even_out_is_undone():
     _, (more, back) = run(tuner, model, 20)
     assert (more.num_workers, back.num_workers) == (8, 5)
     quick = Model(step_s=0.1, cpu_s=0.0, wait_s=0.043, totals=model.totals)
-    numbers, _ = run(tuner, quick, LOOKS_BEFORE_FEWER + 2)
+    numbers, _ = run(tuner, quick, WINDOWS_BEFORE_FEWER + 2)
     assert numbers[-1] == 1
 
 
@@ -175,11 +175,11 @@ def test_workers_elsewhere_are_not_bounded_by_these_cores():
 def test_it_waits_for_enough_batches():
     """A second with two batches says little; five seconds with four have to do."""
     tuner = Tuner(2, 8, 2.0)
-    assert tuner.look(Totals(*[0] * 9)) is None
+    assert tuner.decide(Totals(*[0] * 9)) is None
     slow = Totals(2.0, 1.9, 2, 0.1, 2, 4.0, 0.1, 0.0, 0.1)
-    assert tuner.look(slow) is None
+    assert tuner.decide(slow) is None
     slow = Totals(6.0, 5.9, 6, 0.1, 6, 12.0, 0.1, 0.0, 0.1)
-    decision = tuner.look(slow)
+    decision = tuner.decide(slow)
     assert decision is not None
     assert decision.num_workers == 8
 
@@ -196,10 +196,10 @@ def test_without_a_trainer_only_cores_and_the_limit_count(cpu_s, wait_s, expecte
     """Inputs of a run: as many workers as the cores keep busy, and no decision to undo."""
     model = Model(step_s=1e-9, cpu_s=cpu_s, wait_s=wait_s)
     tuner, numbers, decisions = Tuner(2, 8, 2.0, "inputs"), [], []
-    tuner.look(model.totals)
+    tuner.decide(model.totals)
     for _ in range(20):
         totals = model.run(tuner.num_workers, 1.0)
-        decision = tuner.look(totals._replace(steps=0, steps_s=0.0, waited_s=totals.at))
+        decision = tuner.decide(totals._replace(steps=0, steps_s=0.0, waited_s=totals.at))
         decisions += [decision] if decision else []
         numbers.append(tuner.num_workers)
     assert numbers[-1] == expected
@@ -212,7 +212,7 @@ def test_a_look_at_two_loads_at_once_is_not_acted_on():
     tuner, before = Tuner(2, 8, 2.0), Model(step_s=0.005, cpu_s=0.02)
     run(tuner, before, 3)
     after = Model(step_s=0.005, cpu_s=0.01, wait_s=0.03, totals=before.run(2, 0.8))
-    tuner.look(after.run(2, 0.2))  # mostly the old load
+    tuner.decide(after.run(2, 0.2))  # mostly the old load
     numbers, decisions = run(tuner, after, 6)
     assert numbers[-1] == 8
     assert not any("more do not help" in each.reason for each in decisions)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
-from forebay.caching.index import Index, Plan, check_size
+from forebay.caching.index import CachePlan, Index, check_size
 from forebay.caching.sample_layout import Identity, classes_in, leaves_of, names_of, structure_of
 from forebay.caching.shard_job import ShardWork, describe_failed, read_description
 from forebay.caching.writer import specs_of, wider
@@ -211,7 +211,7 @@ def _made(
         cut = Cut(samples, plan.per_shard, plan.to_json())
     else:
         with reading("the plan"):
-            plan = replace(Plan.from_json(cut.facts), samples=samples)
+            plan = replace(CachePlan.from_json(cut.facts), samples=samples)
         _check_sizes(session)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
@@ -240,7 +240,7 @@ def _made(
     return index
 
 
-def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> Plan:
+def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> CachePlan:
     """Load the first, the middle and the last sample, and decide how to divide the dataset.
 
     Raises:
@@ -269,7 +269,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             except BaseException as error:  # noqa: BLE001 - SystemExit too
                 failed[index] = error  # a worker will report it
                 continue
-            plan = Plan(samples, 1, structure, specs)
+            plan = CachePlan(samples, 1, structure, specs)
             classes.update(classes_in(sample))
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
@@ -293,7 +293,7 @@ def _check_sizes(session: Session) -> None:
             check_size(Path(session.folder.locate(name)), there, size)
 
 
-def _failed_samples(report: Report, plan: Plan, marks: Path) -> str:
+def _failed_samples(report: Report, plan: CachePlan, marks: Path) -> str:
     """Return the message for a run in which samples failed."""
     indices: list[int] = []
     lines: list[str] = []

@@ -29,12 +29,12 @@ from forebay.errors import ForebayError, OptionError
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
 from forebay.jobs.ledger.packed_members import read_shards
-from forebay.jobs.outputs.commits import settle
+from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import table_name
-from forebay.jobs.outputs.output_places import look_at, open_place
-from forebay.jobs.report import verify as hold_against
+from forebay.jobs.outputs.output_places import open_place, snapshot_of
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
+from forebay.jobs.verification import verify as verify_outputs
 from forebay.predict import predict
 from forebay.preprocess import is_dataset, preprocess, retry
 from forebay.sample_ranges import verb_of
@@ -107,9 +107,8 @@ def preprocess_command(
     if len(paths) > 2:
         raise click.UsageError(
             f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
-            "glob, "
-            f"the shell replaced it with its matches: quote it, as in '*.wav'. Got {paths[0]} … "
-            f"{paths[-1]}"
+            "glob, the shell replaced it with its matches: quote it, as in '*.wav'. Got "
+            f"{paths[0]} … {paths[-1]}"
         )
     loaded = load_work(work)
     if is_dataset(loaded) != (len(paths) == 1):
@@ -192,7 +191,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     of preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
     is loaded because a folder names it. Without a name, retry shows what is recorded.
     """
-    meta = look_at(output).meta
+    meta = snapshot_of(output).meta
     verb = verb_of(meta)
     if len(names) != len(_RETRIED[verb]):
         raise OptionError(_how_to_retry(verb, output, meta))
@@ -222,13 +221,13 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    look_at(output)  # leave alone a folder that forebay did not make
+    snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        lost = settle(ledger, folder)
+        lost = perform_pending(ledger, folder)
         own = frozenset([*map(table_name, ledger.tables()), *read_shards(ledger).names])
         found = [*folder.files(), *folder.packed_outputs(ledger)]
-        result = hold_against(ledger.outputs(), found, own)
+        result = verify_outputs(ledger.outputs(), found, own)
         ledger.mark_todo(result.damaged)
     for name in (*lost, *result.missing):
         click.echo(f"missing  {name}")

@@ -1,4 +1,4 @@
-"""Commands that only look: status, failures, top, compare."""
+"""The commands that only show: status, failures, top, compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forebay.failures import Failure
 from forebay.live.top_display import live_views, signs_for, text_of, watch
 from forebay.live.top_screen import Signs
 from forebay.reports.comparison import compare
-from forebay.sample_ranges import look_at_run
+from forebay.sample_ranges import read_run_state
 from forebay.units import counted
 
 INTERRUPTED = 130
@@ -35,7 +35,7 @@ def status_command(output: str, watch: bool) -> int:
     shown = ""
     while True:
         try:
-            with look_at_run(output) as (snapshot, _):
+            with read_run_state(output) as (snapshot, _):
                 text = snapshot.text(time.time())
             if text != shown:
                 if watch:
@@ -59,7 +59,7 @@ def status_command(output: str, watch: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def failures_command(output: str, traceback: bool, as_json: bool) -> int:
     """List the failed inputs or samples of OUTPUT, also while it runs."""
-    with look_at_run(output) as (snapshot, failures):
+    with read_run_state(output) as (snapshot, failures):
         for failure in failures:
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
@@ -71,7 +71,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
 
 @click.command("top")
 @click.argument("target", metavar="[PID | OUTPUT]", required=False, type=options.PATH)
-@click.option("--once", is_flag=True, help="Print once and end, as when stdout is no terminal.")
+@click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
 def top_command(target: str | None, once: bool) -> int:
     """Show the loaders and runs of this user on this machine while they work.
 
@@ -104,7 +104,7 @@ def compare_command(first: str, second: str, save: str | None) -> int:
 
 
 def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
-    """Return what there is to be seen of a target, or of all without one.
+    """Return the lines that show a target, or all loaders and runs without one.
 
     Raises:
         OptionError: The target is neither a process that has anything to show nor a folder.
@@ -113,17 +113,17 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    place = target if "://" in target else os.path.abspath(target)
-    if views := [view for view in views if target == str(view.pid) or view.title == place]:
+    path = target if "://" in target else os.path.abspath(target)
+    if views := [view for view in views if target == str(view.pid) or view.title == path]:
         return text_of(views, columns, signs)
     if "://" not in target and not os.path.exists(target):
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the number of a process that "
             "shows a loader or run of yours on this machine\n"
-            "  A loader shows itself one second after its first batch was requested. "
-            "`forebay top` lists all that there are."
+            "  A loader is shown one second after its first batch was requested. `forebay top` "
+            "lists all loaders and runs."
         )
-    with look_at_run(target) as (snapshot, _):  # it ended, or works on another machine
+    with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]
 
 

@@ -31,9 +31,9 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     """Collate tensors of different shapes into one, padded to the largest of each dimension.
 
     Samples, or fields of them, may be tensors, numpy arrays, or sequences of numbers, nested or
-    not, which are converted by `torch.tensor`. They must agree in their number of
-    dimensions and in dtype; an empty sequence agrees with any. Order and values do not change;
-    padding comes at the end of each dimension.
+    not, which are converted by `torch.tensor`. They must agree in their number of dimensions and in
+    dtype; an empty sequence agrees with any. Order and values do not change; padding comes at the
+    end of each dimension.
 
     Args:
         value: What to pad with. It must be a value of the samples' dtype.
@@ -45,8 +45,8 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     Returns:
         A collate_fn, or a rule for `by_field`. It returns a tensor [batch, max of dimension 0, ...]
         of the samples' dtype, contiguous, newly allocated; or a `Padded`. It raises `InputError`,
-        naming the first sample that differs from most, and `OptionError` if the
-        dtype cannot represent `value`.
+        naming the first sample that differs from most, and `OptionError` if the dtype cannot
+        represent `value`.
 
     Raises:
         OptionError: `value` is not a number, or `multiple_of` is not positive.

@@ -67,15 +67,15 @@ class ItemDataset(Dataset[Any]):
             TypeError: The index is not an integer.
             Exception: An exception of `load`, with a note that names the item.
         """
-        place = _place(index)
-        item = self.items[place]
+        position = _position(index)
+        item = self.items[position]
         try:
             sample = self._load(item)
             if self._labels is None:
                 return sample
-            return sample, self._labels(item) if callable(self._labels) else self._labels[place]
+            return sample, self._labels(item) if callable(self._labels) else self._labels[position]
         except Exception as error:
-            error.add_note(f"forebay: it was raised for item {place}: {shortened(item)}")
+            error.add_note(f"forebay: it was raised for item {position}: {shortened(item)}")
             raise
 
     def source_of(self, index: int) -> str:
@@ -88,9 +88,9 @@ class ItemDataset(Dataset[Any]):
         Args:
             index: See `__getitem__`.
         """
-        place = _place(index)
-        name = self._name(self.items[place])
-        return str(range(len(self))[place]) if name is None else name
+        position = _position(index)
+        name = self._name(self.items[position])
+        return str(range(len(self))[position]) if name is None else name
 
     def __repr__(self) -> str:
         return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
@@ -284,7 +284,7 @@ def _check_load(load: object, optional: bool = False) -> None:
         )
 
 
-def _place(index: object) -> int:
+def _position(index: object) -> int:
     if isinstance(index, slice):
         raise TypeError(
             "a dataset returns one sample at a time and does not support slices\n"

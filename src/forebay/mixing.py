@@ -121,22 +121,22 @@ class MixedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample: index 0 is the first of the first source."""
-        source, place = self._find(index)
-        return self._sources[source][place]
+        source, index_there = self._find(index)
+        return self._sources[source][index_there]
 
     def _get_together(self, indices: Sequence[int]) -> list[Any]:
         """Return samples, with one call to each source."""
         samples: dict[int, Any] = {}
         wanted: dict[int, list[tuple[int, int]]] = {}
         for position, index in enumerate(indices):
-            source, place = self._find(index)
-            wanted.setdefault(source, []).append((position, place))
-        for source, places in wanted.items():
+            source, index_there = self._find(index)
+            wanted.setdefault(source, []).append((position, index_there))
+        for source, pairs in wanted.items():
             dataset = self._sources[source]
             together = getattr(dataset, "__getitems__", None)
-            own = [place for _, place in places]
+            own = [index_there for _, index_there in pairs]
             found = together(own) if together is not None else [dataset[each] for each in own]
-            samples.update(zip((position for position, _ in places), found, strict=True))
+            samples.update(zip((position for position, _ in pairs), found, strict=True))
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:

@@ -173,7 +173,7 @@ class PreprocessOptions:
             return self.num_workers
         if self.limit is not None:
             return 0 if self.timeout is None else 1
-        return usable_cores()
+        return whole_cores()
 
     @property
     def further_tries(self) -> int:
@@ -209,7 +209,7 @@ class AutoWorkers(int):
     def __new__(cls, max: int | None = None) -> Self:
         """Check the limit."""
         if max is None:
-            max = sorted((MAX_WORKERS_FLOOR, 2 * usable_cores(), MAX_WORKERS_CEILING))[1]
+            max = sorted((MAX_WORKERS_FLOOR, 2 * whole_cores(), MAX_WORKERS_CEILING))[1]
         if type(max) is not int or max < 1:
             raise OptionError(f"AutoWorkers(max={max!r}) is not valid; it must be 1, 2, 3, …")
         return super().__new__(cls, max)
@@ -265,8 +265,8 @@ def worker_resources(where: Ray) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use, in whole cores: at least 1."""
+def whole_cores() -> int:
+    """Return how many whole cores this process may use: at least 1."""
     return max(1, int(machine.usable_cores()))
 
 

@@ -263,7 +263,7 @@ def _process_parts(
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:
-    """Refuse settings of workers that contradict each other.
+    """Check that the settings of workers do not contradict each other.
 
     Raises:
         OptionError: They do.

@@ -16,7 +16,7 @@ from forebay.jobs.inputs.memory_tables import is_table
 from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.ledger.records import RowsInPlace
-from forebay.jobs.outputs.output_places import look_at
+from forebay.jobs.outputs.output_places import snapshot_of
 from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
@@ -184,7 +184,7 @@ def retry(
         LedgerError: The folder holds no run.
         ChangedError: `work` differs from that of the earlier run.
     """
-    verb = verb_of(look_at(output).meta)
+    verb = verb_of(snapshot_of(output).meta)
     if verb != "preprocess":
         way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
         raise OptionError(
@@ -258,23 +258,7 @@ def listing_for(
             "line's way to name it."
         )
     if is_dataset(work):
-        if isinstance(work, type):
-            raise OptionError(
-                f"{work.__name__} is a Dataset class, not a Dataset instance\n"
-                f"  Nothing was started. Create one, as in dataset = {work.__name__}(...), and "
-                "pass "
-                "that."
-            )
-        if inputs is not None:
-            raise OptionError(
-                f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
-                "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
-            )
-        if folder is not None:
-            raise OptionError(
-                f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
-                "inputs\n  Nothing was started. Leave folder out."
-            )
+        _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)
         return indices(len(work), names_of(work))
@@ -296,6 +280,26 @@ def listing_for(
         )
     _check_callable(work, ("source", "out"))
     return list_inputs(inputs, folder)
+
+
+def _check_dataset(dataset: Any, inputs: Any, folder: str | os.PathLike[str] | None) -> None:
+    """Raise OptionError for a Dataset class, and for arguments that a Dataset does not take."""
+    if isinstance(dataset, type):
+        raise OptionError(
+            f"{dataset.__name__} is a Dataset class, not a Dataset instance\n"
+            f"  Nothing was started. Create one, as in dataset = {dataset.__name__}(...), and pass "
+            "that."
+        )
+    if inputs is not None:
+        raise OptionError(
+            f"a Dataset has its own inputs, and inputs={shortened(inputs)} was given too\n"
+            "  Nothing was started. Leave the inputs out: preprocess(dataset, output=...)."
+        )
+    if folder is not None:
+        raise OptionError(
+            f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
+            "inputs\n  Nothing was started. Leave folder out."
+        )
 
 
 def is_dataset(work: object) -> bool:

@@ -1,4 +1,4 @@
-"""What tells a process from a later one with the same id, and from one of another machine."""
+"""Tell a process from a later one with the same ID, and from one of another machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forebay.proc_files import read_proc
 
 
 def kernel() -> str:
-    """Return the running kernel and its namespace of process ids; "" where that is not known."""
+    """Return the running kernel and its namespace of process IDs; "" where that is not known."""
     try:
         boot = read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -27,10 +27,10 @@ def state_and_start(pid: int) -> tuple[str, str]:
 
 
 def is_alive(pid: int, process_start: str) -> bool:
-    """Tell whether a process of this machine is there, and not another with the same id.
+    """Tell whether a process of this machine is there, and not another with the same ID.
 
     Args:
-        pid: Its id.
+        pid: Its ID.
         process_start: When it started, as `state_and_start` tells; "" if that is not known.
     """
     try:

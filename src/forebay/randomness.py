@@ -356,7 +356,7 @@ class PrivateGenerators:
 
 
 # A function that seeds the generators from 64 bits; see `ThreadTurns.run`.
-Seeds = Callable[[int], None]
+SetSeed = Callable[[int], None]
 
 
 class ThreadTurns:
@@ -370,7 +370,7 @@ class ThreadTurns:
         """Begin with calls side by side."""
         self._draws = False
 
-    def run(self, call: Callable[[Seeds], _T], undo: Callable[[], None] = lambda: None) -> _T:
+    def run(self, call: Callable[[SetSeed], _T], undo: Callable[[], None] = lambda: None) -> _T:
         """Make a call; return its result, or raise its exception.
 
         Args:

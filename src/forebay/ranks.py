@@ -98,8 +98,8 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
             found = Ranks(0, 0)
         if not 0 <= found.rank < found.world_size:
             raise OptionError(
-                f"the environment says {size_name}={size!r} and {rank_name}={rank!r}, which is no "
-                "rank\n  Nothing was started. Pass world_size= and rank= as numbers."
+                f"the environment says {size_name}={size!r} and {rank_name}={rank!r}, which is not "
+                "a rank\n  Nothing was started. Pass world_size= and rank= as numbers."
             )
         return found
     return None

@@ -143,9 +143,9 @@ def run(
             for outcome in others:
                 _stop_if_due(outcome, budget, options, ledger)
             if tuning is not None and not engine.finished:
-                tuning.look(time.monotonic(), progress.trace, engine.resize)
+                tuning.update(time.monotonic(), progress.trace, engine.resize)
             recorded_at, flush_s = time.monotonic(), commits.flush_s
-            commit = commits.go_on(at_once=at_once or engine.finished)
+            commit = commits.advance(at_once=at_once or engine.finished)
             waited_s = commits.flush_s - flush_s
             record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
             if commit is not None:
@@ -242,7 +242,7 @@ def run_here(
             seconds = time.monotonic() - began
             result = DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result)
             commits.add([result], progress.trace.took)
-            commit = commits.go_on(at_once=True)
+            commit = commits.advance(at_once=True)
             assert commit is not None
             progress.update(commit.done, commit.failed, commit.metadata)
             for _, failure in commit.refused:

@@ -1,6 +1,6 @@
 """`num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
 
-    run ── trace, processor times ──> RunTuning.look ── totals ──> Tuner ── number ──> Engine.resize
+    run ── trace, CPU times ──> RunTuning.update ── totals ──> Tuner ── number ──> Engine.resize
 
 No trainer takes the results, so everything waits for workers. More of them than cores help only
 where the function waits, for storage or a network.
@@ -15,16 +15,16 @@ from collections.abc import Callable
 from forebay.observe.event_log import log
 from forebay.observe.process_times import ProcessTimes
 from forebay.observe.run_trace import RunTrace
-from forebay.options import usable_cores
+from forebay.options import whole_cores
 from forebay.tuning import Totals, Tuner
 
-# How often to look, at most: each look reads two files per worker.
+# The shortest time between two decisions: each reads two files per worker.
 EVERY_S = 1.0
 KEPT_DECISIONS = 256
 
 
 class RunTuning:
-    """Looks at a run now and then, and decides on the number of workers.
+    """Reads what a run did at intervals, and changes the number of workers.
 
     Args:
         most: The largest number.
@@ -38,10 +38,10 @@ class RunTuning:
     def __init__(self, most: int, pids: Callable[[], list[int]] | None, began: float) -> None:
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
         self._pids, self._times = pids, ProcessTimes()
-        self._tuner = Tuner(min(usable_cores(), most), most, usable_cores(), "inputs")
+        self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
-        self._began = self._since = began  # since then there is the present number
-        self._worker_s = 0.0  # of all workers before that
+        self._began = self._since = began  # `_since`: when the present number was set
+        self._worker_s = 0.0  # of all workers before `_since`
 
     @property
     def num_workers(self) -> int:
@@ -53,8 +53,8 @@ class RunTuning:
         worker_s = self._worker_s + self.num_workers * (now - self._since)
         return max(round(worker_s / max(now - self._began, 1e-9)), 1)
 
-    def look(self, now: float, trace: RunTrace, resize: Callable[[int], None]) -> None:
-        """Decide on the number of workers, and have it changed if it is another one.
+    def update(self, now: float, trace: RunTrace, resize: Callable[[int], None]) -> None:
+        """Decide on the number of workers; call `resize` if it is to change.
 
         Args:
             now: Seconds of a monotonic clock.
@@ -65,7 +65,7 @@ class RunTuning:
             return
         self._due = now + EVERY_S
         present = self.num_workers
-        decision = self._tuner.look(self._totals(now, trace))
+        decision = self._tuner.decide(self._totals(now, trace))
         if decision is not None:
             self._worker_s += present * (now - self._since)
             self._since = now

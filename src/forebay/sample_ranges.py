@@ -109,7 +109,7 @@ def enrol_ranges(session: Session, cut: Cut, identities: Identities | None = Non
     ledger.mark_todo(
         [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
     )
-    session.settle()
+    session.perform_pending()
     ledger.set_meta(_KEY, json.dumps(asdict(cut)))
 
 
@@ -176,7 +176,7 @@ def verb_of(meta: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def look_at_run(
+def read_run_state(
     output: str | os.PathLike[str],
 ) -> Iterator[tuple[Snapshot, Iterator[Failure]]]:
     """Read the state of a run from another process, whether or not it is running.

@@ -34,7 +34,7 @@ from forebay.jobs.inputs.listing import Listing
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Todo
-from forebay.jobs.outputs.commits import settle
+from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import PRIVATE, table_name
 from forebay.jobs.outputs.output_places import check_in_reach, in_reach, local_inputs, open_place
 from forebay.jobs.preprocess_job import PreprocessJob
@@ -101,7 +101,7 @@ class Session:
             self._tables = self.ledger.tables()
             if any(self._tables.values()):  # if the run is killed from here on, they are stale
                 self.ledger.set_tables(dict.fromkeys(self._tables, False))
-            self.settle()
+            self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
         return self
@@ -160,7 +160,7 @@ class Session:
             self.ledger.restart()
             self._tables = {}
             self._merge(listing, ahead)
-        self.settle()
+        self.perform_pending()
         rows = listing.in_place
         call = {
             "kind": listing.kind,
@@ -225,7 +225,7 @@ class Session:
                 at_once=at_once,
             )
         self._changed |= times.committed > 0
-        self.settle()
+        self.perform_pending()
         if self._has_table:
             with collecting_seldom():
                 self._update_table(kind)
@@ -257,7 +257,7 @@ class Session:
         job = PreprocessJob(work, "rows", self.folder.staging())
         with generators_kept():
             run_here(job, todo, self.ledger, self.folder, progress)
-        self.settle()
+        self.perform_pending()
 
     def _begin_work(self) -> Counts:
         """Record that this process runs now; return the counts before it."""
@@ -278,9 +278,9 @@ class Session:
         name, names = self._described.name, self.ledger.name_of
         return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
 
-    def settle(self) -> None:
+    def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
-        settle(self.ledger, self.folder)
+        perform_pending(self.ledger, self.folder)
 
     def _is_to_start_over(self) -> bool:
         """Tell whether to discard the earlier run: on request, or after trials only.
@@ -363,7 +363,7 @@ class Session:
         if not current.get(form) or self.folder.size(name) is None:
             # Recorded first: otherwise, after a kill, the table would look like a foreign file.
             self.ledger.set_tables({**stale, form: False})
-            self.folder.keep(self.ledger, now=form not in self._tables)
+            self.folder.copy_ledger(self.ledger, now=form not in self._tables)
             self.folder.complete_shards(self.ledger)
             replaces = form in self._tables
             try:

@@ -1,13 +1,13 @@
 """How many workers `num_workers="auto"` should have. PURE: no clock, process, file or thread.
 
-    trace, run ── totals ──> Tuner.look ──> Decision(num_workers, reason)
+    trace, run ── totals ──> Tuner.decide ──> Decision(num_workers, reason)
 
 With T the trainer's own seconds for a step, and S the seconds that a worker takes for a batch, S/T
 workers make batches as fast as the trainer takes them (Little's law); more where batches differ so
-much that the trainer still waits. If a batch takes C seconds of
-processor time, K cores keep at most K*S/C workers busy. The tuner aims at the smaller of the two.
-Where more workers turn out not to help, as with storage that gives only so many bytes per second,
-it goes back and does not try again for a while.
+much that the trainer still waits. If a batch takes C seconds of processor time, K cores keep at
+most K*S/C workers busy. The tuner aims at the smaller of the two. Where more workers turn out not
+to help, for example because storage limits the bytes per second, it goes back and does not try
+again for a while.
 
 A run of `preprocess` has no trainer: T is 0, and the cores and the largest number are the limits.
 """
@@ -21,25 +21,25 @@ from typing import NamedTuple
 
 from forebay.units import duration
 
-# A look needs at least so many seconds, and so many batches for each worker.
-LOOK_S = 1.0
-LOOK_BATCHES = 2
-# Even where batches are slower than that, so many seconds and batches are enough.
+# A decision needs a window of at least this many seconds, and this many batches of each worker.
+WINDOW_S = 1.0
+WINDOW_BATCHES = 2
+# Where batches are slower than that, this many seconds and batches are enough.
 PATIENT_S = 5.0
 FEWEST_BATCHES = 4
-# The trainer is waiting if it spends more than this share of its time on that.
+# The trainer counts as waiting if it waits for more than this share of its time.
 WAITING = 0.02
 # Workers are idle if they are busy for less than this share of their time.
 BUSY = 0.75
-# How many more workers to aim at than are needed on average, to begin with.
+# At first, aim at this many times the workers that are needed on average.
 HEADROOM = 1.1
-# How many times as many to try where that is not enough.
+# Where that is not enough, try this many times as many.
 UNEVEN = 1.5
-# How many looks in a row have to agree before the number is lowered.
-LOOKS_BEFORE_FEWER = 5
-# Batches that take so many times more or less than before are of another load.
+# How many windows in a row have to agree before the number is lowered.
+WINDOWS_BEFORE_FEWER = 5
+# The load has changed if a batch takes this many times as long as before, or is that much faster.
 SAME_LOAD = 1.25
-# More workers have helped if there are so many times as many batches as before, or if the trainer
+# More workers have helped if they make this many times as many batches as before, or if the trainer
 # waits for less than half as much of its time.
 HELPED = 1.05
 # How long not to try what did not help; twice as long each time.
@@ -79,8 +79,8 @@ class Decision(NamedTuple):
     reason: str
 
 
-class _Trial(NamedTuple):
-    """What was before the number was raised."""
+class _BeforeGrowth(NamedTuple):
+    """What was measured before the number was raised."""
 
     num_workers: int
     rate: float
@@ -92,7 +92,7 @@ class _Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What happened between two looks, per batch or per second."""
+    """What happened between two decisions, per batch or per second."""
 
     rate: float  # batches made per second
     waiting: float  # share of the trainer's time
@@ -122,12 +122,14 @@ class Tuner:
         self._unit = unit
         self._most, self._cores = most, cores
         self._before: Totals | None = None
-        self._needed: deque[int] = deque(maxlen=LOOKS_BEFORE_FEWER)
-        self._tried: _Trial | None = None  # before the last growth, until it is judged
+        self._needed: deque[int] = deque(maxlen=WINDOWS_BEFORE_FEWER)
+        self._before_growth: _BeforeGrowth | None = (
+            None  # before the last growth, until it is judged
+        )
         self._headroom = HEADROOM
         self._ceiling, self._until, self._pause_s = most, 0.0, PAUSE_S
 
-    def look(self, now: Totals) -> Decision | None:
+    def decide(self, now: Totals) -> Decision | None:
         """Return a decision to change the number; None if it is to stay, or it is too early."""
         before = self._before
         if before is None or now.made < before.made:
@@ -137,7 +139,7 @@ class Tuner:
         if window is None:
             return None
         self._before = now
-        decision = self._decide(window, now.at)
+        decision = self._decision(window, now.at)
         if decision is None or decision.num_workers == self.num_workers:
             return None
         self.num_workers = decision.num_workers
@@ -146,8 +148,8 @@ class Tuner:
     def _window(self, before: Totals, now: Totals) -> _Window | None:
         seconds, made = now.at - before.at, now.made - before.made
         waited_s, steps_s = now.waited_s - before.waited_s, now.steps_s - before.steps_s
-        wanted = max(LOOK_BATCHES * self.num_workers, FEWEST_BATCHES)
-        is_enough = seconds >= LOOK_S and made >= wanted
+        wanted = max(WINDOW_BATCHES * self.num_workers, FEWEST_BATCHES)
+        is_enough = seconds >= WINDOW_S and made >= wanted
         if not is_enough and (seconds < PATIENT_S or made < FEWEST_BATCHES):
             return None
         made_s, queued_s = now.made_s - before.made_s, now.queued_s - before.queued_s
@@ -163,40 +165,34 @@ class Tuner:
             trainer_cores=(now.trainer_cpu_s - before.trainer_cpu_s) / seconds,
         )
 
-    def _decide(self, window: _Window, at: float) -> Decision | None:
+    def _decision(self, window: _Window, at: float) -> Decision | None:
         if at >= self._until:
             self._ceiling = self._most
-        present, tried = self.num_workers, self._tried
-        self._tried = None
+        present, before = self.num_workers, self._before_growth
+        self._before_growth = None
         is_waiting = window.waiting > WAITING
-        is_judged = tried is not None and _is_same_load(tried, window, present)
-        if tried is not None and is_judged and is_waiting and not _has_helped(tried, window):
-            return self._go_back(tried, window, at)
+        is_judged = before is not None and _is_same_load(before, window, present)
+        if before is not None and is_judged and is_waiting and not _has_helped(before, window):
+            return self._go_back(before, window, at)
         bound = min(self._by_cores(window), self._ceiling)
-        on_average = window.batch_s / window.step_s
-        needed = max(min(math.ceil(on_average * self._headroom), self._most), 1)
-        trial = _Trial(
-            present,
-            window.rate,
-            window.waiting,
-            self._headroom,
-            window.batch_s,
-            window.cpu_s,
-        )
-        # What the trainer waits is the most that it can gain. While new workers start, it still
-        # waits as before.
-        can_gain = tried is None and window.waiting > 1 - 1 / HELPED
+        on_average, headroom = window.batch_s / window.step_s, self._headroom
+        needed = max(min(math.ceil(on_average * headroom), self._most), 1)
+        # At most the trainer's waiting can be gained. While new workers start, it still waits as
+        # before.
+        can_gain = before is None and window.waiting > 1 - 1 / HELPED
         if can_gain and on_average <= present < bound:
             needed = max(needed, min(math.ceil(present * UNEVEN), bound))
-            self._headroom = max(self._headroom, needed / on_average)
+            self._headroom = max(headroom, needed / on_average)
         self._needed.append(needed)
         target = min(needed, bound)
         if is_waiting and target > present:
-            self._tried = trial
+            self._before_growth = _BeforeGrowth(
+                present, window.rate, window.waiting, headroom, window.batch_s, window.cpu_s
+            )
             self._needed.clear()
             return Decision(target, self._more(window, present, target))
         enough = max(self._needed)
-        is_settled = len(self._needed) == LOOKS_BEFORE_FEWER and enough < present
+        is_settled = len(self._needed) == WINDOWS_BEFORE_FEWER and enough < present
         if is_settled and not is_waiting and window.busy < BUSY:
             self._needed.clear()
             return Decision(enough, self._fewer(window, present, enough))
@@ -209,8 +205,8 @@ class Tuner:
         free = max(self._cores - window.trainer_cores, 1.0)
         return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
 
-    def _go_back(self, tried: _Trial, window: _Window, at: float) -> Decision:
-        fewer, rate, self._headroom = tried.num_workers, tried.rate, tried.headroom
+    def _go_back(self, before: _BeforeGrowth, window: _Window, at: float) -> Decision:
+        fewer, rate, self._headroom = before.num_workers, before.rate, before.headroom
         self._ceiling, self._until = fewer, at + self._pause_s
         self._pause_s *= 2
         self._needed.clear()
@@ -245,15 +241,15 @@ class Tuner:
         )
 
 
-def _is_same_load(tried: _Trial, window: _Window, num_workers: int) -> bool:
+def _is_same_load(before: _BeforeGrowth, window: _Window, num_workers: int) -> bool:
     """Return whether batches take as much as before, or what more workers at a time explain."""
-    more = num_workers / tried.num_workers
-    batch, cpu = window.batch_s / tried.batch_s, window.cpu_s / max(tried.cpu_s, 1e-9)
-    is_bound_to_cpu = max(window.cpu_s, tried.cpu_s) > window.batch_s / 4
+    more = num_workers / before.num_workers
+    batch, cpu = window.batch_s / before.batch_s, window.cpu_s / max(before.cpu_s, 1e-9)
+    is_bound_to_cpu = max(window.cpu_s, before.cpu_s) > window.batch_s / 4
     if is_bound_to_cpu and not 1 / SAME_LOAD <= cpu <= SAME_LOAD:
         return False
     return 1 / SAME_LOAD <= batch <= more * SAME_LOAD
 
 
-def _has_helped(tried: _Trial, window: _Window) -> bool:
-    return window.rate >= tried.rate * HELPED or window.waiting < tried.waiting / 2
+def _has_helped(before: _BeforeGrowth, window: _Window) -> bool:
+    return window.rate >= before.rate * HELPED or window.waiting < before.waiting / 2

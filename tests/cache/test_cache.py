@@ -22,7 +22,7 @@ from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
 from forebay.jobs.ledger.records import Counts
 from forebay.jobs.user_code.reference import load_work
 from forebay.observe.progress import Progress
-from forebay.sample_ranges import look_at_run
+from forebay.sample_ranges import read_run_state
 from forebay.testing.leaks import no_leaks
 
 
@@ -239,7 +239,7 @@ def test_swapped_shards_of_one_size_are_an_error_that_says_which(pictures):
     other.rename(one)
     (folder / "aside").rename(other)
     for each in (cached, forebay.open_cache(folder), make(Pictures(), folder)):
-        words = "it holds 1 samples, starting at sample 4, instead of 1, starting at sample 3"
+        words = "it holds 1 sample, starting at sample 4, instead of 1, starting at sample 3"
         with pytest.raises(forebay.InputError, match=words):
             each[3]
     for path in (one, other):
@@ -460,7 +460,7 @@ def test_what_one_sees_of_a_cache_is_counted_in_samples(tmp_path, monkeypatch):
     with pytest.raises(forebay.FailuresError):
         make(Made(fragile, 301), tmp_path)
     assert sum(map(sum, shown)) == 301
-    with look_at_run(tmp_path) as (snapshot, failures):
+    with read_run_state(tmp_path) as (snapshot, failures):
         assert (snapshot.counts, snapshot.unit) == (Counts(301, 295, 2), "sample")
         assert [str(one) for one in failures] == [
             "sample 3: ValueError: bad 3",

@@ -187,7 +187,7 @@ UNLIKE = {
     ),
     "keys": (lambda i: {"a": 1, "b": 2} if i else {"a": 1}, "has the keys ['a', 'b'] here"),
     "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),
-    "depth": (lambda i: [0] if i else 0, "the sample is a list here and none in other samples"),
+    "depth": (lambda i: [0] if i else 0, "the sample is a list here, but not in other samples"),
     "kind": (lambda i: (0,) if i else [0], "a tuple here and a list in other samples"),
 }
 

@@ -139,8 +139,8 @@ tools = Zygotes()
 @pytest.fixture
 def impatient(monkeypatch):
     """Look after a silent zygote, and give it up, much sooner."""
-    monkeypatch.setattr(processes, "LOOK_S", 0.02)
-    monkeypatch.setattr(zygote_handle, "LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "CHECK_S", 0.02)
+    monkeypatch.setattr(zygote_handle, "CHECK_S", 0.02)
     monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)
 
 

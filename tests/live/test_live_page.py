@@ -14,7 +14,14 @@ from torch.utils.data import Dataset
 
 from forebay import DataLoader
 from forebay.live import live_folder, live_page
-from forebay.live.live_page import PAGE_BYTES, LivePage, is_dead, packed, read_page, unpacked
+from forebay.live.live_page import (
+    PAGE_BYTES,
+    LivePage,
+    decode_page,
+    encode_page,
+    is_dead,
+    read_page,
+)
 from forebay.loading.loader_facts import LiveLoader
 from forebay.observe.diagnosis import LEAST_STEPS
 
@@ -95,7 +102,7 @@ def test_a_reader_never_sees_half_a_page(folder) -> None:
     assert len(set(seen)) > 1
 
 
-GOOD = packed({"a": 1}, 2)
+GOOD = encode_page({"a": 1}, 2)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ GOOD = packed({"a": 1}, 2)
 def test_a_damaged_page_is_none(tmp_path, content) -> None:
     """It is data: whatever is in the file, nothing but None or a dict comes out."""
     (tmp_path / "x.page").write_bytes(content)
-    assert unpacked(content) is None
+    assert decode_page(content) is None
     assert read_page(str(tmp_path / "x.page")) is None
 
 
@@ -126,7 +133,7 @@ def test_json_that_is_no_object_or_too_deep_is_none() -> None:
         body = text.encode()
         head = live_page._HEAD.pack(live_page._MAGIC, 2, live_page.zlib.crc32(body), len(body))
         content = head + body.ljust(live_page._ROOM, b"\0") + live_page._TAIL.pack(2)
-        assert unpacked(content) is None
+        assert decode_page(content) is None
 
 
 def test_links_and_pipes_are_not_read(tmp_path) -> None:
@@ -216,7 +223,7 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     data = read_page(str(dead))
     assert is_dead(data)
     elsewhere = folder / "1-a.page"
-    elsewhere.write_bytes(packed({**data, "kernel": "another"}, 2))
+    elsewhere.write_bytes(encode_page({**data, "kernel": "another"}, 2))
     unknown = folder / "2-b.page"
     unknown.write_bytes(b"x")
     torn = folder / "4-d.page"  # its writer was killed within a write
@@ -224,7 +231,7 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     os.utime(torn, (0, 0))
     # The same number, of a process that began at another time.
     reused = folder / "3-c.page"
-    reused.write_bytes(packed({**data, "pid": os.getpid(), "process_start": "1"}, 2))
+    reused.write_bytes(encode_page({**data, "pid": os.getpid(), "process_start": "1"}, 2))
     page = LivePage()
     page.publish({"a": 1})
     left = set(folder.iterdir())

@@ -71,7 +71,7 @@ AUTO_RUN = """
     import forebay
     from forebay import run_tuning
 
-    run_tuning.usable_cores = lambda: 1
+    run_tuning.whole_cores = lambda: 1
 
     def work(source, out):
         while not os.path.exists(sys.argv[1] + ".gate"):

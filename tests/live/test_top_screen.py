@@ -56,7 +56,7 @@ def shown(*pages, columns=100, signs=UNICODE, now=100.0):
     return screen([View.of(each) for each in pages], now, columns, signs)
 
 
-def test_a_loader() -> None:
+def test_a_loader_is_shown_with_its_buffer_waits_and_workers() -> None:
     """Who, what, why; the buffer with its low mark; waits and workers of the last seconds."""
     assert shown(LOADER, now=101.0) == [
         "train.py · pid 4711 · 1 min 41 s",
@@ -76,7 +76,7 @@ def test_a_loader_that_has_just_begun() -> None:
     assert any(line.endswith("training waited 38% of the last 3 s") for line in lines)
 
 
-def test_a_run() -> None:
+def test_a_run_is_shown_with_its_counts_and_workers() -> None:
     """What `forebay status` tells, and the workers."""
     assert shown(RUN) == [
         "prepare.py · pid 12 · 1 min",
@@ -107,14 +107,14 @@ def test_a_loader_that_is_quiet() -> None:
     assert "nothing new" not in shown(LOADER, now=103.0)[0]
 
 
-def test_many_workers() -> None:
+def test_only_as_many_workers_as_fit_are_shown_one_by_one() -> None:
     """As many as fit are shown one by one."""
     lines = shown(LOADER | {"num_workers": 64, "lanes": ["5" * 30] * 64})
     assert lines[-1].strip() == "and 48 more workers"
     assert sum(line.startswith("worker ") for line in lines) == 16
 
 
-def test_the_headline_counts() -> None:
+def test_the_headline_counts_loaders_and_runs() -> None:
     """Also nothing."""
     views = [View.of(LOADER), View.of(RUN), View.of(RUN)]
     assert headline(views, "12:00:00", UNICODE) == "forebay top · 1 loader, 2 runs · 12:00:00"

@@ -110,7 +110,7 @@ def test_it_fills_to_the_high_mark_and_again_below_the_low_mark(backend):
 
 
 @BACKENDS
-def test_it_counts_bytes(backend):
+def test_no_more_batches_are_ready_than_fit_into_the_bytes(backend):
     """A size is a size: no more batches than fit, whatever their number."""
     dataset = Big(60)
     with DataLoader(dataset, num_workers=2, buffer="100kB", backend=backend) as loader:

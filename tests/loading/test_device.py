@@ -395,7 +395,7 @@ class Growing(Squares):
 
 
 @pytest.mark.slow
-def test_batches_that_grow():
+def test_slots_on_both_sides_grow_with_the_batches():
     """Slots on both sides follow the batches; pages are unregistered before they are freed."""
     device = FakeDevice(1)
     with DataLoader(

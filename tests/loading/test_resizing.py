@@ -49,7 +49,7 @@ def settle(feed: Any, is_so: Callable[[], bool]) -> None:
     """Let the feed work until something holds."""
 
     def looked() -> bool:
-        feed.look(0.02)
+        feed.poll(0.02)
         return is_so()
 
     until(looked)

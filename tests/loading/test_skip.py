@@ -255,8 +255,8 @@ def test_without_a_seed_there_is_no_call_to_replay():
     loader.close()
 
 
-def test_squares_are_fine():
-    """With nothing to skip, nothing is listed."""
+def test_with_nothing_to_skip_nothing_is_listed():
+    """All batches are there, and `failures` is empty."""
     with loader_of("2 workers", Squares(9)) as loader:
         assert len(list(loader)) == 3
         assert loader.failures == []

@@ -34,7 +34,7 @@ def test_a_count_is_exact(start, bound, positions):
 def test_each_source_has_given_its_share_at_every_position(seed):
     """To within a few samples, of which there are hardly more the farther it is."""
     for position in [*range(0, 200_000, 997), 10**15]:
-        for count, tenths in zip(MIXTURE.given(seed, position), (7, 2, 1), strict=True):
+        for count, tenths in zip(MIXTURE.drawn(seed, position), (7, 2, 1), strict=True):
             assert abs(count - position * tenths // 10) < (8 if position < 10**6 else 24)
 
 
@@ -59,7 +59,7 @@ def test_any_position_can_be_asked_for(cuts):
         pieces.append(MIXTURE.indices(1, True, first, count))
         first += count
     assert np.concatenate(pieces).tolist() == whole.tolist()
-    assert np.bincount(sources(whole), minlength=3).tolist() == list(MIXTURE.given(1, sum(cuts)))
+    assert np.bincount(sources(whole), minlength=3).tolist() == list(MIXTURE.drawn(1, sum(cuts)))
 
 
 def test_weights_change_without_loss_or_repetition():
@@ -72,7 +72,7 @@ def test_weights_change_without_loss_or_repetition():
     epochs = [own[at : at + 77] for at in range(0, len(own) // 77 * 77, 77)]
     assert all(sorted(epoch) == list(range(77)) for epoch in epochs)
     again = later.changed((0.7, 0.2, 0.1), 3, 5000)
-    assert again.given(3, 5000) == later.given(3, 5000)
+    assert again.drawn(3, 5000) == later.drawn(3, 5000)
 
 
 def test_another_seed_gives_another_sequence_of_sources():
@@ -87,5 +87,5 @@ def test_weights_at_the_edges(weights):
     """Sources of no weight, or of next to none, wherever they stand."""
     mixture = Mixture(lengths=(1000, 77, 10), weights=weights)
     found = np.bincount(sources(mixture.indices(3, False, 0, 900)), minlength=3)
-    assert found.tolist() == list(mixture.given(3, 900))
+    assert found.tolist() == list(mixture.drawn(3, 900))
     assert found[np.argmax(weights)] == 900

@@ -14,7 +14,7 @@ from models import Factory, Numbers, total
 import forebay
 from forebay.failures import MAX_TEXT
 from forebay.jobs.ledger.records import Counts
-from forebay.sample_ranges import look_at_run
+from forebay.sample_ranges import read_run_state
 
 
 def predicted(model, data, output, **options):
@@ -343,7 +343,7 @@ def test_failed_samples_are_tried_again_by_workers_with_models(tmp_path, monkeyp
 def test_status_and_failures_count_samples(tmp_path):
     """Not parts; also where no part failed as a whole."""
     predicted(picky, Numbers(60), tmp_path)
-    with look_at_run(tmp_path) as (snapshot, failures):
+    with read_run_state(tmp_path) as (snapshot, failures):
         assert (snapshot.counts, snapshot.unit) == (Counts(60, 58, 2), "sample")
         assert [str(one) for one in failures] == [
             "sample 17: ValueError: I do not like it",

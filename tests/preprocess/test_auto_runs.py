@@ -91,7 +91,7 @@ def test_the_command_line_accepts_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_cache_accepts_it(tmp_path):
+def test_a_cache_with_auto_workers_has_each_sample(tmp_path):
     """Its inputs are shards; each sample is there."""
     cached = forebay.cache(Remote(), tmp_path / "c", num_workers="auto", progress=False)
     assert [int(cached[k][0]) for k in range(INPUTS)] == list(range(INPUTS))

@@ -420,10 +420,10 @@ def test_a_copy_goes_up_while_the_run_goes_on(memory, tmp_path, monkeypatch):
         first = read_run(store).generation
         monkeypatch.setattr(Store, "upload", upload_and_tell)
         ledger.set_meta("said", "too soon")
-        copies.keep(ledger)
+        copies.update(ledger)
         monkeypatch.setattr(copies, "_due", 0.0)
         ledger.set_meta("said", "in time")
-        copies.keep(ledger)
+        copies.update(ledger)
         assert sent.wait(PATIENCE_S)
         store.download(LEDGER, tmp_path / "copied.sqlite")
         copies.leave(ledger)

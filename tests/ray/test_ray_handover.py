@@ -66,10 +66,10 @@ def test_a_run_begun_in_one_place_is_finished_in_the_other(cluster, first, secon
 def recorded(output):
     """Return how many inputs the ledger calls done; 0 where there is none yet."""
     from forebay.errors import LedgerError
-    from forebay.jobs.outputs.output_places import look_at
+    from forebay.jobs.outputs.output_places import snapshot_of
 
     try:
-        return look_at(output).counts.done
+        return snapshot_of(output).counts.done
     except LedgerError:
         return 0
 

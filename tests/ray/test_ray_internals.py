@@ -32,13 +32,13 @@ def test_ray_can_be_kept_from_connecting_by_itself():
     assert isinstance(getattr(auto_init_hook, "enable_auto_connect", None), bool), (
         "Ray's switch enable_auto_connect is not a bool any more; see ray_internals.py"
     )
-    was = ray_internals.connects_by_itself(False)
+    was = ray_internals.set_auto_connect(False)
     try:
         with pytest.raises(Exception, match=r"ray\.init|not been started|must be"):
             ray.put(1)
         assert not ray.is_initialized(), "Ray connects by itself though it was told not to"
     finally:
-        assert ray_internals.connects_by_itself(was) is False
+        assert ray_internals.set_auto_connect(was) is False
 
 
 def test_ray_tells_what_is_free_on_each_node():

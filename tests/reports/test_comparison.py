@@ -95,8 +95,8 @@ def test_hostile_values_are_data(tmp_path, name, value) -> None:
         check_self_contained(found.save(tmp_path / "c.html").read_text())
 
 
-def test_from_the_shell(tmp_path) -> None:
-    """The same text, the same file, and an error for what is no report."""
+def test_the_command_prints_and_saves_the_same_comparison(tmp_path) -> None:
+    """As `forebay.compare` does; a file that is not a report is an error."""
     one = written(tmp_path / "a.html")
     two = written(tmp_path / "b.html", totals=TOTALS | {"rate": 60.0})
     command = [sys.executable, "-m", "forebay", "compare", one, two]

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.caching.cache_table import table_of
-from forebay.caching.index import Plan
+from forebay.caching.index import CachePlan
 from forebay.caching.sample_layout import (
     Classes,
     Identity,
@@ -47,7 +47,7 @@ class CachedDataset(Dataset[Any]):
     def __init__(
         self,
         directory: Path,
-        plan: Plan,
+        plan: CachePlan,
         transform: Callable[[Any], Any] | None = None,
         classes: Classes | None = None,
     ) -> None:
@@ -71,12 +71,12 @@ class CachedDataset(Dataset[Any]):
             IndexError: There is no such sample.
             InputError: Its shard is missing or damaged.
         """
-        sample = self._read(self._place(index))
+        sample = self._read(self._position(index))
         return sample if self.transform is None else self.transform(_own(sample))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples, in the order asked for."""
-        samples = [self._read(self._place(index)) for index in indices]
+        samples = [self._read(self._position(index)) for index in indices]
         if self.transform is None:
             return samples
         return [self.transform(_own(sample)) for sample in samples]
@@ -106,18 +106,18 @@ class CachedDataset(Dataset[Any]):
         classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
         return CachedDataset, (self.directory, self._plan, self.transform, classes)
 
-    def _place(self, index: int) -> int:
-        place = index if index >= 0 else index + self._plan.samples
-        if not 0 <= place < self._plan.samples:
+    def _position(self, index: int) -> int:
+        position = index if index >= 0 else index + self._plan.samples
+        if not 0 <= position < self._plan.samples:
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
-        return place
+        return position
 
-    def _read(self, place: int) -> Any:
-        number, row = divmod(place, self._plan.per_shard)
+    def _read(self, position: int) -> Any:
+        number, row = divmod(position, self._plan.per_shard)
         return self._rebuild(iter(self._shards[number].leaves(row)))
 
 
-def _loaded(plan: Plan) -> dict[Identity, type]:
+def _loaded(plan: CachePlan) -> dict[Identity, type]:
     found = {each: loaded_class(each) for each in namedtuples_of(plan.structure)}
     return {each: cls for each, cls in found.items() if cls is not None}
 

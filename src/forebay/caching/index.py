@@ -31,7 +31,7 @@ def shard_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CachePlan:
     """How a dataset is divided into shards.
 
     Attributes:
@@ -69,12 +69,12 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> CachePlan:
         """Return the plan that `to_json` wrote; raises what `from_dict` does."""
         return cls.from_dict(json.loads(text))
 
     @classmethod
-    def from_dict(cls, found: Any) -> Plan:
+    def from_dict(cls, found: Any) -> CachePlan:
         """Return the plan that `to_dict` returned.
 
         Raises:
@@ -101,7 +101,7 @@ class Index:
         version: The user's name for the state of the dataset, if any.
     """
 
-    plan: Plan
+    plan: CachePlan
     sizes: tuple[int, ...]
     fingerprint: str
     version: str | None
@@ -143,7 +143,7 @@ class Index:
                     "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
             sizes = tuple(map(int, found["sizes"]))
-            plan = Plan.from_dict(found["plan"])
+            plan = CachePlan.from_dict(found["plan"])
             index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
             if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
@@ -185,9 +185,9 @@ class Index:
         if found:
             raise InputError(
                 f"{str(folder / min(found))!r} does not belong to this cache, which has "
-                f"{len(names)} "
-                "shards\n  Nothing can be added to a cache. Remove the file, or make a cache of "
-                "both datasets in another directory."
+                f"{len(names)} shards\n"
+                "  Nothing can be added to a cache. Remove the file, or make a cache of both "
+                "datasets in another directory."
             )
         return lost
 
@@ -198,6 +198,5 @@ def check_size(path: Path, there: int, written: int) -> None:
         raise InputError(
             f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"
             "  It is truncated, or something else wrote to it. Remove it and call forebay.cache "
-            "again, with "
-            "the same dataset and directory: it writes that shard again."
+            "again, with the same dataset and directory: it writes that shard again."
         )

@@ -115,7 +115,7 @@ def _kind_of(value: Any, path: tuple[str, ...] = ()) -> str | None:
         return "namedtuple"
     if isinstance(value, Mapping | list | tuple) or hasattr(value, "__dataclass_fields__"):
         raise MisfitError(
-            f"{shown(path)} is of type {type(value).__qualname__}, which a cache cannot give back; "
+            f"{shown(path)} is of type {type(value).__qualname__}, which a cache cannot restore; "
             "make it a dict, a list, a tuple or a NamedTuple"
         )
     return None
@@ -126,7 +126,7 @@ def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
     if odd:
         raise MisfitError(
             f"{shown(path)} has the key {odd[0]!r}, of type {type(odd[0]).__qualname__}; a cache "
-            "can give back keys that are strings or numbers"
+            "can restore keys that are strings or numbers"
         )
 
 
@@ -150,7 +150,7 @@ def _collect(node: Node, value: Any, path: tuple[str, ...], leaves: list[Any]) -
     kind = _kind_of(value, path)
     if isinstance(node, Leaf):
         if kind is not None:
-            raise MisfitError(f"{shown(path)} is a {kind} here and none in other samples")
+            raise MisfitError(f"{shown(path)} is a {kind} here, but not in other samples")
         leaves.append(value)
         return
     if kind != node.kind:

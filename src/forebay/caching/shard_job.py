@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forebay.caching.index import Plan, shard_name
+from forebay.caching.index import CachePlan, shard_name
 from forebay.caching.sample_layout import MisfitError
 from forebay.caching.writer import ShardWriter
 from forebay.errors import FailuresError
@@ -36,7 +36,7 @@ class ShardWork:
         marks: A folder for the index of the sample that each worker is processing.
     """
 
-    def __init__(self, dataset: Any, plan: Plan, marks: Path) -> None:
+    def __init__(self, dataset: Any, plan: CachePlan, marks: Path) -> None:
         self._dataset, self._plan, self._marks = dataset, plan, marks
 
     def __call__(self, row: dict[str, int], out: Any) -> None:

@@ -26,8 +26,9 @@ import torch
 
 from forebay.caching import sample_layout as layout
 from forebay.caching.columns import Spec, from_json
-from forebay.caching.index import Plan, shard_name
+from forebay.caching.index import CachePlan, shard_name
 from forebay.errors import InputError
+from forebay.units import counted
 
 FORMAT = 1
 # The key in a shard's schema under which its columns are described.
@@ -68,7 +69,7 @@ class Shard:
         InputError: It is missing, damaged, not forebay's, or not this shard of the cache.
     """
 
-    def __init__(self, path: Path, plan: Plan | None = None, number: int = 0) -> None:
+    def __init__(self, path: Path, plan: CachePlan | None = None, number: int = 0) -> None:
         self._path = path
         try:
             self._map = _mapped(path)
@@ -82,7 +83,7 @@ class Shard:
                 batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
             if plan is not None:
-                _check_place(plan, number, header, ends[-1] if ends else 0)
+                _check_number(plan, number, header, ends[-1] if ends else 0)
             self._getters = [
                 [
                     _getter(spec, column, self._map)
@@ -122,15 +123,14 @@ class Shard:
         return self._reader.read_all()
 
 
-def _check_place(plan: Plan, number: int, header: Any, rows: int) -> None:
+def _check_number(plan: CachePlan, number: int, header: Any, rows: int) -> None:
     """Raise InputError if a shard is not the one with this number."""
     first = number * plan.per_shard
     wanted = min(plan.per_shard, plan.samples - first)
     if (header["first"], rows) != (first, wanted):
         raise InputError(
-            f"it holds {rows:,} samples, starting at sample {header['first']:,}, instead of "
-            f"{wanted:,}"
-            f", starting at sample {first:,}"
+            f"it holds {counted(rows, 'sample')}, starting at sample {header['first']:,}, instead "
+            f"of {wanted:,}, starting at sample {first:,}"
         )
     known = layout.to_json(plan.structure), len(plan.specs)
     if (header["structure"], len(header["columns"])) != known:
@@ -154,7 +154,7 @@ class Shards:
         plan: How the cache is divided into them.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: CachePlan) -> None:
         self._folder, self._plan = folder, plan
         self._open: dict[int, Shard] = {}
 

@@ -53,7 +53,7 @@ class Pack(Collation):
 
 def _packed(samples: Sequence[Any], path: Path) -> PackedBytes:
     """Copy samples into one tensor, each once."""
-    views = [_view(sample, place, len(samples), path) for place, sample in enumerate(samples)]
+    views = [_view(sample, index, len(samples), path) for index, sample in enumerate(samples)]
     offsets = list(accumulate(map(len, views), initial=0))
     data = new_tensor((offsets[-1],), torch.uint8)
     # Slices of a memoryview cost a fifth of those of an array or tensor.
@@ -63,10 +63,10 @@ def _packed(samples: Sequence[Any], path: Path) -> PackedBytes:
     return PackedBytes(data, torch.tensor(offsets, dtype=torch.int64))
 
 
-def _view(sample: Any, place: int, count: int, path: Path) -> memoryview:
+def _view(sample: Any, index: int, count: int, path: Path) -> memoryview:
     """Return the bytes of a sample."""
     if not _is_encoded(sample):
-        raise refusal(Misfit(path, place, described(sample), ""), count, _ADVICE)
+        raise refusal(Misfit(path, index, described(sample), ""), count, _ADVICE)
     if isinstance(sample, torch.Tensor):
         sample = sample.numpy()
     view = sample.data if isinstance(sample, np.ndarray) else memoryview(sample)

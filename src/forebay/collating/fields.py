@@ -60,7 +60,7 @@ def fields_of(sample: Any) -> dict[Hashable, Callable[[Any], Any]] | None:
     elif isinstance(sample, tuple | list):
         names = list(getattr(sample, "_fields", ()))
         if not names:
-            return {place: itemgetter(place) for place in range(len(sample))}
+            return {index: itemgetter(index) for index in range(len(sample))}
     else:
         return None
     return {name: attrgetter(name) for name in names}

@@ -31,13 +31,13 @@ class Misfit(NamedTuple):
 
     Attributes:
         path: Where in the samples.
-        place: Which sample; None if it is all of them.
+        number: Which sample of the batch, from 0; None if it is all of them.
         what: A description of its value there.
         others: A description of the other samples' values there; "" if that does not help.
     """
 
     path: Path
-    place: int | None
+    number: int | None
     what: str
     others: str
 
@@ -49,28 +49,28 @@ def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
         return None
     # In a tie, the description that comes first in the batch counts as that of most.
     usual = counts.most_common(1)[0][0]
-    place, what = next((at, one) for at, one in enumerate(descriptions) if one != usual)
+    number, what = next((at, one) for at, one in enumerate(descriptions) if one != usual)
     del counts[what]
     others = ", ".join(
         f"in {count} other{'s' * (count > 1)} it is {one}" for one, count in counts.most_common(3)
     )
-    return Misfit(path, place, what, others + (", and more" if len(counts) > 3 else ""))
+    return Misfit(path, number, what, others + (", and more" if len(counts) > 3 else ""))
 
 
 def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
     """Return the error that names a misfit; `advice` says what to do, in whole sentences."""
     field = f"field {shown(misfit.path)}" if misfit.path else ""
-    if misfit.place is None:
+    if misfit.number is None:
         whose = f"{field} of every sample" if field else "every sample"
         first = f"a batch of {batch_size} cannot be made: {whose} is {misfit.what}"
-        place = ""
+        counting = ""
     else:
         first = (
-            f"sample {misfit.place} of a batch of {batch_size} does not fit: {field or 'it'} is "
+            f"sample {misfit.number} of a batch of {batch_size} does not fit: {field or 'it'} is "
         )
         first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
-        place = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
-    return InputError(f"{first}\n{place}  The batch was not made. {advice}")
+        counting = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
+    return InputError(f"{first}\n{counting}  The batch was not made. {advice}")
 
 
 def shown(path: Path) -> str:

@@ -40,8 +40,8 @@ class Padded(NamedTuple):
     @property
     def mask(self) -> torch.Tensor:
         """Bool [batch, longest]: True at a sample's own values, False at padding."""
-        places = torch.arange(self.values.shape[1], device=self.lengths.device)
-        return places < self.lengths[:, None]
+        positions = torch.arange(self.values.shape[1], device=self.lengths.device)
+        return positions < self.lengths[:, None]
 
 
 @dataclass(frozen=True)
@@ -131,24 +131,24 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     Raises:
         InputError: They differ.
     """
-    tensors = [_tensor(sample, place, len(samples), path) for place, sample in enumerate(samples)]
-    silent = [
+    tensors = [_tensor(sample, index, len(samples), path) for index, sample in enumerate(samples)]
+    untyped = [
         tensor is not sample and not isinstance(sample, np.ndarray) and tensor.shape == (0,)
         for sample, tensor in zip(samples, tensors, strict=True)
     ]
-    if any(silent) and not all(silent):
+    if any(untyped) and not all(untyped):
         # An empty sequence has no dtype, so it matches the others.
-        model = tensors[silent.index(False)]
+        model = tensors[untyped.index(False)]
         empty = model.new_empty((0,) * max(model.dim(), 1))
-        tensors = [empty if silent[at] else tensor for at, tensor in enumerate(tensors)]
+        tensors = [empty if untyped[at] else tensor for at, tensor in enumerate(tensors)]
     first = tensors[0]
     kind = first.dim(), first.dtype, first.device
     if all((one.dim(), one.dtype, one.device) == kind for one in tensors):
         return tensors
     # Shapes may differ, so they do not decide which sample is odd, but they help the reader.
     odd = odd_one(path, [_kind(tensor) for tensor in tensors])
-    assert odd is not None and odd.place is not None
-    odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.place].shape)}")
+    assert odd is not None and odd.number is not None
+    odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.number].shape)}")
     advice = "pad() only changes sizes: have the dataset return one dtype and number of dimensions."
     raise refusal(odd, len(samples), advice)
 
@@ -159,7 +159,7 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} with {dimensions}{device}"
 
 
-def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
+def _tensor(sample: Any, index: int, count: int, path: Path) -> torch.Tensor:
     try:
         if isinstance(sample, np.ndarray):
             # torch warns of read-only arrays and rejects negative strides.
@@ -168,11 +168,11 @@ def _tensor(sample: Any, place: int, count: int, path: Path) -> torch.Tensor:
         if not isinstance(sample, torch.Tensor):
             return torch.tensor(sample)
     except (TypeError, ValueError, RuntimeError) as error:
-        odd = Misfit(path, place, f"{described(sample)}, which is not a tensor ({error})", "")
+        odd = Misfit(path, index, f"{described(sample)}, which is not a tensor ({error})", "")
         raise _no_tensor(odd, count) from error
     if sample.layout is not torch.strided or sample.is_nested or sample.requires_grad:
         grad = ", with a gradient: detach() it" if sample.requires_grad else ""
-        raise _no_tensor(Misfit(path, place, described(sample) + grad, ""), count)
+        raise _no_tensor(Misfit(path, index, described(sample) + grad, ""), count)
     return sample
 
 

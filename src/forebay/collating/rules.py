@@ -85,9 +85,9 @@ def default_at(samples: Sequence[Any], path: Path) -> Any:
 
 def _advice(misfit: Misfit) -> str:
     rules = {"as_list": "to keep a list"}
-    if misfit.place is not None and misfit.what.startswith(("a tensor", "an array", "a list")):
+    if misfit.number is not None and misfit.what.startswith(("a tensor", "an array", "a list")):
         rules = {"pad()": "to pad to the largest shape", **rules}
-    if misfit.place is None and misfit.what.endswith("a dataclass"):
+    if misfit.number is None and misfit.what.endswith("a dataclass"):
         rules = {"by_field(FIELD=default)": "to stack its fields (FIELD: any of them)", **rules}
     ways = " or ".join(f"{_rule_at(misfit.path, rule)} {why}" for rule, why in rules.items())
     return f"Use collate_fn={ways}; these are in forebay.collate."

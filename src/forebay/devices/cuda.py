@@ -1,4 +1,4 @@
-"""A CUDA device: a stream of copies, events, and page-locking by the driver.
+"""A CUDA device: a copy stream, events, and page-locking by the driver.
 
 Only documented functions of torch and of the CUDA driver are used. Device memory comes from torch's
 allocator, so it counts in `torch.cuda.memory_allocated()`, and stays ours while a slot exists.

@@ -1,8 +1,8 @@
-"""What forebay needs of a device. An implementation is a class with these methods.
+"""The interface of a device: an implementation is a class with these methods.
 
-A device has two streams: its own stream of copies, and the consumer's, which is the current stream
-of the thread that calls a method. Work on a stream runs in the order in which it was given, later
-than the call; work on different streams runs in any order, except where one waits for an event.
+A device has two streams: its own copy stream, and the consumer's, which is the current stream of
+the thread that calls a method. Work on a stream runs in the order in which it was given, later than
+the call; work on different streams runs in any order, except where one waits for an event.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Device(Protocol):
     def copy(
         self, memory: torch.Tensor, host: torch.Tensor, after: Event | None, *, is_pinned: bool
     ) -> Copy:
-        """Start to copy host memory to the start of `memory`, on the stream of copies.
+        """Start to copy host memory to the start of `memory`, on the copy stream.
 
         Args:
             memory: From `allocate`.
@@ -101,11 +101,11 @@ class Device(Protocol):
         ...
 
     def on_copy_stream(self) -> AbstractContextManager[None]:
-        """Make the stream of copies the current one in the block."""
+        """Make the copy stream the current one in the block."""
         ...
 
     def hand_over(self, batch: Any) -> None:
-        """Make the consumer's stream wait for all work on the stream of copies so far.
+        """Make the consumer's stream wait for all work on the copy stream so far.
 
         Args:
             batch: Made there; its tensors are used by the consumer's stream from now on.

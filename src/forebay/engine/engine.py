@@ -194,7 +194,7 @@ class Engine:
     def _perform(self, commands: Sequence[Command]) -> None:
         todo = list(commands)
         groups: list[tuple[int, list[Assignment]]] = []
-        for command in todo:  # it grows on the way
+        for command in todo:  # the loop itself extends it
             if type(command) is DeliverResult:  # nearly all are
                 del self._payloads[command.task]
                 self._outcomes.append(command)
@@ -244,7 +244,7 @@ class Engine:
             log_worker_replaced(command.worker_id)
 
     def _log_kill(self, command: KillWorker) -> None:
-        worker_id = self._worker_ids.pop(command.incarnation)  # its death is not logged, too
+        worker_id = self._worker_ids.pop(command.incarnation)  # so that its death is not logged
         self._lost.add(worker_id)
         log_worker_killed(worker_id)
 

@@ -116,13 +116,12 @@ class Flow:
         self._next_place = 0
         self._queue: deque[int] = deque()  # by place: new tasks, and those put back
         self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
-        self._ended: dict[
-            int, Failure
-        ] = {}  # worker IDs that get nothing until tasks are forgotten
+        # By worker ID: the failure that ended its stream. Its later tasks fail with it.
+        self._blocked: dict[int, Failure] = {}
         self._retries: deque[int] = deque()  # to be retried, each in its own message
         self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
-        self._trial: int | None = None  # the last suspect that was sent alone
+        self._sent_alone: int | None = None  # the last suspect that was sent alone
         self._order: deque[int] = deque()  # tasks to deliver: by place with in_order, or as ended
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
@@ -133,7 +132,7 @@ class Flow:
         self._deaths_in_a_row = 0
         self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
-        self._begun: list[_Worker] = []  # began another task since the alarm was last looked at
+        self._due_changed: list[_Worker] = []  # whose `_due` may have changed since `_set_alarm`
         self._over = False
 
     # ---- entry points --------------------------------------------------------------------------
@@ -217,7 +216,7 @@ class Flow:
             elif task.state is State.FAILED:  # and not reported yet, in order
                 del self._tasks[key]
                 commands.append(DropTask(key))
-        self._ended.clear()
+        self._blocked.clear()
         self._order = deque(key for key in self._order if key >= before)
         self._deliver(commands)
 
@@ -312,7 +311,7 @@ class Flow:
         """Return whether a suspect ran beside other tasks and can be tried without them."""
         waits = not self.limits.in_order and self._tasks[suspect].worker_id is None
         had_others = self.limits.num_workers > 1 or bool(self._workers)  # surplus ones count
-        return waits and self._trial != suspect and had_others
+        return waits and self._sent_alone != suspect and had_others
 
     def _on_resized(self, num_workers: int, group_s: float | None) -> None:
         assert num_workers >= 1, num_workers
@@ -348,7 +347,7 @@ class Flow:
     # ---- ends and retries of tasks -------------------------------------------------------------
 
     def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> _Task | None:
-        """Take an answered task from its worker; None if the answer is late or unknown."""
+        """Take an answered task off its worker; return None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
             if worker is not None:
@@ -375,7 +374,7 @@ class Flow:
             return
         if task.attempt > self.limits.retries or final:
             if self.limits.failure_ends_worker and task.worker_id is not None:
-                self._ended[task.worker_id] = failure
+                self._blocked[task.worker_id] = failure
             self._end(key, Move.FAILED, failure, commands)
             return
         self._move(Move.RETRIED, key)
@@ -396,7 +395,7 @@ class Flow:
 
     def _fail_blocked(self, commands: list[Command]) -> None:
         """Fail the tasks that wait for a worker blocked by an earlier failure."""
-        for worker_id, failure in self._ended.items():
+        for worker_id, failure in self._blocked.items():
             queue = self._bound.get(worker_id)
             while queue:
                 self._end(queue.popleft(), Move.ABANDONED, failure, commands)
@@ -463,7 +462,7 @@ class Flow:
     def _decide(self, now: float, commands: list[Command]) -> None:
         if self._over:
             return
-        if self._ended:
+        if self._blocked:
             self._fail_blocked(commands)
         if self._surplus:
             self._surplus = self._stop_surplus(commands)
@@ -479,7 +478,7 @@ class Flow:
                 self._start_worker(commands)
         if counts[State.QUEUED]:
             self._send_tasks(now, commands)
-        if self._begun:
+        if self._due_changed:
             self._set_alarm(commands)
         if limits.lookahead and not self._source_ended and not self._fetching:
             queued = counts[State.QUEUED] - len(self._retries) - len(self._suspects)
@@ -509,10 +508,10 @@ class Flow:
     def _send_tasks(self, now: float, commands: list[Command]) -> None:
         """Send work to every worker that has room for it."""
         counts = self.counts
-        if self._trial is not None:
+        if self._sent_alone is not None:
             if counts[State.RUNNING]:
                 return
-            self._trial = None
+            self._sent_alone = None
         if not self._suspects:
             self._trying_suspects = False
         elif len(self._suspects) >= self.limits.max_suspects or (
@@ -547,13 +546,13 @@ class Flow:
             if idle:
                 self._begin(worker, now)
             else:
-                self._look_at(worker)
+                self._mark_due_changed(worker)
             tasks = self._tasks
             commands.append(
                 SendTasks(incarnation, tuple((key, tasks[key].attempt) for key in keys))
             )
             if alone:
-                (self._trial,) = keys
+                (self._sent_alone,) = keys
                 return
 
     def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
@@ -565,7 +564,7 @@ class Flow:
             return 0 if held else 1
         is_slow = held and worker.begun is not None and now - worker.begun > GIVE_BACK_S
         if is_slow or held * self._estimate > limits.group_s / 2:
-            return 0  # the next one would wait there, where no other worker can take it
+            return 0  # another task would wait here, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
         if self._source_ended:
             # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half a share: groups
@@ -598,22 +597,23 @@ class Flow:
     def _begin(self, worker: _Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks else None
-        self._look_at(worker)
+        self._mark_due_changed(worker)
 
-    def _look_at(self, worker: _Worker) -> None:
-        """Look at when the worker exceeds its time limit, once the events are processed."""
-        if not self._begun or self._begun[-1] is not worker:  # answers come in series
-            self._begun.append(worker)
+    def _mark_due_changed(self, worker: _Worker) -> None:
+        """Have `_set_alarm` check the worker's time limit, once all events are processed."""
+        if not self._due_changed or self._due_changed[-1] is not worker:  # answers come in series
+            self._due_changed.append(worker)
 
     def _set_alarm(self, commands: list[Command]) -> None:
-        """Set the alarm for when the next running task exceeds its time limit."""
-        if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in self._begun):
-            times = [at for worker in self._begun if (at := self._due(worker)) is not None]
+        """Set the alarm earlier if one of these workers exceeds its time limit before it rings."""
+        workers = self._due_changed
+        if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in workers):
+            times = [at for worker in workers if (at := self._due(worker)) is not None]
             soonest = min(times, default=None)
             if soonest is not None and (self._alarm is None or soonest < self._alarm):
                 self._alarm = soonest
                 commands.append(SetAlarm(soonest))
-        self._begun.clear()
+        self._due_changed.clear()
 
     def _due(self, worker: _Worker) -> float | None:
         """Return when the worker's current task exceeds its time limit; None for never."""
@@ -635,8 +635,8 @@ class Flow:
     def is_relaxed(self, seconds: float) -> bool:
         """Whether no worker waits for the flow, so that answers may be collected for some time.
 
-        True while every worker has work for that time after its current task, or while no tasks
-        are left to send to those that have not.
+        True while every worker has that many seconds of work after its current task, or if
+        no tasks are left for those that do not.
         """
         estimate = self._estimate or 0.0
         busy = sum(

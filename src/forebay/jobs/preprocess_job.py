@@ -18,7 +18,7 @@ from forebay.jobs.inputs.row_paths import located
 from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.staged_output import Output
 from forebay.jobs.table.rows import encode, rows_of
-from forebay.randomness import Seeds, ThreadTurns, seed_generators, seed_of_text, seed_on_import
+from forebay.randomness import SetSeed, ThreadTurns, seed_generators, seed_of_text, seed_on_import
 
 # Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -133,8 +133,8 @@ class PreprocessJob:
                 metadata = self._metadata(source, row, out)
             else:
 
-                def call(seeds: Seeds) -> str:
-                    seeds(seed)
+                def call(set_seed: SetSeed) -> str:
+                    set_seed(seed)
                     return self._metadata(source, row, out)
 
                 metadata = self._turns.run(call, undo)

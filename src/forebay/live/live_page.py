@@ -33,7 +33,7 @@ _ROOM = PAGE_BYTES - _HEAD.size - _TAIL.size
 _TRIES = 5
 # Files of dead processes that one writer removes.
 _SWEPT = 100
-# A page that cannot be read, and was not written for so long, has no writer any more.
+# A page that cannot be read, and was not written for this long, has no writer any more.
 _ABANDONED_S = 3600.0
 
 
@@ -73,7 +73,7 @@ class LivePage:
                 "process_start": state_and_start(pid)[1],
                 "kernel": kernel(),
             }
-        content = packed({**data, **self._process}, next(self._versions))
+        content = encode_page({**data, **self._process}, next(self._versions))
         if content is None:
             return
         if self._path is not None:
@@ -101,7 +101,7 @@ class LivePage:
                 os.unlink(path)
 
 
-def packed(data: Mapping[str, Any], version: int) -> bytes | None:
+def encode_page(data: Mapping[str, Any], version: int) -> bytes | None:
     """Return a page with the data; None if they do not fit."""
     body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
     if len(body) > _ROOM:
@@ -110,7 +110,7 @@ def packed(data: Mapping[str, Any], version: int) -> bytes | None:
     return head + body.ljust(_ROOM, b"\0") + _TAIL.pack(version)
 
 
-def unpacked(content: bytes) -> dict[str, Any] | None:
+def decode_page(content: bytes) -> dict[str, Any] | None:
     """Return the data of a page; None if it is none, damaged, or was read during a write."""
     if len(content) != PAGE_BYTES:
         return None
@@ -142,7 +142,7 @@ def read_page(path: str) -> dict[str, Any] | None:
                 os.close(descriptor)
         except OSError:
             return None
-        if (data := unpacked(content)) is not None:
+        if (data := decode_page(content)) is not None:
             return data
     return None
 

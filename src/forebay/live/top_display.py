@@ -46,7 +46,7 @@ def live_views() -> list[View]:
 
 
 def text_of(views: Sequence[View], columns: int, signs: Signs) -> list[str]:
-    """Return the lines of one look."""
+    """Return the lines that show the views now."""
     now = time.time()
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     return [headline(views, clock, signs)[:columns], "", *screen(views, now, columns, signs)]
@@ -61,11 +61,11 @@ def signs_for(encoding: str | None) -> Signs:
     return UNICODE
 
 
-def watch(look: Callable[[int, Signs], Sequence[str]]) -> None:
+def watch(lines_now: Callable[[int, Signs], Sequence[str]]) -> None:
     """Draw lines every second, until Ctrl-C. stdout is a terminal.
 
     Args:
-        look: Returns the lines for a number of columns.
+        lines_now: Returns the lines for a number of columns.
     """
     signs = signs_for(sys.stdout.encoding)
     # Waited for, not handled: a handler that set an Event could find its lock held by this thread.
@@ -74,7 +74,8 @@ def watch(look: Callable[[int, Signs], Sequence[str]]) -> None:
     try:
         while True:
             columns, rows = os.get_terminal_size(sys.stdout.fileno())
-            lines = look(columns or 80, signs)[: (rows or 24) - 1]  # some terminals do not tell
+            # Some terminals report no size.
+            lines = lines_now(columns or 80, signs)[: (rows or 24) - 1]
             drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
             sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
             sys.stdout.flush()

@@ -1,6 +1,6 @@
 """`num_workers="auto"`: adjusts the number of workers to the training while it runs.
 
-    Feed.take ──> WorkerTuning.look ── totals of the trace ──> Tuner ── number ──> Feed.resize
+    Feed.take ──> WorkerTuning.update ── totals of the trace ──> Tuner ── number ──> Feed.resize
 
 A batch does not depend on the worker that makes it, so changing their number changes no batch.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
-from forebay.options import usable_cores
+from forebay.options import whole_cores
 from forebay.tuning import Totals, Tuner
 
-# How often to look, at most.
+# The shortest time between two decisions.
 EVERY_S = 0.25
 
 
@@ -30,22 +30,22 @@ class WorkerTuning:
         trace: The trace of the loader.
 
     Attributes:
-        due: When to look next, in seconds of `time.perf_counter()`.
+        due: When to decide next, in seconds of `time.perf_counter()`.
     """
 
     def __init__(self, most: int, is_remote: bool, trace: Trace) -> None:
         self.due = 0.0
         self._trace = trace
-        cores = math.inf if is_remote else usable_cores()
-        self._tuner = Tuner(min(usable_cores(), most), most, cores)
+        cores = math.inf if is_remote else whole_cores()
+        self._tuner = Tuner(min(whole_cores(), most), most, cores)
 
     @property
     def num_workers(self) -> int:
         """The number of workers that there should be."""
         return self._tuner.num_workers
 
-    def look(self, now: float, resize: Callable[[int], None]) -> None:
-        """Decide on the number of workers, and have it changed if it is another one."""
+    def update(self, now: float, resize: Callable[[int], None]) -> None:
+        """Decide on the number of workers; call `resize` if it is to change."""
         trace, self.due = self._trace, now + EVERY_S
         totals = Totals(
             at=now,
@@ -58,7 +58,7 @@ class WorkerTuning:
             queued_s=trace.queued_s,
             trainer_cpu_s=time.process_time(),
         )
-        decision = self._tuner.look(totals)
+        decision = self._tuner.decide(totals)
         if decision is None:
             return
         resize(decision.num_workers)

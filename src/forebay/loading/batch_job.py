@@ -67,8 +67,8 @@ class BatchJob:
         self._worker_id = 0
         self._begun: tuple[int, int | None] | None = None  # epoch, and the dataset's
         self._dataset_epoch: int | None = None
-        self._maps: MapFetcher | None = None
-        self._iterates: IterableFetcher | None = None
+        self._map_fetcher: MapFetcher | None = None
+        self._iterable_fetcher: IterableFetcher | None = None
         self._init_error: BaseException | None = None
         self.timer = BatchTimer()
 
@@ -102,8 +102,8 @@ class BatchJob:
         try:
             return self._made(request, self._fetcher(request))
         except EndOfDataset:
-            assert self._iterates is not None
-            state = self._iterates.state() if self._spec.tracks_state else None
+            assert self._iterable_fetcher is not None
+            state = self._iterable_fetcher.state() if self._spec.tracks_state else None
             return WorkerExhausted(self._worker_id, state)
         except SampleError as error:
             return self.raised(request, error.__cause__ or error, error.index)
@@ -144,7 +144,9 @@ class BatchJob:
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
-        return self.timer.timing(self._worker_id, self._maps.slowest if self._maps else None)
+        return self.timer.timing(
+            self._worker_id, self._map_fetcher.slowest if self._map_fetcher else None
+        )
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
         """Return the fetcher for a request, after setting the dataset's epoch."""
@@ -152,14 +154,14 @@ class BatchJob:
             # A prefetched epoch starts again if `set_epoch` was called with another value.
             if (request.epoch, request.dataset_epoch) != self._begun:
                 self._begin_iterable(request)
-            assert self._iterates is not None
-            return self._iterates
-        if self._maps is None:
+            assert self._iterable_fetcher is not None
+            return self._iterable_fetcher
+        if self._map_fetcher is None:
             self._begin_map()
-        assert self._maps is not None
+        assert self._map_fetcher is not None
         if request.dataset_epoch != self._dataset_epoch:
             self._set_dataset_epoch(request)
-        return self._maps
+        return self._map_fetcher
 
     def _begin_map(self) -> None:
         spec = self._spec
@@ -167,10 +169,10 @@ class BatchJob:
             state = spec.worker_states[self._worker_id]
             if state.dataset is not None:
                 spec.dataset.load_state_dict(state.dataset)
-        self._maps = MapFetcher(spec, self._turns)
+        self._map_fetcher = MapFetcher(spec, self._turns)
 
     def _begin_iterable(self, request: BatchRequest) -> None:
-        spec, is_first = self._spec, self._iterates is None
+        spec, is_first = self._spec, self._iterable_fetcher is None
         self._set_dataset_epoch(request)
         # In a worker's first epoch worker_init_fn may have seeded the generators itself.
         if request.worker_seed is not None and request.epoch != spec.first_epoch:
@@ -182,13 +184,13 @@ class BatchJob:
         state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
         if state is not None and request.epoch != spec.first_epoch:
             state = state._replace(phase="before")
-        self._iterates = IterableFetcher(spec, state)
+        self._iterable_fetcher = IterableFetcher(spec, state)
         self._begun = request.epoch, request.dataset_epoch
         # Skip the batches that the dead worker returned before; reading them is the only way.
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
-                spec.collate_fn(self._iterates.fetch(request, []))
+                spec.collate_fn(self._iterable_fetcher.fetch(request, []))
 
     def _set_dataset_epoch(self, request: BatchRequest) -> None:
         epoch = request.dataset_epoch
@@ -222,7 +224,7 @@ class LocalJob(BatchJob):
 
     def state(self) -> WorkerState | None:
         """Return the state of an iterable dataset; None if it was not read."""
-        return None if self._iterates is None else self._iterates.state()
+        return None if self._iterable_fetcher is None else self._iterable_fetcher.state()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
         """Return an error that the trainer's loop raises, even if it ends the process."""

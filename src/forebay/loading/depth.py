@@ -35,23 +35,23 @@ class Depth:
     counts_batches: bool = False
     now: int = 0
 
-    def missing(self, out: int, ready: int) -> int:
+    def missing(self, outstanding: int, ready: int) -> int:
         """Return how many batches to request now.
 
         Args:
-            out: Outstanding requests, including those answered but not taken.
+            outstanding: Outstanding requests, including those answered but not taken.
             ready: Outstanding requests that were answered.
         """
         buffer = self.buffer
         if buffer is None:
-            short = max(self.now, self.usual) - out
+            short = max(self.now, self.usual) - outstanding
             # Request several at a time, unless only as many are outstanding as in torch.
             return short if short >= max((self.now - self.usual) // 4, 1) else 0
         if buffer.max_batches is not None and self.counts_batches:
             low = low_mark_of(buffer)
             below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
-            return buffer.max_batches - out if out < below else 0
-        short = LOOKAHEAD - (out - ready)
+            return buffer.max_batches - outstanding if outstanding < below else 0
+        short = LOOKAHEAD - (outstanding - ready)
         return short if short >= CHUNK else 0
 
     def record(self, result: Result) -> None:

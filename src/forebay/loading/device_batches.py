@@ -224,12 +224,12 @@ class DeviceBatches:
     def _start(self, task: int, slot: int) -> None:
         """Start to copy a batch, and rebuild it over the copy meanwhile."""
         packed = self._results.pop(task).batch
-        lying_in = self._slots.by_task.get(task)
+        host_slot = self._slots.by_task.get(task)
         memory = self._slots.memory_of(task, packed)
         host = torch.frombuffer(memory, dtype=torch.uint8)[: packed.end]
         is_pinned = False
-        if lying_in is not None and self._device.reuses:
-            room = min(lying_in.capacity, self._flow.largest)
+        if host_slot is not None and self._device.reuses:
+            room = min(host_slot.capacity, self._flow.largest)
             is_pinned = self._window.covers(host.data_ptr(), len(host), room)
         copy = self._slab.copy(slot, host, is_pinned=is_pinned)
         self._host[task] = memory, copy

@@ -54,9 +54,9 @@ class CallerDriver:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self.look(left)
+            self.poll(left)
 
-    def look(self, seconds: float | None) -> None:
+    def poll(self, seconds: float | None) -> None:
         """Let the engine process events for at most `seconds`; None for no limit."""
         self._outcomes(self._engine.step(seconds))
 
@@ -124,7 +124,7 @@ class BackgroundDriver:
                 self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
                 self._waits = False
 
-    def look(self, seconds: float) -> None:
+    def poll(self, seconds: float) -> None:
         """Wait briefly: the thread processes all events."""
         with self._arrived:
             self._arrived.wait(seconds)

@@ -63,7 +63,7 @@ class Feed:
 
     Attributes:
         ready: The results that wait to be taken.
-        empty: How many of these are not batches.
+        ready_ends: How many of these are the end of a worker's data instead of a batch.
         exhausted: By worker: its last task that found no more data in its part of an iterable
             dataset.
         pool: The pool of workers.
@@ -82,7 +82,7 @@ class Feed:
         by_caller: bool,
     ) -> None:
         self.ready: deque[DeliverResult | ReportFailure] = deque()
-        self.empty = 0
+        self.ready_ends = 0
         self.exhausted: dict[int, int] = {}
         self._owner = os.getpid()
         self._closed = False
@@ -107,7 +107,7 @@ class Feed:
         except BaseException:  # Ctrl-C, for example
             self.pool.close()
             raise
-        outcomes, has_ready = partial(_line_up, weakref.ref(self)), partial(bool, self.ready)
+        outcomes, has_ready = partial(_pass_outcomes, weakref.ref(self)), partial(bool, self.ready)
         self._driver: CallerDriver | BackgroundDriver
         if by_caller:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
@@ -140,7 +140,7 @@ class Feed:
             if outcome.task >= before:
                 ready.append(outcome)
                 continue
-            self.empty -= _is_empty(outcome)
+            self.ready_ends -= _is_end(outcome)
             if isinstance(outcome, DeliverResult):
                 self._engine.release((outcome.task,))
                 self._free(outcome.task)
@@ -164,14 +164,14 @@ class Feed:
             self._wait()
         outcome = self.ready.popleft()
         task = outcome.task
-        if _is_empty(outcome):
+        if _is_end(outcome):
             self._asked_at = asked_at or time.perf_counter()
         elif asked_at:
             self._trace.taken(asked_at, time.perf_counter() - asked_at, count)
         else:
             self._trace.taken_at_once(count)
         if self._tuning is not None and (now := time.perf_counter()) >= self._tuning.due:
-            self._tuning.look(now, self.resize)
+            self._tuning.update(now, self.resize)
         if isinstance(outcome, ReportFailure):
             return task, outcome.failure
         self._taken.append(task)
@@ -180,7 +180,7 @@ class Feed:
         if len(self._taken) >= (RELEASED_TOGETHER if is_lazy else len(self.ready) // 8 + 1):
             self._release()
         if isinstance(result := outcome.result, WorkerExhausted):
-            self.empty -= 1
+            self.ready_ends -= 1
         elif self._slots is not None and isinstance(result, BatchResult) and not result.is_empty:
             result = self._slots.open(task, result)
             if self._copies_ahead:
@@ -245,7 +245,7 @@ class Feed:
                 self._trace.held_bytes = self._engine.held_bytes
                 self._trace.made(result.timing, outcome.nbytes)
         elif isinstance(result, WorkerExhausted):
-            self.empty += 1
+            self.ready_ends += 1
             self.exhausted[result.worker_id] = task
         if self._slots is not None:
             if is_batch and not result.is_empty:
@@ -265,7 +265,7 @@ class Feed:
 
     def waiting(self) -> list[tuple[int, int]]:
         """Return task and bytes of each batch that waits to be taken, in order."""
-        ready = [each for each in list(self.ready) if not _is_empty(each)]
+        ready = [each for each in list(self.ready) if not _is_end(each)]
         return [(each.task, getattr(each, "nbytes", 0)) for each in ready]
 
     @property
@@ -279,9 +279,9 @@ class Feed:
         is_torn = self._error is not None or self._driver.error is not None
         return not self._closed and not is_torn and os.getpid() == self._owner
 
-    def look(self, seconds: float) -> None:
+    def poll(self, seconds: float) -> None:
         """Let the engine process events for at most `seconds`."""
-        self._driver.look(seconds)
+        self._driver.poll(seconds)
 
     def interrupted(self) -> None:
         """Handle an exception that came from a signal, such as Ctrl-C.
@@ -324,11 +324,11 @@ class Feed:
             raise RuntimeError(CLOSED)
 
 
-def _is_empty(outcome: DeliverResult | ReportFailure) -> bool:
+def _is_end(outcome: DeliverResult | ReportFailure) -> bool:
     return isinstance(outcome, DeliverResult) and isinstance(outcome.result, WorkerExhausted)
 
 
-def _line_up(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:
+def _pass_outcomes(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None:
     feed = this()
     if feed is not None:
         feed.add_outcomes(outcomes)

@@ -15,9 +15,10 @@ from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import has_state
 from forebay.observe.trace import SlowSample
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
-from forebay.randomness import Seeds, ThreadTurns, seed_generators
+from forebay.randomness import SetSeed, ThreadTurns, seed_generators
 
-# If samples take less than this on average, they are timed one by one in one of so many batches.
+# If samples take less than `TIMED_S` on average, they are timed one by one only in one of
+# `TIMED_BATCHES` batches.
 TIMED_S = 0.0001
 TIMED_BATCHES = 16
 
@@ -94,9 +95,9 @@ class MapFetcher:
     def _one_by_one(
         self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
     ) -> list[Any]:
-        def fetched(seeds: Seeds | None) -> list[Any]:
+        def fetched(set_seed: SetSeed | None) -> list[Any]:
             failures.clear()
-            return self._fetched(request, indices, failures, seeds)
+            return self._fetched(request, indices, failures, set_seed)
 
         if self._spec.seed is None:
             return fetched(None)
@@ -107,18 +108,18 @@ class MapFetcher:
         request: BatchRequest,
         indices: Sequence[Any],
         failures: list[Failure],
-        seeds: Seeds | None,
+        set_seed: SetSeed | None,
     ) -> list[Any]:
         spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
-        if seeds is not None:
+        if set_seed is not None:
             assert spec.seed is not None
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
         is_timed, slowest_s, slowest = not self._untimed, 0.0, None
         first = began = time.perf_counter() if is_timed else 0.0
         for position, index in enumerate(indices, request.position):
             try:
-                if seeds is not None:
-                    seeds(child_seed(seed, position))
+                if set_seed is not None:
+                    set_seed(child_seed(seed, position))
                 samples.append(dataset[index])
                 if is_timed:
                     ended = time.perf_counter()
@@ -146,8 +147,8 @@ class MapFetcher:
             return call()
         seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
 
-        def seeded(seeds: Seeds) -> Any:
-            seeds(seed)
+        def seeded(set_seed: SetSeed) -> Any:
+            set_seed(seed)
             return call()
 
         return seeded(seed_generators) if self._turns is None else self._turns.run(seeded)

@@ -118,8 +118,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             "this iterator was ended by a later iter(loader), or by load_state_dict(): with "
             "`seed`, `buffer`, `backend`, `on_error` or `world_size` a loader is read by one "
             "iterator at a time\n"
-            "  It had returned part of its epoch and returns no more. Make a second "
-            "loader for a nested loop."
+            "  It had returned part of its epoch and returns no more. Make a second loader for a "
+            "nested loop."
         )
 
     def _end(self) -> None:

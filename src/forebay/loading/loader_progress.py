@@ -14,12 +14,12 @@ from forebay.errors import OptionError
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
-    carried_by,
     chain_of,
     has_state,
-    set_carried,
     set_generator,
+    set_states,
     state_of_generator,
+    states_of,
 )
 from forebay.loading.settings import Settings
 from forebay.observe.diagnosis import Diagnosis, diagnose
@@ -40,10 +40,10 @@ def position_of(loader: Any, settings: Settings) -> Position:
     if pipeline.feed is not None:
         planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
     states, is_over = planner.worker_states, not planner.has_next()
-    carried, values = planner.carried()
+    sampler_states, values = planner.sampler_states()
     epoch = planner.epoch + is_over
     position = _start(loader, settings, pipeline, epoch, planner.origin_of(epoch))
-    position = replace(position, seed=pipeline.seed, sampler=carried, set_epoch=values)
+    position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=values)
     if settings.is_iterable and settings.is_local and states:
         position = replace(position, dataset=None)  # the worker state is that of the same object
     if is_over:
@@ -80,10 +80,10 @@ def _start(
         origin=origin,
         seed=loader.seed,
         set_epoch=loader._recorders.values(),
-        sampler=None if settings.is_iterable else carried_by(settings.index_sampler),
+        sampler=None if settings.is_iterable else states_of(settings.index_sampler),
         dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
         generator=state_of_generator(own) if own is not None and settings.draws else None,
-        mixture=None if mixture is None else mixture.changing(),
+        mixture=None if mixture is None else mixture.state(),
     )
 
 
@@ -110,7 +110,7 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
     if position.dataset is not None:
         dataset.load_state_dict(copy.deepcopy(position.dataset))
-    set_carried(sampler, position.sampler)
+    set_states(sampler, position.sampler)
 
 
 _NO_STATE = (
@@ -127,7 +127,7 @@ def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float
         changed = replace(mixture, weights=weights)
     else:
         changed = mixture.changed(weights, position.seed, position.origin + position.sample)
-    return replace(position, mixture=changed.changing())
+    return replace(position, mixture=changed.state())
 
 
 def mask_of(pipeline: Pipeline | None) -> torch.Tensor:

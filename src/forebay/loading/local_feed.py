@@ -22,7 +22,7 @@ class LocalFeed:
         trace: Records events and times.
     """
 
-    is_open, in_flight, empty, pool = True, 0, 0, None
+    is_open, in_flight, ready_ends, pool = True, 0, 0, None
     ready: tuple[()] = ()
 
     def __init__(self, spec: BatchSpec, trace: Trace) -> None:

@@ -150,25 +150,14 @@ class Pipeline:
             source.plan = plan  # the dataset has another length
             planner.refresh()
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
-            source.begun = iterator._sampler_iter
+            source.iterator = iterator._sampler_iter
         planner.shared_seed = iterator._shared_seed
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
             self.close()
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
         if loader.ranks is not None and not self._has_agreed:
-            if loader.world_size == "auto":
-                check_still(loader.ranks)
-            facts: dict[str, Any] = {
-                "seed": self.seed,
-                "epoch": position.epoch,
-                "batch": position.batch,
-            }
-            facts |= asdict(settings.made_with)
-            facts |= {"tail": loader.tail, "sampler": type(loader.sampler).__name__}
-            facts |= {} if self.mixture is None else {"weights": self.mixture.weights}
-            check_agreement(loader.ranks, facts)
-            self._has_agreed = True
+            self._check_ranks(settings, position)
         feed = self.feed
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
             self.close()
@@ -187,6 +176,24 @@ class Pipeline:
             device = self.hand_out(loader).device
             feed = self.feed = feed_of(settings, spec, self.trace, self._tuning, device)
         return planner, feed
+
+    def _check_ranks(self, settings: Settings, position: Position) -> None:
+        """Raise an error unless all ranks have the same settings and position."""
+        loader = settings.loader
+        if loader.world_size == "auto":
+            check_still(loader.ranks)
+        facts: dict[str, Any] = {
+            "seed": self.seed,
+            "epoch": position.epoch,
+            "batch": position.batch,
+            **asdict(settings.made_with),
+            "tail": loader.tail,
+            "sampler": type(loader.sampler).__name__,
+        }
+        if self.mixture is not None:
+            facts["weights"] = self.mixture.weights
+        check_agreement(loader.ranks, facts)
+        self._has_agreed = True
 
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
@@ -276,7 +283,7 @@ class Pipeline:
             self.mixture = replace(self.mixture, weights=weights)
             return
         assert isinstance(planner.source, PlanSource)
-        self.mixture = self.mixture.changed(weights, self.seed, self._at(planner))
+        self.mixture = self.mixture.changed(weights, self.seed, self._mixture_position(planner))
         planner.source.plan = replace(planner.source.plan, mixture=self.mixture)
         planner.replan()
 
@@ -286,12 +293,15 @@ class Pipeline:
         if planner is None or mixture is None or self.seed is None:
             return {}
         known = zip(
-            names, mixture.given(self.seed, self._at(planner)), mixture.lengths, strict=True
+            names,
+            mixture.drawn(self.seed, self._mixture_position(planner)),
+            mixture.lengths,
+            strict=True,
         )
         return {name: (count, count / length) for name, count, length in known}
 
     @staticmethod
-    def _at(planner: Planner) -> int:
+    def _mixture_position(planner: Planner) -> int:
         """Return the position in a mixture, counted from the start of its first epoch."""
         assert isinstance(planner.source, PlanSource)
         return planner.start.origin + planner.sample

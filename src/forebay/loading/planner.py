@@ -26,7 +26,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.samplers import Carried
+from forebay.loading.samplers import SamplerStates
 from forebay.loading.set_epoch import SetEpochRecorders, Values, next_values
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.plan.seeds import worker_seed_of
@@ -45,7 +45,7 @@ class PlannedEpoch:
         values: The expected arguments of `set_epoch` before it.
         first_task: The number of its first request.
         reader: Reads its selections.
-        carried: The states that the source carried before the epoch was opened.
+        sampler_states: The states of the source's samplers before the epoch was opened.
         next_worker: The worker whose turn it is.
         ended: Workers that make no more batches of it.
         worker_seed: The seed of workers of an iterable dataset in it.
@@ -57,7 +57,7 @@ class PlannedEpoch:
     values: Values
     first_task: int
     reader: Reader
-    carried: Carried | None
+    sampler_states: SamplerStates | None
     next_worker: int
     ended: set[int]
     worker_seed: int | None
@@ -119,8 +119,8 @@ class Planner:
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
         self._next_task = 0
-        self._carried: dict[int, Carried] = {}  # by task: the sampler states after it
-        self._carried_now: Carried | None = None
+        self._sampler_states: dict[int, SamplerStates] = {}  # by task: the sampler states after it
+        self._current_states: SamplerStates | None = None
         self._values: dict[int, Values] = {}  # before each epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read
         self._is_stale = False
@@ -148,11 +148,11 @@ class Planner:
             if is_kept and not is_new and not self._is_stale:
                 first_task = planned.first_task
             else:
-                self.source.set_carried(planned.carried)
+                self.source.set_sampler_states(planned.sampler_states)
                 epochs.clear()
         self._drop(first_task)
         self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
-        self.next_worker, self.is_over, self._carried_now = next_worker, False, None
+        self.next_worker, self.is_over, self._current_states = next_worker, False, None
         self._is_stale = False
         if not epochs:
             self._open(start, values, next_worker)
@@ -189,12 +189,12 @@ class Planner:
                 continue
             self.batch += 1
             self.samples += self.source.count(request.index)
-            if self._carried:
-                self._carried_now = self._carried.pop(task, self._carried_now)
-            depth, empty = self._depth, feed.empty
+            if self._sampler_states:
+                self._current_states = self._sampler_states.pop(task, self._current_states)
+            depth, ends = self._depth, feed.ready_ends
             if depth.most > depth.usual:
                 depth.record(result)
-            missing = depth.missing(len(requests) - empty, len(feed.ready) - empty)
+            missing = depth.missing(len(requests) - ends, len(feed.ready) - ends)
             if missing:
                 self._request(missing)
             return request, result
@@ -242,7 +242,9 @@ class Planner:
         assert self._feed is not None
         self._feed.forget(first)
         self._requests = {task: each for task, each in self._requests.items() if task >= first}
-        self._carried = {task: each for task, each in self._carried.items() if task >= first}
+        self._sampler_states = {
+            task: each for task, each in self._sampler_states.items() if task >= first
+        }
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -281,14 +283,16 @@ class Planner:
         """Samples of this epoch that were returned, over all ranks."""
         return self.source.samples_returned(self.start, self.batch - self.start.batch, self.samples)
 
-    def carried(self) -> tuple[Carried | None, Values]:
-        """Return the states that the source carries, and the last arguments of `set_epoch`."""
+    def sampler_states(self) -> tuple[SamplerStates | None, Values]:
+        """Return the states of the source's samplers, and the last arguments of `set_epoch`."""
         if self.has_next():
-            before = self._epochs[0].carried if self._epochs else self.source.carried()
-            return self._carried_now or before, self._values[self.epoch]
+            before = (
+                self._epochs[0].sampler_states if self._epochs else self.source.sampler_states()
+            )
+            return self._current_states or before, self._values[self.epoch]
         after = next((each for each in self._epochs if each.start.epoch > self.epoch), None)
-        carried = after.carried if after is not None else self.source.carried()
-        return carried, self._recorders.values()
+        states = after.sampler_states if after is not None else self.source.sampler_states()
+        return states, self._recorders.values()
 
     def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
         """Return epoch and number of each batch that `tasks` request, in order."""
@@ -318,8 +322,8 @@ class Planner:
 
     def _put_missing(self, at_least: int = 0) -> None:
         assert self._feed is not None
-        empty, ready = self._feed.empty, len(self._feed.ready)
-        missing = self._depth.missing(len(self._requests) - empty, ready - empty)
+        ends, ready = self._feed.ready_ends, len(self._feed.ready)
+        missing = self._depth.missing(len(self._requests) - ends, ready - ends)
         if missing or at_least:
             self._request(max(missing, at_least))
 
@@ -371,7 +375,7 @@ class Planner:
         if worker is not None:
             preceding = epoch.preceding.get(worker, 0)
             epoch.preceding[worker] = preceding + 1
-        index, position, repeated, carried = selection
+        index, position, repeated, states = selection
         request = BatchRequest(
             index,
             epoch.start.epoch,
@@ -384,8 +388,8 @@ class Planner:
             epoch.worker_seed,
             self.shared_seed,
         )
-        if carried is not None:
-            self._carried[task] = carried
+        if states is not None:
+            self._sampler_states[task] = states
         self._requests[task] = request
         self._next_task += 1
         epoch.batch += 1
@@ -429,15 +433,15 @@ class Planner:
         return True
 
     def _open(self, start: Start, values: Values, next_worker: int) -> None:
-        carried, seed, ended = self.source.carried(), self._worker_seed, set()
+        states, seed, ended = self.source.sampler_states(), self._worker_seed, set()
         if start.epoch == self.epoch:
-            states = enumerate(self.worker_states)
-            ended = {worker for worker, state in states if state.phase == "ended"}
+            workers = enumerate(self.worker_states)
+            ended = {worker for worker, state in workers if state.phase == "ended"}
         reader = self.source.open(start, values)
         seed = None if seed is None else worker_seed_of(seed, start.epoch)
         task, batch = self._next_task, start.batch
         self._epochs.append(
-            PlannedEpoch(start, values, task, reader, carried, next_worker, ended, seed, batch)
+            PlannedEpoch(start, values, task, reader, states, next_worker, ended, seed, batch)
         )
 
     def _leave(self, epoch: PlannedEpoch) -> None:
@@ -447,7 +451,7 @@ class Planner:
         that state must not depend on how many batches were requested.
         """
         sampler: Any = getattr(self.source, "sampler", None)
-        if self._epochs or epoch.reader.is_complete or epoch.carried is None:
+        if self._epochs or epoch.reader.is_complete or epoch.sampler_states is None:
             return
         if self.source.kind == "sampler":
             with suppress(TypeError):  # a sampler without a length may be endless

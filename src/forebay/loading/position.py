@@ -16,9 +16,10 @@ from typing import Any
 
 from forebay.errors import OptionError
 from forebay.loading.messages import WorkerState
-from forebay.loading.samplers import Carried
+from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
+from forebay.units import counted
 
 VERSION = 2
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -97,7 +98,7 @@ class Position:
     counts_samples: bool = False
     seed: int | None = None
     set_epoch: tuple[int | None, ...] = ()
-    sampler: Carried | None = None
+    sampler: SamplerStates | None = None
     dataset: Any = None
     generator: str | None = None
     draws_base_seed: bool = True
@@ -178,7 +179,7 @@ class Position:
             and len(self.set_epoch) <= 3
             and all(type(value) in (int, type(None)) for value in self.set_epoch)
             and isinstance(samplers, list)
-            and all(each is None or _is_carried(each) for each in samplers)
+            and all(each is None or _is_sampler_state(each) for each in samplers)
             and all(each.phase in PHASES for each in self.worker_states)
             and len(mixture["weights"]) == len(sources)
             and len(mixture["counts"]) in (0, len(sources))
@@ -210,19 +211,44 @@ class Position:
         Raises:
             OptionError: The loader has other arguments; the message names both values.
         """
-        was, now = self.made_with, made_with
+        self._check_same(made_with, seed)
+        was, now, length = self.made_with, made_with, self.length
+        differing = []
+        if self.batch:  # a batch of the epoch was returned
+            differing = [
+                name
+                for name in ("shuffle", "global_batch_size", "length", "drop_last")
+                if None not in (old := getattr(was, name), new := getattr(now, name)) and old != new
+            ]
+        if "shuffle" in differing:
+            raise OptionError(
+                f"the state has shuffle={was.shuffle}, the loader has shuffle={now.shuffle}\n"
+                f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
+                "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
+                "it was."
+            )
+        if strict and differing:
+            raise OptionError(self._mismatch(now, differing[0], world_size))
+        if "length" in differing:
+            length = length or was.length or 0
+            self._check_length(length, now.length or 0, may_resize)
+        counts_samples = self.counts_samples or bool(differing)
+        return replace(self, made_with=now, length=length, counts_samples=counts_samples)
+
+    def _check_same(self, now: MadeWith, seed: int | None) -> None:
+        """Raise an error if the loader differs in what no resume can change."""
+        was = self.made_with
         if was.kind != now.kind:
             raise OptionError(
                 f"the state was saved by a loader {KINDS.get(was.kind, repr(was.kind))}; this one "
-                "is a "
-                f"loader {KINDS[now.kind]}\n"
+                f"is a loader {KINDS[now.kind]}\n"
                 "  Nothing was changed. Make the loader as it was when the state was saved."
             )
         if None not in (self.seed, seed) and self.seed != seed:
             raise OptionError(
                 f"the state has seed={self.seed}, the loader has seed={seed}\n"
-                "  Nothing was changed. The remaining batches would differ: make the "
-                "loader with the same seed, or with none."
+                "  Nothing was changed. The remaining batches would differ: make the loader with "
+                "the same seed, or with none."
             )
         is_split = was.kind == "iterable" or self.knows_workers
         if is_split and was.num_workers != now.num_workers and self.batch:
@@ -234,46 +260,22 @@ class Position:
             )
         if list((was.sources or {}).items()) != list((now.sources or {}).items()):
             raise OptionError(
-                f"the state mixes {_shown(was.sources)}, the loader mixes "
-                f"{_shown(now.sources)}\n"
+                f"the state mixes {_shown(was.sources)}, the loader mixes {_shown(now.sources)}\n"
                 "  Nothing was changed: the samples would come from other sources. Mix the same "
                 "sources, in the same order."
             )
-        differing = [
-            name
-            for name in ("shuffle", "global_batch_size", "length", "drop_last")
-            if None not in (old := getattr(was, name), new := getattr(now, name)) and old != new
-        ]
-        if not self.batch:  # no batch of the epoch was returned
-            differing = []
-        if "shuffle" in differing:
-            raise OptionError(
-                f"the state has shuffle={was.shuffle}, the loader has shuffle={now.shuffle}\n"
-                f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
-                "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
-                "it was."
-            )
-        if strict and differing:
-            raise OptionError(self._mismatch(now, differing[0], world_size))
-        length = self.length
-        if "length" in differing and self.batch:
-            length = length or was.length or 0
-            is_smaller = (now.length or 0) < length
-            if is_smaller or not may_resize:
-                why = (
-                    "some of its samples are gone"
-                    if is_smaller
-                    else "the sampler decides the order"
-                )
-                raise OptionError(
-                    f"the state has {length} samples, the loader has {now.length} samples\n"
-                    f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing "
-                    f"was changed: the rest of that epoch cannot be loaded, because {why}.\n"
-                    "  Make the loader with the dataset as it was, or load a state of an "
-                    "epoch's end."
-                )
-        counts_samples = self.counts_samples or bool(differing)
-        return replace(self, made_with=now, length=length, counts_samples=counts_samples)
+
+    def _check_length(self, was: int, now: int, may_resize: bool) -> None:
+        """Raise an error if the rest of the epoch cannot be loaded with another length."""
+        if now >= was and may_resize:
+            return
+        why = "some of its samples are gone" if now < was else "the sampler decides the order"
+        raise OptionError(
+            f"the state has {was} samples, the loader has {now} samples\n"
+            f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
+            f"changed: the rest of that epoch cannot be loaded, because {why}.\n"
+            "  Make the loader with the dataset as it was, or load a state of an epoch's end."
+        )
 
     def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
         old, new = getattr(self.made_with, name), getattr(now, name)
@@ -288,16 +290,18 @@ class Position:
                 else f"No batch_size fits world_size={world_size}; use a world size that divides "
                 f"{old}: {_divisors(old)}"
             )
+        batches = f"{self.batch:,} batch{'es' * (self.batch != 1)}"
         return (
             f"the state has {named.format(old)}, the loader has {named.format(new)}\n"
-            f"  It was taken in epoch {self.epoch} after {self.batch} batches ({self.sample} "
-            "samples). Nothing was changed: the rest of the epoch would lose or repeat samples.\n"
+            f"  It was taken in epoch {self.epoch} after {batches} "
+            f"({counted(self.sample, 'sample')}). Nothing was changed: the rest of the epoch would "
+            "lose or repeat samples.\n"
             f"  {way}, or finish the epoch as it was begun, counted in samples: "
             "load_state_dict(state, strict=False)."
         )
 
 
-def _is_carried(state: Any) -> bool:
+def _is_sampler_state(state: Any) -> bool:
     return isinstance(state, dict) and len({"state", "generator"} & set(state)) == len(state) == 1
 
 

@@ -44,7 +44,7 @@ def pool_on_cluster(
         cluster: Which cluster.
         max_workers: The largest number of workers at a time.
         slots: The trainer's slab, and the slot of each batch that is copied there.
-        borrows: Whether batches on this machine may stay where their hosts have them.
+        borrows: Whether batches of hosts on this machine may stay in the slabs of those hosts.
     """
     payload = shipped(spec)
     hosting = BatchHosting(payload)
@@ -55,13 +55,13 @@ def pool_on_cluster(
         max_workers,
         grows=False,
         ahead=MESSAGES_AHEAD,
-        arriving=Arrivals(slots, borrows=borrows),
+        receiver=BatchReceiver(slots, borrows=borrows),
         say=note,
     )
 
 
-class Arrivals:
-    """Brings batches from hosts into memory of the trainer; see `Arriving` in `engine/pools/ray`.
+class BatchReceiver:
+    """Brings batches from hosts into the trainer's memory: the `AnswerReceiver` of a `RayPool`.
 
     Args:
         slots: See `pool_on_cluster`.
@@ -73,7 +73,7 @@ class Arrivals:
         self._borrows = borrows
         self._borrowers: dict[int, Borrower] = {}  # by host
 
-    def arrived(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
+    def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Copy a batch from the object store into the slab, or map it, as soon as it arrives.
 
         It may have to wait for earlier batches, and must not occupy the object store meanwhile.
@@ -105,6 +105,6 @@ class Arrivals:
             self._slots[task] = slot
         return batch._replace(offer=None)
 
-    def ended(self, host: int) -> None:
+    def host_ended(self, host: int) -> None:
         """Unmap the slab of a host that has ended, once nothing views its batches."""
         self._borrowers.pop(host, None)

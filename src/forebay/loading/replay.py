@@ -12,7 +12,7 @@ from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
-from forebay.loading.samplers import holds_position, set_carried
+from forebay.loading.samplers import holds_position, set_states
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
@@ -45,9 +45,9 @@ def replayed(
     values, skip = planner.values_of(epoch), 0
     start = Start(epoch, batch)
     if isinstance(source, PlanSource):
-        source, start = _plan_again(source, planner, resumed, start)
-    elif source.carried() is not None:
-        source, start, skip = _source_again(pipeline, settings, start)
+        source, start = _plan_source(source, planner, resumed, start)
+    elif source.sampler_states() is not None:
+        source, start, skip = _sampler_source(pipeline, settings, start)
     with generators_kept():
         found = source.open(start, values).read(skip + 1)
         if len(found) <= skip:
@@ -67,10 +67,10 @@ def replayed(
     return pipeline.hand_out(loader)(request, result, pipeline.seed)
 
 
-def _plan_again(
+def _plan_source(
     source: PlanSource, planner: Planner, resumed: Position | None, start: Start
 ) -> tuple[PlanSource, Start]:
-    """Return a source that gives a planned batch again, and where to open it."""
+    """Return a source of a planned batch, and where to open it."""
     plan, begun = source.plan, planner.start
     origin = planner.origin_of(start.epoch)
     if resumed is not None:
@@ -90,14 +90,14 @@ def _plan_again(
             "size, changed\n  Nothing was changed. Make a loader with the earlier weights and "
             "batch size to replay it."
         )
-    again = PlanSource(plan, source.auto_collation, source.as_tensors)
-    return again, start._replace(sample=sample, origin=origin)
+    source = PlanSource(plan, source.auto_collation, source.as_tensors)
+    return source, start._replace(sample=sample, origin=origin)
 
 
-def _source_again(
+def _sampler_source(
     pipeline: Pipeline, settings: Settings, start: Start
 ) -> tuple[Source, Start, int]:
-    """Return a copy of a source with states, where to open it, and how many batches to skip."""
+    """Return a source with a copy of the sampler, where to open it, and the batches to skip."""
     planned = pipeline.planner_for(settings).planned(start.epoch)
     sampler = settings.index_sampler
     follows = holds_position(sampler)
@@ -111,9 +111,9 @@ def _source_again(
     # A copy, because the iteration reads the original.
     dataset = settings.loader.dataset
     sampler = copy.deepcopy(sampler, {id(dataset): dataset})
-    set_carried(sampler, planned.carried)
+    set_states(sampler, planned.sampler_states)
     recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
-    again = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
+    source = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
     if follows:  # it continues from its own position
-        return again, planned.start, start.batch - planned.start.batch
-    return again, start, 0
+        return source, planned.start, start.batch - planned.start.batch
+    return source, start, 0

@@ -22,7 +22,7 @@ from forebay.mixing import MixedDataset
 from forebay.plan.batch_plan import BLOCK, Plan
 
 # The state of each sampler in a chain (see `chain_of`), JSON-serializable; None for no state.
-Carried = list[dict[str, Any] | None]
+SamplerStates = list[dict[str, Any] | None]
 
 
 class _Planned:
@@ -135,18 +135,20 @@ def chain_of(sampler: Any) -> list[Any]:
     return [sampler] if inner is None else [sampler, inner]
 
 
-def carried_by(sampler: Any) -> Carried | None:
-    """Return the states that a sampler and its inner sampler carry across epochs; None for none.
+def states_of(sampler: Any) -> SamplerStates | None:
+    """Return the states that a sampler and its inner sampler keep from epoch to epoch.
+
+    None if neither keeps a state.
 
     The state is that of `state_dict`, or else that of the sampler's generator.
     """
-    carried = [_carried(each) for each in chain_of(sampler)]
-    return carried if any(each is not None for each in carried) else None
+    states = [_state_of(each) for each in chain_of(sampler)]
+    return states if any(each is not None for each in states) else None
 
 
-def set_carried(sampler: Any, carried: Carried | None) -> None:
-    """Restore the states that `carried_by` returned, in a sampler and its inner sampler."""
-    for each, state in zip(chain_of(sampler), carried or (), strict=False):
+def set_states(sampler: Any, states: SamplerStates | None) -> None:
+    """Restore the states that `states_of` returned, in a sampler and its inner sampler."""
+    for each, state in zip(chain_of(sampler), states or (), strict=False):
         if state is not None and "generator" in state:
             set_generator(each.generator, state["generator"])
         elif state is not None:
@@ -158,7 +160,7 @@ def holds_position(sampler: Any) -> bool:
     return any(map(has_state, chain_of(sampler)))
 
 
-def _carried(sampler: Any) -> dict[str, Any] | None:
+def _state_of(sampler: Any) -> dict[str, Any] | None:
     if has_state(sampler):
         return {"state": copy.deepcopy(sampler.state_dict())}
     generator = getattr(sampler, "generator", None)

@@ -21,14 +21,14 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from forebay.loading.samplers import (
-    Carried,
-    carried_by,
+    SamplerStates,
     chain_of,
     holds_position,
     rank_of,
     resized,
     rows_of,
-    set_carried,
+    set_states,
+    states_of,
 )
 from forebay.loading.set_epoch import SetEpochRecorders, Values
 from forebay.plan.batch_plan import Plan, share_of
@@ -48,13 +48,13 @@ class Selection(NamedTuple):
         index: See `BatchRequest`.
         position: See `BatchRequest`.
         repeated: See `BatchRequest`.
-        carried: The sampler's states after it, if the sampler can resume within an epoch.
+        sampler_states: The sampler's states after it, if the sampler can resume within an epoch.
     """
 
     index: Any
     position: int = 0
     repeated: int = 0
-    carried: Carried | None = None
+    sampler_states: SamplerStates | None = None
 
 
 class Start(NamedTuple):
@@ -162,12 +162,12 @@ class Source(ABC):
         """Return the number of samples of an epoch, over all ranks; None if it is not known."""
         return None
 
-    def carried(self) -> Carried | None:
-        """Return the sampler states that are carried from epoch to epoch; None for none."""
+    def sampler_states(self) -> SamplerStates | None:
+        """Return the states that samplers keep from epoch to epoch; None if they keep none."""
         return None
 
-    def set_carried(self, carried: Carried | None) -> None:  # noqa: B027 - only samplers have states
-        """Restore the states that `carried` returned."""
+    def set_sampler_states(self, states: SamplerStates | None) -> None:  # noqa: B027 - no states
+        """Restore the states that `sampler_states` returned."""
 
 
 class PlanSource(Source):
@@ -242,15 +242,15 @@ class SamplerSource(Source):
         self.kind = "torch" if seed is None else "sampler"
         self.count = _length if auto_collation else _one
         self.sampler = sampler
-        self.begun: Iterator[Any] | None = None
+        self.iterator: Iterator[Any] | None = None
         self._seed, self._recorders = seed, recorders
         self._plan, self._as_tensors = plan, as_tensors
 
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`."""
         if self._seed is None:
-            begun, self.begun = self.begun, None
-            return Reader(self._selections(start, begun))
+            iterator, self.iterator = self.iterator, None
+            return Reader(self._selections(start, iterator))
         kinds = [type(each) for each in chain_of(self.sampler)]
         is_pure = kinds[-1] in _SELF_CONTAINED and kinds[:-1] in ([], [BatchSampler])
         seed = seed_of(self._seed, SAMPLER, start.epoch)
@@ -261,10 +261,10 @@ class SamplerSource(Source):
             reader.begin()  # many samplers read their epoch when iteration starts
         return reader
 
-    def _selections(self, start: Start, begun: Any = None) -> Iterator[Selection]:
+    def _selections(self, start: Start, iterator: Any = None) -> Iterator[Selection]:
         sampler: Any = self.sampler
         if start.length is not None:
-            sampler, begun = resized(sampler, start.length), None
+            sampler, iterator = resized(sampler, start.length), None
         if self._plan is not None and self._plan.world_size > 1:
             yield from self._shared(sampler, start, self._plan)
             return
@@ -273,7 +273,7 @@ class SamplerSource(Source):
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest = _Rest(sampler.sampler, start.sample // ranks)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
-            begun = None
+            iterator = None
         if not skip:
             position += start.sample // ranks
         # A sampler that yields nothing was restored to the end of the epoch before: this iteration
@@ -281,13 +281,13 @@ class SamplerSource(Source):
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
             rows = rows_of(sampler) if self._as_tensors else None
-            for number, index in enumerate(rows or begun or sampler):
+            for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
                 if number >= skip:
-                    carried = carried_by(self.sampler) if follows else None
-                    yield Selection(index, position, 0, carried)
+                    states = states_of(self.sampler) if follows else None
+                    yield Selection(index, position, 0, states)
                 position += self.count(index)
-            begun = None
+            iterator = None
             if not is_empty:
                 return
 
@@ -313,13 +313,13 @@ class SamplerSource(Source):
         sample = start.sample + batches * self._plan.global_batch_size
         return min(sample, start.length or len(sampler.sampler))
 
-    def carried(self) -> Carried | None:
+    def sampler_states(self) -> SamplerStates | None:
         """See `Source`."""
-        return carried_by(self.sampler)
+        return states_of(self.sampler)
 
-    def set_carried(self, carried: Carried | None) -> None:
+    def set_sampler_states(self, states: SamplerStates | None) -> None:
         """See `Source`."""
-        set_carried(self.sampler, carried)
+        set_states(self.sampler, states)
 
 
 class IterableSource(Source):

@@ -99,7 +99,7 @@ class WorkerHandle:
         while self._incarnation not in pool.pids and self._feed.is_open:
             if time.monotonic() > until or not pool.hosts(self._incarnation):
                 break
-            self._feed.look(0.05)
+            self._feed.poll(0.05)
         return pool.pids.get(self._incarnation)
 
     @property
@@ -124,7 +124,7 @@ class WorkerHandle:
         until = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (until is None or time.monotonic() < until):
             if self._feed.is_open:
-                self._feed.look(0.01)
+                self._feed.poll(0.01)
             else:
                 time.sleep(0.01)
 

@@ -56,17 +56,17 @@ class Spans(Generic[Span]):
 
     def at(self, moment: float) -> Span:
         """Return the span of a moment, making spans longer where there would be too many."""
-        place = max(int((moment - self._began_at) / self.seconds), 0)
-        while place >= MAX_SPANS:
+        index = max(int((moment - self._began_at) / self.seconds), 0)
+        while index >= MAX_SPANS:
             merged = self._spans[::2]
             for span, later in zip(merged, self._spans[1::2], strict=False):
                 span.add(later)
             self._spans, self.seconds = merged, self.seconds * 2
-            place = int((moment - self._began_at) / self.seconds)
-        while len(self._spans) <= place:
+            index = int((moment - self._began_at) / self.seconds)
+        while len(self._spans) <= index:
             last = self._spans[-1] if self._spans else self._before
             self._spans.append(last.following())
-        return self._spans[place]
+        return self._spans[index]
 
 
 class Slowest(Generic[Entry]):

@@ -1,4 +1,4 @@
-"""Which cause the waits have: changes are tried, the smallest first. PURE."""
+"""Why training waits: try changes in a simulation, the smallest first. PURE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.errors import shortened
-from forebay.observe.changes_to_try import Change, Trial
+from forebay.observe.changes_to_try import Change, SimulatedLoader
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
 from forebay.observe.trace import SlowSample
@@ -26,35 +26,35 @@ Cause = Literal[
     "unknown",
 ]
 
-# Less waiting is not worth a change.
+# Waiting for less than this share of the time is not worth a change.
 HEALTHY_SHARE = 0.03
-# Up to so much waiting counts as healthy if no single change would help.
+# Up to this share counts as healthy if no single change would help.
 SMALL_SHARE = 0.1
-# The simulation of the present settings must be that close to what was measured.
+# The simulated rate of the present settings may differ from the measured one by this share.
 TOLERANCE = 0.15
 # Steps that wait for a core for a larger share of their time are slowed down by other programs.
 QUEUEING_STEPS = 0.1
-# A loader that could do so many times what training takes leaves training as the limit.
+# Training is the limit if the loader could make this many times as many batches as it takes.
 AMPLE = 2.0
-# Of the cores: used so far, they are the limit.
+# The cores are the limit if more than this share of them is used.
 BUSY_CORES = 0.85
 # Python code in threads, with the trainer, does not use much more than one core.
 ONE_CORE = 0.8
-# By so much must other programs lengthen processor time to be the cause.
+# Other programs are the cause if they lengthen processor time by this factor.
 DISTURBED = 1.3
 STOP_OTHERS = "Stop those programs, or move them to other cores"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A cause.
+    """A cause, what shows it, and what helps.
 
     Attributes:
-        cause: Which.
+        cause: Its name.
         why: What shows it, in sentences.
         change: The change that helps; None if none does.
         remedy: What helps besides arguments of the loader.
-        is_expected: Whether it is known what the change gives.
+        is_expected: Whether the rate after the change can be told.
     """
 
     cause: Cause
@@ -65,27 +65,31 @@ class Finding:
 
 
 class Causes:
-    """Looks for the cause of the waits.
+    """Finds the cause of the waits.
 
     Args:
-        trial: What was recorded, and its simulation.
+        simulated: The loader, as it was recorded.
         slowest: The slowest sample; None if it is not known.
     """
 
-    def __init__(self, trial: Trial, slowest: SlowSample | None = None) -> None:
+    def __init__(self, simulated: SimulatedLoader, slowest: SlowSample | None = None) -> None:
         self._slowest = slowest
-        self._trial, self._setup, self._recorded = trial, trial.setup, trial.recorded
+        self._simulated, self._setup, self._recorded = (
+            simulated,
+            simulated.setup,
+            simulated.recorded,
+        )
 
     def finding(self) -> Finding:
         """Return the cause."""
-        recorded, trial, present = self._recorded, self._trial, self._trial.present
+        recorded, simulated, present = self._recorded, self._simulated, self._simulated.present
         if recorded.wait_share < HEALTHY_SHARE:
             return self._steps_contend() or self._enough()
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
             return Finding(
                 "unknown",
-                "Why cannot be told: by the recorded times the present settings would come to "
-                f"{short_number(present.rate)} batches/s, and it was "
+                "The cause cannot be told: by the recorded times the present settings would come "
+                f"to {short_number(present.rate)} batches/s, and it was "
                 f"{short_number(recorded.rate)}.",
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
@@ -104,7 +108,7 @@ class Causes:
                 return finding
         if recorded.wait_share < SMALL_SHARE:
             return Finding("healthy", "No single change would remove that.")
-        return self._skew(is_enough=trial.helps) or Finding(
+        return self._skew(is_enough=simulated.helps) or Finding(
             "unknown", "No single change would remove the waits."
         )
 
@@ -121,7 +125,7 @@ class Causes:
         )
 
     def _enough(self) -> Finding:
-        capacity, wanted = self._trial.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
+        capacity, wanted = self._simulated.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
         could = f"the loader could make {short_number(capacity)} batches/s"
         if capacity >= AMPLE * wanted:
             return Finding("consumer", f"{sentence_case(self._setup.step)} is the limit: {could}.")
@@ -148,18 +152,18 @@ class Causes:
                 f"{made}each, and waits for a core {share:.0%} of that time: other programs use "
                 f"the {_cores(self._setup)}."
             )
-            return Finding("contention", why, self._trial.undisturbed(), STOP_OTHERS)
-        change = self._trial.more_workers()
+            return Finding("contention", why, self._simulated.undisturbed(), STOP_OTHERS)
+        change = self._simulated.more_workers()
         if change is None:
             return None
         return Finding("workers", f"{made}each.", change, is_expected=not is_disturbed)
 
     def _startup(self) -> Finding | None:
-        recorded, trial = self._recorded, self._trial
+        recorded, simulated = self._recorded, self._simulated
         if recorded.epoch_wait_share < recorded.wait_share / 2:
             return None
-        change = trial.no_epochs()
-        if change is None or not trial.helps(change):
+        change = simulated.no_epochs()
+        if change is None or not simulated.helps(change):
             return None
         share = recorded.epoch_wait_share / recorded.wait_share
         return Finding(
@@ -167,15 +171,15 @@ class Causes:
         )
 
     def _contention(self) -> Finding | None:
-        recorded, trial = self._recorded, self._trial
+        recorded, simulated = self._recorded, self._simulated
         if not self._is_disturbed:
             return None
-        change = trial.undisturbed()
-        if not trial.helps(change):
+        change = simulated.undisturbed()
+        if not simulated.helps(change):
             return None
-        deeper = trial.deeper()
-        gives_more = deeper is not None and deeper.outcome.rate >= change.outcome.rate
-        if deeper is not None and gives_more and trial.removes_waits(deeper):
+        deeper = simulated.deeper()
+        gives_more = deeper is not None and deeper.result.rate >= change.result.rate
+        if deeper is not None and gives_more and simulated.removes_waits(deeper):
             return None  # an argument is easier to change than what else runs
         share = recorded.queued_s / recorded.batch_s
         return Finding(
@@ -187,43 +191,43 @@ class Causes:
         )
 
     def _skew(self, is_enough: Callable[[Change], bool] | None = None) -> Finding | None:
-        trial = self._trial
-        even = trial.without_slow_samples()
-        if even is None or not (is_enough or trial.removes_waits)(even):
+        simulated = self._simulated
+        even = simulated.without_slow_samples()
+        if even is None or not (is_enough or simulated.removes_waits)(even):
             return None
         slow, sample = max(self._recorded.slowest_s), self._slowest
         name = "" if sample is None else f", such as sample {shortened(sample.index)}"
         why = (
             f"A few slow samples{name}, of up to {duration(slow)}, hold up the others: with the "
-            f"slowest 1% as fast as most, it would come to {short_number(even.outcome.rate)} "
+            f"slowest 1% as fast as most, it would come to {short_number(even.result.rate)} "
             "batches/s."
         )
-        deeper = trial.deeper()
-        if deeper is not None and trial.helps(deeper):
+        deeper = simulated.deeper()
+        if deeper is not None and simulated.helps(deeper):
             return Finding("skew", why, deeper)
         return Finding("skew", why, remedy="Make these samples as fast as the others.")
 
     def _buffer(self) -> Finding | None:
-        deeper = self._trial.deeper()
-        if deeper is None or not self._trial.removes_waits(deeper):
+        deeper = self._simulated.deeper()
+        if deeper is None or not self._simulated.removes_waits(deeper):
             return None
         return Finding(
             "buffer",
             "On average batches are made fast enough, but steps or batches come in bursts, and "
-            f"only {self._trial.depth:,} batches are prefetched.",
+            f"only {self._simulated.depth:,} batches are prefetched.",
             deeper,
         )
 
     def _threads(self) -> Finding | None:
         recorded, setup = self._recorded, self._setup
-        busy = (recorded.cpu_s + self._trial.trainer_cpu_s) * recorded.rate
+        busy = (recorded.cpu_s + self._simulated.trainer_cpu_s) * recorded.rate
         if setup.backend != "thread" or busy < ONE_CORE or busy > 2 * ONE_CORE:
             return None
         return Finding(
             "cpu",
             f"The threads and {self._setup.consumer} use {busy:.1f} cores together: Python runs "
             "its code in one thread at a time, so more threads do not help.",
-            Change({"backend": "process"}, self._trial.present, setup.num_workers),
+            Change({"backend": "process"}, self._simulated.present, setup.num_workers),
             is_expected=False,
         )
 
@@ -241,9 +245,9 @@ class Causes:
         )
 
     def _workers(self) -> Finding | None:
-        recorded, trial, setup = self._recorded, self._trial, self._setup
-        change = trial.more_workers()
-        if change is None or not trial.helps(change):
+        recorded, simulated, setup = self._recorded, self._simulated, self._setup
+        change = simulated.more_workers()
+        if change is None or not simulated.helps(change):
             return None
         need = (
             f"A worker takes {duration(recorded.batch_s)} for a batch, and a step takes "
@@ -266,8 +270,8 @@ class Causes:
         recorded, cores = self._recorded, self._setup.cores
         if cores is None:
             return None
-        used = (recorded.cpu_s + self._trial.trainer_cpu_s) * recorded.rate
-        needed = self._trial.cores_needed
+        used = (recorded.cpu_s + self._simulated.trainer_cpu_s) * recorded.rate
+        needed = self._simulated.cores_needed
         is_queueing = needed > cores and not self._waits_for_storage
         if used < BUSY_CORES * cores and not is_queueing:
             return None
@@ -283,7 +287,9 @@ class Causes:
     def _is_disturbed(self) -> bool:
         """Whether other programs lengthen the processor time of batches noticeably."""
         recorded = self._recorded
-        return self._trial.disturbance >= DISTURBED and recorded.queued_s >= recorded.batch_s / 5
+        return (
+            self._simulated.disturbance >= DISTURBED and recorded.queued_s >= recorded.batch_s / 5
+        )
 
     @property
     def _storage_share(self) -> float:

@@ -11,22 +11,22 @@ from typing import Any
 
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import RecordedWork
-from forebay.observe.simulation import Arrangement, Outcome, simulate, stretched
+from forebay.observe.simulation import Arrangement, SimulationResult, simulate, stretched
 from forebay.units import counted
 
-# A change is worth it if it gives so many times the rate, or leaves that part of the waits.
+# A change is worth it if it gives this many times the rate, or leaves this share of the waits.
 GAIN = 1.1
 LEFT = 0.4
-# What is searched for gives this share of what the largest value would.
+# The smallest value is advised that gives this share of the rate with the largest.
 NEARLY = 0.98
 MOST_WORKERS = 512
-# Batches that are so fast are prefetched in larger numbers.
+# Batches that take less than this are prefetched in larger numbers.
 TINY_S = 0.001
-# A sample is slow if it takes so many times what the slowest of a batch usually takes, and is one
-# of the slowest so many.
+# A sample is slow if it takes this many times what the slowest of a batch usually takes, and is
+# among this share of the slowest.
 SLOW_TIMES = 3.0
 SLOW_SHARE = 0.01
-# Buffers are advised with some room: they refill only below 80 %.
+# The advised buffer is this many times as large as needed: buffers refill only below 80 %.
 BUFFER_ROOM = 1.25
 # More than this many batches for each worker are better kept in a buffer.
 MOST_PREFETCHED = 64
@@ -34,25 +34,25 @@ MOST_PREFETCHED = 64
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the settings, and what the simulation came to with it.
+    """A change of the settings, and what it gave in the simulation.
 
     Attributes:
         advice: Arguments and their values.
-        outcome: What they would give.
-        num_workers: How many workers there are then.
+        result: The rate and the waits with them.
+        num_workers: The number of workers with them.
     """
 
     advice: Mapping[str, Any]
-    outcome: Outcome
+    result: SimulationResult
     num_workers: int
 
 
-class Trial:
+class SimulatedLoader:
     """Simulates a loader as it is, and with changes.
 
     Args:
-        recorded: What it did.
-        setup: How it is set up.
+        recorded: What the loader did.
+        setup: Its settings.
 
     Attributes:
         depth: Batches that may be outstanding.
@@ -77,7 +77,7 @@ class Trial:
     # ---- as it is ------------------------------------------------------------------------------
 
     @cached_property
-    def present(self) -> Outcome:
+    def present(self) -> SimulationResult:
         """What the present settings come to in the simulation."""
         return simulate(self._work, self._arrangement)
 
@@ -93,21 +93,21 @@ class Trial:
 
     def helps(self, change: Change) -> bool:
         """Tell whether a change is worth it."""
-        return change.outcome.rate >= self.present.rate * GAIN or self.removes_waits(change)
+        return change.result.rate >= self.present.rate * GAIN or self.removes_waits(change)
 
     def removes_waits(self, change: Change) -> bool:
         """Tell whether most of the waits would be gone."""
-        return change.outcome.wait_share <= self.present.wait_share * LEFT
+        return change.result.wait_share <= self.present.wait_share * LEFT
 
     def limit_after(self, change: Change) -> str:
         """Return what would limit training after a change, as the end of a sentence."""
-        recorded, cores, outcome = self.recorded, self.setup.cores, change.outcome
-        if outcome.wait_share < 0.1:
+        recorded, cores, result = self.recorded, self.setup.cores, change.result
+        if result.wait_share < 0.1:
             return f"{self.setup.step} is the limit"
-        used = (recorded.cpu_s + self.trainer_cpu_s) * outcome.rate
+        used = (recorded.cpu_s + self.trainer_cpu_s) * result.rate
         if cores is not None and used > 0.85 * cores:
             return f"the {counted(cores, 'core')} are the limit"
-        return f"{self.setup.consumer} still waits {outcome.wait_share:.0%} of the time"
+        return f"{self.setup.consumer} still waits {result.wait_share:.0%} of the time"
 
     @property
     def cores_needed(self) -> float:
@@ -123,18 +123,18 @@ class Trial:
         most = min(max(2 * needed, now + 2, 4), MOST_WORKERS)
         if most <= now:
             return None
-        outcomes: dict[int, Outcome] = {}
+        results: dict[int, SimulationResult] = {}
 
         def rate(num_workers: int) -> float:
-            if num_workers not in outcomes:
+            if num_workers not in results:
                 setup = replace(self.setup, num_workers=num_workers)
                 work = self._work.in_rounds(num_workers, self._batches(num_workers))
-                outcomes[num_workers] = self._within_cores(simulate(work, self._arranged(setup)))
-            return outcomes[num_workers].rate
+                results[num_workers] = self._within_cores(simulate(work, self._arranged(setup)))
+            return results[num_workers].rate
 
         best = max(rate(most), rate(min(max(needed, now + 1), most)))
         found = _least(now + 1, most, lambda number: rate(number) >= NEARLY * best)
-        return Change({"num_workers": found}, outcomes[found], found)
+        return Change({"num_workers": found}, results[found], found)
 
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""
@@ -169,8 +169,8 @@ class Trial:
             max(seconds - (slow - usual), 0.0) if slow >= limit else seconds
             for seconds, slow in zip(self._work.batch_s, slowest, strict=True)
         ]
-        outcome = simulate(replace(self._work, batch_s=even), self._arrangement)
-        return Change({}, outcome, self.setup.num_workers)
+        result = simulate(replace(self._work, batch_s=even), self._arrangement)
+        return Change({}, result, self.setup.num_workers)
 
     def deeper(self) -> Change | None:
         """Return the smallest number of outstanding batches that gives nearly all that any can.
@@ -193,10 +193,10 @@ class Trial:
         buffered = self._with_depth(through, max(self.depth, 1), in_buffer=True)
         if setup.keeps_workers:
             return buffered
-        outcome = simulate(self._work, replace(now, restarts=False, start_s=0.0))
-        kept = Change({"persistent_workers": True}, outcome, setup.num_workers)
-        gained = kept.outcome.rate - self.present.rate
-        is_nearly_all = gained >= 0.8 * (buffered.outcome.rate - self.present.rate)
+        result = simulate(self._work, replace(now, restarts=False, start_s=0.0))
+        kept = Change({"persistent_workers": True}, result, setup.num_workers)
+        gained = kept.result.rate - self.present.rate
+        is_nearly_all = gained >= 0.8 * (buffered.result.rate - self.present.rate)
         return kept if is_nearly_all else buffered
 
     # ---- parts of these ------------------------------------------------------------------------
@@ -209,13 +209,13 @@ class Trial:
 
     def _with_depth(self, arrangement: Arrangement, least: int, *, in_buffer: bool) -> Change:
         setup, nbytes, most = self.setup, self.recorded.nbytes, len(self._work.step_s) + 1
-        outcomes: dict[int, Outcome] = {}
+        results: dict[int, SimulationResult] = {}
 
         def rate(depth: int) -> float:
-            if depth not in outcomes:
+            if depth not in results:
                 deep = replace(arrangement, depth=depth, refill_below=None)
-                outcomes[depth] = simulate(self._work, deep)
-            return outcomes[depth].rate
+                results[depth] = simulate(self._work, deep)
+            return results[depth].rate
 
         most = max(most, least)
         best = rate(most)
@@ -223,17 +223,17 @@ class Trial:
         each = setup.prefetching(depth)
         if not in_buffer and each <= MOST_PREFETCHED:
             rate(depth := replace(setup, prefetch_factor=each).depth(nbytes))
-            return Change({"prefetch_factor": each}, outcomes[depth], setup.num_workers)
+            return Change({"prefetch_factor": each}, results[depth], setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
-        return Change(advice, outcomes[depth], setup.num_workers)
+        return Change(advice, results[depth], setup.num_workers)
 
-    def _within_cores(self, outcome: Outcome) -> Outcome:
-        """Return an outcome whose processor time the cores can give."""
+    def _within_cores(self, result: SimulationResult) -> SimulationResult:
+        """Return a result limited to the processor time that the cores can give."""
         cpu_s, cores = self.recorded.cpu_s + self.trainer_cpu_s, self.setup.cores
-        if cores is None or outcome.rate * cpu_s <= cores:
-            return outcome
-        share = (1.0 - outcome.wait_share) * cores / (cpu_s * outcome.rate)
-        return replace(outcome, rate=cores / cpu_s, wait_share=1.0 - share)
+        if cores is None or result.rate * cpu_s <= cores:
+            return result
+        share = (1.0 - result.wait_share) * cores / (cpu_s * result.rate)
+        return replace(result, rate=cores / cpu_s, wait_share=1.0 - share)
 
     def _stretched(self, num_workers: int) -> float:
         """Return by what factor the loader's own processes lengthen processor time."""
@@ -243,7 +243,7 @@ class Trial:
         return stretched(num_workers, cores, recorded.cpu_s, recorded.other_s)
 
     def _batches(self, num_workers: int, disturbance: float | None = None) -> list[float]:
-        """Return the seconds of each batch with so many workers that are all busy."""
+        """Return the seconds of each batch if this many workers are all busy."""
         recorded = self.recorded
         factor = self.disturbance if disturbance is None else disturbance
         cpu_s = recorded.cpu_s * self._stretched(num_workers) * factor
@@ -252,7 +252,7 @@ class Trial:
 
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
-    """Return the smallest number from `low` to `high` that is enough; `high` is taken to be."""
+    """Return the smallest number from `low` to `high` that is enough; `high` is assumed to be."""
     while low < high:
         middle = (low + high) // 2
         if is_enough(middle):

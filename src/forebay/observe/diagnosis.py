@@ -1,10 +1,10 @@
 """Why training waits, from what was recorded: `loader.diagnose()`. PURE.
 
-    steps, batches ──> RecordedWork ──> Trial: simulations of single changes
+    steps, batches ──> RecordedWork ──> SimulatedLoader: simulations of single changes
     settings ────────> Setup ───────────┘ └──> Causes ──> Diagnosis
 
-The simulation of the present settings must come to the measured rate; otherwise nothing is said.
-Then the cause is what the smallest change that removes the waits changes.
+The simulation of the present settings must come to the measured rate; otherwise the cause is
+unknown. Then single changes are tried: the smallest one that removes the waits names the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.observe.causes import Cause, Causes, Finding, sentence_case
-from forebay.observe.changes_to_try import Trial
+from forebay.observe.changes_to_try import SimulatedLoader
 from forebay.observe.loader_setup import Setup
 from forebay.observe.notebook_html import summary
 from forebay.observe.recorded_work import recorded_work
@@ -46,8 +46,8 @@ class Diagnosis:
         rate: Batches per second that training took.
         expected_rate: Batches per second after following the advice; for "contention", without the
             other programs. None if that cannot be told.
-        evidence: The numbers that this rests on, by name.
-        verdict: It in sentences.
+        evidence: The numbers that the diagnosis is based on, by name.
+        verdict: The diagnosis in sentences.
     """
 
     cause: Cause
@@ -80,48 +80,48 @@ def diagnose(
     batches: Sequence[MadeRecord],
     setup: Setup,
     slowest: SlowSample | None = None,
-    witnesses: Mapping[str, float] | None = None,
+    extra: Mapping[str, float] | None = None,
     since: str = "",
 ) -> Diagnosis:
     """Return why training waits.
 
     Args:
-        steps: Of a trace, in order.
-        batches: Of the same trace, in order.
-        setup: How the loader that they are from is set up.
+        steps: The steps of a trace, in order.
+        batches: The batches of the same trace, in order.
+        setup: The settings of the loader.
         slowest: The slowest sample, if it is known.
-        witnesses: Further numbers for the evidence; they decide nothing.
+        extra: Further numbers for the evidence; they do not affect the diagnosis.
         since: What the records begin after, such as " since a change"; "" for the beginning.
     """
     recorded = recorded_work(steps, batches, setup.num_workers)
     if recorded is None or recorded.steps < LEAST_STEPS:
         count = 0 if recorded is None else recorded.steps
         why = (
-            f"There is too little to judge by: {count} steps were measured{since}, and it "
-            f"takes {LEAST_STEPS}. Ask again later."
+            f"There is too little to judge by: {count} steps were measured{since}, and "
+            f"{LEAST_STEPS} are needed. Ask again later."
         )
         rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
         return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)
-    trial = Trial(recorded, setup)
-    finding = Causes(trial, slowest).finding()
+    simulated = SimulatedLoader(recorded, setup)
+    finding = Causes(simulated, slowest).finding()
     change, expected = finding.change, None
     if finding.cause in ("healthy", "consumer"):
         expected = recorded.rate
     elif change is not None and finding.is_expected:
-        expected = change.outcome.rate
+        expected = change.result.rate
     return Diagnosis(
         cause=finding.cause,
         wait_share=recorded.wait_share,
         advice={} if change is None else dict(change.advice),
         rate=recorded.rate,
         expected_rate=expected,
-        evidence=_evidence(trial) | dict(witnesses or {}),
-        verdict=_verdict(trial, finding, expected),
+        evidence=_evidence(simulated) | dict(extra or {}),
+        verdict=_verdict(simulated, finding, expected),
     )
 
 
-def _evidence(trial: Trial) -> dict[str, float]:
-    recorded, setup = trial.recorded, trial.setup
+def _evidence(simulated: SimulatedLoader) -> dict[str, float]:
+    recorded, setup = simulated.recorded, simulated.setup
     step_s = max(recorded.step_s, 1e-9)
     found: dict[str, float | None] = {
         "steps": recorded.steps,
@@ -136,25 +136,25 @@ def _evidence(trial: Trial) -> dict[str, float]:
         "num_workers": setup.num_workers,
         "workers_needed": recorded.batch_s / step_s,
         "cores": setup.cores,
-        "cores_needed": trial.cores_needed,
-        "depth": trial.depth,
+        "cores_needed": simulated.cores_needed,
+        "depth": simulated.depth,
         "epoch_wait_share": recorded.epoch_wait_share,
         "slowdown": recorded.slowdown,
-        "simulated_rate": trial.present.rate,
+        "simulated_rate": simulated.present.rate,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _verdict(trial: Trial, finding: Finding, expected: float | None) -> str:
-    rate, change, remedy = trial.recorded.rate, finding.change, finding.remedy
-    waits = f"{sentence_case(trial.setup.consumer)} waits {trial.recorded.wait_share:.0%}"
+def _verdict(simulated: SimulatedLoader, finding: Finding, expected: float | None) -> str:
+    rate, change, remedy = simulated.recorded.rate, finding.change, finding.remedy
+    waits = f"{sentence_case(simulated.setup.consumer)} waits {simulated.recorded.wait_share:.0%}"
     sentences = [f"{waits} of the time. {finding.why}"]
     if change is not None and change.advice:
         values = ", ".join(f"{name}={value!r}" for name, value in change.advice.items())
         remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"
     if change is not None and expected is not None:
         gain = f"{short_number(expected)} batches/s instead of {short_number(rate)}"
-        sentences.append(f"{remedy}, for {gain}; then {trial.limit_after(change)}.")
+        sentences.append(f"{remedy}, for {gain}; then {simulated.limit_after(change)}.")
     elif remedy:
         sentences.append(remedy + "." * (not remedy.endswith(".")))
     return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, and how much others press on it."""
+"""How many cores this process may use, and how long processes of its machine wait for resources."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def usable_cores(proc: Path = _PROC, groups: Path = _GROUPS) -> float:
 def pressure(proc: Path = _PROC) -> dict[str, float]:
     """Return the share of the last 10 s in which some process waited for a core, or for a disk.
 
-    Empty where the system does not tell. It covers the whole machine, so it is no proof of who
-    waited.
+    Empty where the system does not measure it. It covers the whole machine, so it does not tell
+    which process waited.
     """
     found = {}
     for name in ("cpu", "io"):

@@ -182,7 +182,7 @@ def _notebook_bar() -> Any:
 
 
 def _bar_size() -> dict[str, Any]:
-    """Return tqdm's arguments for the size; it shows nothing on a terminal that tells none."""
+    """Return tqdm's arguments for the size; it shows nothing on a terminal without a size."""
     with suppress(AttributeError, OSError, ValueError):
         if os.get_terminal_size(sys.stderr.fileno()).columns == 0:
             return {"ncols": 80, "nrows": 24}

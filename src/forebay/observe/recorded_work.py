@@ -12,17 +12,17 @@ from statistics import fmean, median
 from forebay.observe.simulation import Work
 from forebay.observe.trace import MadeRecord, StepRecord
 
-# Steps to look back at, at most: simulating one takes about 2 microseconds.
+# At most this many of the last steps are simulated: one takes about 2 microseconds.
 MAX_STEPS = 2048
 # Handing over a batch, and sending the next request to a worker, takes less than this. What is
 # measured beyond it is something else.
 MAX_HANDOFF_S = 0.0002
 MAX_MESSAGE_S = 0.0005
-# Batches that take longer by more than this power of their number at the same time share a rate;
-# and how many standard errors a measured power must be away from it.
+# Batches share a rate if the time of each grows with more than this power of the number that are
+# made at the same time. The measured power must be this many standard errors away from that.
 SHARED_RATE = 0.4
 ERRORS = 2.0
-# The logarithm of that number must be so large, and must differ by so much.
+# The least mean and the least spread that the logarithm of that number must have.
 LEAST_LOAD = 0.2
 LEAST_SPREAD = 0.03
 
@@ -134,7 +134,7 @@ def recorded_work(
 
 
 def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Return the last records, which stand for at most `MAX_STEPS` steps."""
+    """Return the last records, of at most `MAX_STEPS` steps."""
     kept = list(steps)
     since = kept[-1].taken - MAX_STEPS if kept else 0
     return [each for each in kept if each.taken > since]
@@ -147,8 +147,9 @@ def _expanded_steps(
 
     One record may stand for several steps; these get equal parts of what it has.
     """
-    spent: list[float | None] = []  # None: the last step of an epoch, of which only the sum with
-    waited = [steps[0].waited_s]  # the pause behind it is known
+    # None for the last step of an epoch: only its sum with the pause after it is known.
+    spent: list[float | None] = []
+    waited = [steps[0].waited_s]
     epochs: dict[int, float] = {0: 0.0} if steps[0].is_first else {}
     gaps: dict[int, float] = {}
     for before, after in pairwise(steps):
@@ -231,8 +232,8 @@ def _loads(batches: Sequence[MadeRecord]) -> list[tuple[float, float]]:
 
     def area(at: float) -> float:
         """Return the integral of the number of batches until a moment."""
-        place = max(bisect_left(times, at), 1) - 1
-        return areas[place] + counts[place] * max(at - times[place], 0.0)
+        index = max(bisect_left(times, at), 1) - 1
+        return areas[index] + counts[index] * max(at - times[index], 0.0)
 
     loads = [
         ((area(ended) - area(began)) / (ended - began), ended - began) for began, ended in spans

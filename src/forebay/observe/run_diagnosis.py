@@ -12,9 +12,9 @@ from forebay.units import counted
 # Fewer inputs, or seconds, are too few to judge by.
 LEAST_INPUTS = 20
 LEAST_S = 1.0
-# Workers that stand still for less of the time are busy.
+# Workers that are idle for less than this share of the time count as busy.
 IDLE_SHARE = 0.2
-# What takes so much of the time is what workers wait for.
+# Whatever takes more than this share of the time is what workers wait for.
 LARGE_SHARE = 0.5
 
 
@@ -50,7 +50,7 @@ class RunTimes:
 def diagnose_run(times: RunTimes) -> Diagnosis:
     """Return what the workers of a run waited for.
 
-    `wait_share` is the part of the time that they stood still; `rate` is in inputs per second.
+    `wait_share` is the part of the time that they were idle; `rate` is in inputs per second.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
     idle = max(1.0 - times.busy_s / (times.num_workers * elapsed_s), 0.0)
@@ -72,37 +72,37 @@ def diagnose_run(times: RunTimes) -> Diagnosis:
 def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
     if times.inputs < LEAST_INPUTS or elapsed_s < LEAST_S:
         return "unknown", (
-            f"There is too little to judge by: {times.inputs:,} inputs in {elapsed_s:.1f} s, and "
-            f"it takes {LEAST_INPUTS} inputs and {LEAST_S:g} s."
+            f"There is too little to judge by: {times.inputs:,} inputs in {elapsed_s:.1f} s. At "
+            f"least {LEAST_INPUTS} inputs and {LEAST_S:g} s are needed."
         )
-    still = f"Workers stood still {idle:.0%} of the time"
+    idled = f"Workers were idle {idle:.0%} of the time"
     if idle >= IDLE_SHARE:
         if times.flush_s >= LARGE_SHARE * elapsed_s:
             return "storage", (
-                f"{still}, and flushing outputs took {times.flush_s / elapsed_s:.0%} of it. Write "
-                "less, or to a faster disk."
+                f"{idled}, and flushing outputs took {times.flush_s / elapsed_s:.0%} of the "
+                "time. Write less, or to a faster disk."
             )
         if times.record_s >= LARGE_SHARE * elapsed_s:
             return "consumer", (
-                f"{still}: recording results and renaming outputs took "
-                f"{times.record_s / elapsed_s:.0%} of it. Make larger inputs, or fewer outputs of "
-                "each."
+                f"{idled}: recording results and renaming outputs took "
+                f"{times.record_s / elapsed_s:.0%} of the time. Make larger inputs, or fewer "
+                "outputs of each."
             )
-        return "unknown", f"{still}, and neither the disk nor the recording of results was busy."
+        return "unknown", f"{idled}, and neither the disk nor the recording of results was busy."
     if times.cpu_s is None or times.cores is None:
-        return "healthy", f"{still}: more of them would process more, if there are cores for them."
+        return "healthy", f"{idled}: more of them would process more, if there are cores for them."
     used = times.cpu_s / elapsed_s
     cores = counted(times.cores, "core")
     if used >= BUSY_CORES * times.cores:
-        return "cpu", f"{still}, and used {used:.1f} of {cores}: no number of workers helps."
+        return "cpu", f"{idled}, and used {used:.1f} of {cores}: no number of workers helps."
     if times.cpu_s < LARGE_SHARE * times.busy_s:
         return "storage", (
-            f"{still}, and waited for a disk, the network or a core for "
+            f"{idled}, and waited for a disk, the network or a core for "
             f"{1 - times.cpu_s / times.busy_s:.0%} of their work. More than "
             f"num_workers={times.num_workers} may help, as long as storage serves them."
         )
     if times.num_workers < times.cores:
         return "workers", (
-            f"{still}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
+            f"{idled}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
         )
-    return "healthy", f"{still}, and used {used:.1f} of {cores}."
+    return "healthy", f"{idled}, and used {used:.1f} of {cores}."

@@ -71,8 +71,8 @@ class Arrangement:
     Attributes:
         num_workers: Workers; 0 makes each batch when the trainer asks for it.
         depth: Batches that may be outstanding: requested and not taken yet.
-        refill_below: Once so many were outstanding, none is requested until fewer than this are.
-            None requests again at once.
+        refill_below: Once `depth` are outstanding, none is requested until fewer than this are.
+            None to request again at once.
         in_order: Whether batches are taken in the order of the requests.
         takes_turns: Whether batch `i` is made by worker `i % num_workers`, as in torch; otherwise
             the first free worker makes the next batch.
@@ -92,8 +92,8 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a simulation came to.
+class SimulationResult:
+    """The result of a simulation.
 
     Attributes:
         rate: Batches per second.
@@ -106,7 +106,7 @@ class Outcome:
     epoch_wait_share: float
 
 
-def simulate(work: Work, arrangement: Arrangement) -> Outcome:
+def simulate(work: Work, arrangement: Arrangement) -> SimulationResult:
     """Return the rate and the waits of training with the recorded work in an arrangement."""
     count, batch_s, step_s = len(work.step_s), work.batch_s, work.step_s
     firsts = sorted(each for each in work.epochs if 0 < each < count)
@@ -133,9 +133,9 @@ def simulate(work: Work, arrangement: Arrangement) -> Outcome:
             first_got = got
     elapsed = got - first_got - paused
     if elapsed <= 0.0:
-        return Outcome(0.0, 0.0, 0.0)
+        return SimulationResult(0.0, 0.0, 0.0)
     counted = count - 1 - work.warmup
-    return Outcome(counted / elapsed, waited / elapsed, waited_first / elapsed)
+    return SimulationResult(counted / elapsed, waited / elapsed, waited_first / elapsed)
 
 
 class _Workers:
@@ -179,8 +179,8 @@ class _Workers:
         if number < self._ready:
             end = 0.0
         elif self._arrangement.takes_turns:
-            place = number % len(self._free)
-            end = self._free[place] = max(self._free[place], at) + self._batch_s[number]
+            index = number % len(self._free)
+            end = self._free[index] = max(self._free[index], at) + self._batch_s[number]
         else:
             end = max(self._free[0], at) + self._batch_s[number]
             heapq.heapreplace(self._free, end)

@@ -33,7 +33,7 @@ KEPT = 2048
 FINEST_S = 0.002
 # Of those, one is kept in each interval of this length.
 SAMPLED_S = 0.01
-# Of such steps, at most so many have one reading of the clock, unless the trainer waits.
+# At most this many such steps share one reading of the clock, unless the trainer waits.
 MAX_GROUP = 16
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
@@ -246,7 +246,7 @@ class Trace:
         self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
         self.made_count = self.step_count = 0
         self._taken_count = 0
-        self._group = self._left = 1  # of batches taken at once, of which the last is timed
+        self._group = self._left = 1  # of batches taken at once; only the last one is timed
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self._slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
@@ -277,7 +277,7 @@ class Trace:
             self._slowest.add(slowest_s, slowest)
         ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
         busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
-        # In the order of the sampler: behind a slow batch come some that were ready before it.
+        # Batches come in the sampler's order: after a slow one follow some that were ready earlier.
         seconds = timing.seconds
         if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
@@ -305,7 +305,7 @@ class Trace:
     # ---- the trainer ---------------------------------------------------------------------------
 
     def begin(self, at: float) -> None:
-        """Begin the record when the first epoch does: what is before that is no training."""
+        """Begin the record when the first epoch does; what is before that is not training."""
         if not self.epochs and not self.made_count:
             self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S, Span())
 

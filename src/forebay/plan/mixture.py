@@ -45,15 +45,14 @@ class Mixture:
 
     def changed(self, weights: tuple[float, ...], seed: int, position: int) -> Mixture:
         """Return the mixture with other weights from a position on."""
-        given = self.given(seed, position)
-        return replace(self, weights=weights, since=position, counts=given)
+        return replace(self, weights=weights, since=position, counts=self.drawn(seed, position))
 
-    def changing(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the attributes that may change during a run, as JSON-serializable data."""
         return {"weights": self.weights, "since": self.since, "counts": self.counts}
 
-    def given(self, seed: int, position: int) -> tuple[int, ...]:
-        """Return how many samples were drawn from each source between `since` and a position."""
+    def drawn(self, seed: int, position: int) -> tuple[int, ...]:
+        """Return how many samples of each source come before a position at or after `since`."""
         start = seed_of(seed, SOURCES)
         bounds = [0, *self._bounds()]
         below = [
@@ -82,12 +81,12 @@ class Mixture:
         sources = np.searchsorted(bounds, points, side="right")
         found = np.empty(count, np.int64)
         offset = 0
-        for source, (length, given) in enumerate(
-            zip(self.lengths, self.given(seed, first), strict=True)
+        for source, (length, drawn) in enumerate(
+            zip(self.lengths, self.drawn(seed, first), strict=True)
         ):
             own = sources == source
-            numbers = np.arange(given, given + int(own.sum()))
-            found[own] = offset + _places(seed, source, length, numbers, shuffle)
+            numbers = np.arange(drawn, drawn + int(own.sum()))
+            found[own] = offset + _source_indices(seed, source, length, numbers, shuffle)
             offset += length
         return found
 
@@ -99,17 +98,17 @@ class Mixture:
         return bounds[:last] + [_WHOLE] * (len(bounds) - last)
 
 
-def _places(
+def _source_indices(
     seed: int, source: int, length: int, numbers: npt.NDArray[np.int64], shuffle: bool
 ) -> npt.NDArray[np.int64]:
     """Return the indices of the samples with these numbers in a source."""
-    places = numbers % length
+    indices = numbers % length
     if shuffle:
         for epoch in np.unique(numbers // length).tolist():
             these = numbers // length == epoch
             order = Permutation(length, seed_of(seed, SOURCES, source, epoch))
-            places[these] = order.at(places[these]).astype(np.int64)
-    return places
+            indices[these] = order.at(indices[these]).astype(np.int64)
+    return indices
 
 
 def _count(start: int, positions: int, bound: int) -> int:

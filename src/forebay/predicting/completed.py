@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
 from forebay.jobs.ledger.database import reading
-from forebay.jobs.ledger.ledger import Result
+from forebay.jobs.ledger.ledger import DoneInput
 from forebay.jobs.ledger.records import Todo
 from forebay.predicting.prediction_columns import Spec, check_specs
 from forebay.sample_ranges import sample_failure
@@ -35,7 +35,7 @@ class CompletedParts(NamedTuple):
         return self.rows + self.failures.total
 
     @classmethod
-    def of(cls, results: Iterable[Result]) -> CompletedParts:
+    def of(cls, results: Iterable[DoneInput]) -> CompletedParts:
         """Add up the records of the parts.
 
         Raises:
@@ -58,7 +58,7 @@ class CompletedParts(NamedTuple):
         return cls(rows, failures, columns, failing)
 
     @staticmethod
-    def without_rows(results: Iterable[Result]) -> list[int]:
+    def without_rows(results: Iterable[DoneInput]) -> list[int]:
         """Return the ordinals of the parts in which every sample failed."""
         return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
 

@@ -19,7 +19,7 @@ from forebay.options import (
     check_timeout,
     checked_workers,
     cluster_of,
-    usable_cores,
+    whole_cores,
 )
 from forebay.predicting.metadata_rows import Table, open_table
 from forebay.predicting.range_reader import RangeReader
@@ -107,7 +107,7 @@ def reader_of(
     if collate_fn is default_collate:
         collate_fn = None
     if num_workers is None and cluster_of(backend) is None:
-        num_workers = usable_cores()
+        num_workers = whole_cores()
     batch_size = BATCH_SIZE if batch_size is None else batch_size
     _check_count("batch_size", batch_size)
     _check_count("part_size", wanted.part_size)
@@ -131,8 +131,8 @@ def _batch_size_of(loader: Any) -> int:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     if not isinstance(size, int):
         raise OptionError(
-            "the loader has no batch size: it has "
-            f"batch_size={loader.batch_size!r} and a custom batch sampler\n"
+            f"the loader has no batch size: it has batch_size={loader.batch_size!r} and a custom "
+            "batch sampler\n"
             "  Nothing was started. Pass batch_size= to predict."
         )
     return size

@@ -92,7 +92,7 @@ class PartWork:
         # A worker with its own model loads its batches itself.
         inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
         self._reader = inline if has_factory else reader
-        self._made_by, self._has_factory = model, has_factory
+        self._model_or_factory, self._has_factory = model, has_factory
         self._device, self._table, self._known = device, table, known
         self._parts, self._advance, self._trace = parts, advance, trace
         self._model: Model | None = None
@@ -141,7 +141,8 @@ class PartWork:
                 # A forked process must not use torch's thread pool, and there is a worker per core.
                 torch.set_num_threads(1)
             self._model = Model(
-                self._made_by() if self._has_factory else self._made_by, self._device
+                self._model_or_factory() if self._has_factory else self._model_or_factory,
+                self._device,
             )
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None

@@ -130,17 +130,17 @@ def histogram_bars(bins: Sequence[int], style: str) -> list[tuple[str, int, str]
         bins: Bin `k` counts durations below 2**k microseconds that are not in bin `k - 1`.
         style: A class of the style sheet.
     """
-    used = [place for place, count in enumerate(bins) if count]
+    used = [index for index, count in enumerate(bins) if count]
     if not used:
         return []
     first, last = used[0], used[-1]
     # Bins of factors of four keep it short where durations differ by orders of magnitude.
     width = 1 if last - first < 12 else 2
     bars = []
-    for place in range(first, last + 1, width):
-        edges = (2 ** (each - 1) * 1e-6 if each else 0.0 for each in (place, place + width))
+    for index in range(first, last + 1, width):
+        edges = (2 ** (each - 1) * 1e-6 if each else 0.0 for each in (index, index + width))
         low, high = (duration(each, digits=2) for each in edges)
-        bars.append((f"{low} to {high}", sum(bins[place : place + width]), style))
+        bars.append((f"{low} to {high}", sum(bins[index : index + width]), style))
     return bars
 
 
@@ -182,25 +182,25 @@ def _y(value: Column, top: float) -> float | None:
 def _runs(values: Sequence[float | None]) -> list[tuple[int, int]]:
     """Return begin and end of each stretch of columns without a gap."""
     runs, begin = [], None
-    for place, value in enumerate([*values, None]):
+    for index, value in enumerate([*values, None]):
         if value is not None and begin is None:
-            begin = place
+            begin = index
         elif value is None and begin is not None:
-            runs.append((begin, place))
+            runs.append((begin, index))
             begin = None
     return runs
 
 
-def _steps(values: Sequence[float | None], places: Sequence[int]) -> str:
+def _steps(values: Sequence[float | None], indices: Sequence[int]) -> str:
     """Return the rest of a path along columns, whose first point is drawn."""
     width, parts = WIDTH / max(len(values), 1), []
-    backwards = len(places) > 1 and places[0] > places[1]
-    last: float | None = values[places[0]]
+    backwards = len(indices) > 1 and indices[0] > indices[1]
+    last: float | None = values[indices[0]]
     pending = 0.0
-    for place in places:
-        if values[place] != last:
-            parts.append(f"h{_number(pending)}V{_number(values[place])}")
-            last, pending = values[place], 0.0
+    for index in indices:
+        if values[index] != last:
+            parts.append(f"h{_number(pending)}V{_number(values[index])}")
+            last, pending = values[index], 0.0
         pending += -width if backwards else width
     return "".join([*parts, f"h{_number(pending)}"])
 

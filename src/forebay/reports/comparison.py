@@ -19,7 +19,7 @@ from forebay.units import duration, short_number
 
 MAX_TEXT = 400
 MAX_SETTINGS = 100
-# A ratio closer to 1 is no difference: rates vary as much from run to run.
+# A ratio closer to 1 does not count as a difference: rates vary as much from run to run.
 LEAST_CHANGE = 0.02
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from forebay.options import usable_cores, usable_memory
+from forebay.options import usable_memory, whole_cores
 from forebay.units import byte_size
 
 PACKAGES = ("forebay", "torch", "numpy", "pyarrow")
@@ -21,7 +21,7 @@ def environment() -> dict[str, str]:
         except PackageNotFoundError:  # not installed
             continue
     found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    cores, usable = os.cpu_count() or 1, usable_cores()
+    cores, usable = os.cpu_count() or 1, whole_cores()
     found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
     memory = usable_memory()
     if memory is not None:

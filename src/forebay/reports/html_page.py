@@ -99,9 +99,9 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]], code: Sequence
         "<tr>"
         + "".join(
             f"<td><code>{escape(str(cell))}</code></td>"
-            if place in code and str(cell)
+            if column in code and str(cell)
             else f"<td>{escape(str(cell))}</td>"
-            for place, cell in enumerate(row)
+            for column, cell in enumerate(row)
         )
         + "</tr>"
         for row in rows

@@ -18,7 +18,7 @@ from forebay.reports.html_page import facts, page, paragraph, section, table, ti
 from forebay.reports.timeline import per_second
 from forebay.units import byte_size, byte_unit, duration, noun_for, short_number
 
-# Wanted batches above so many times the highest other rate are cut off.
+# Wanted batches above this many times the highest other rate are cut off.
 HEADROOM = 1.6
 # Slow samples in the table; all of them are in the data.
 SHOWN_SLOWEST = 10

@@ -1,4 +1,4 @@
-"""Reports on disk: written through a temporary file, and read as data that nobody vouches for."""
+"""Reports on disk: written through a temporary file, and read as untrusted data."""
 
 from __future__ import annotations
 

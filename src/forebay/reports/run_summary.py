@@ -94,7 +94,7 @@ def run_summary(
         counts: "done", "failed" and "resumed".
         elapsed_s: Seconds that the call took.
         failures: The failures that are known one by one.
-        verdict: Why workers stood still, in sentences; "" if it is not known.
+        verdict: Why workers were idle, in sentences; "" if it is not known.
     """
     seconds, ended = details.get("seconds", 0.0), details.get("ended", 0)
     capacity = seconds * max(details.get("num_workers", 1), 1)

@@ -1,8 +1,8 @@
-"""The spans of a record as columns of a chart: joined to fewer, and spread over time. PURE."""
+"""Turn the spans of a record into columns of a chart: join them, and spread long work. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import sub
 from typing import Any
 
@@ -11,32 +11,29 @@ MAX_COLUMNS = 160
 
 
 def group_size(count: int, most: int = MAX_COLUMNS) -> int:
-    """Return how many spans to join so that at most so many columns are left."""
+    """Return how many spans to join so that at most `most` columns are left."""
     return max(-(-count // most), 1)
 
 
 def summed(values: Sequence[float], size: int) -> list[float]:
     """Return the sum of each `size` values; the last group may be smaller."""
-    return [sum(values[at : at + size]) for at in range(0, len(values), size)]
+    return [sum(group) for group in _groups(values, size)]
 
 
 def lowest(values: Sequence[float | None], size: int) -> list[float | None]:
     """Return the lowest of each `size` values; None where all of them are."""
-    groups = [values[at : at + size] for at in range(0, len(values), size)]
-    return [min((each for each in group if each is not None), default=None) for group in groups]
+    return [min(known, default=None) for known in _known_groups(values, size)]
 
 
 def highest(values: Sequence[float | None], size: int) -> list[float | None]:
     """Return the highest of each `size` values; None where all of them are."""
-    groups = [values[at : at + size] for at in range(0, len(values), size)]
-    return [max((each for each in group if each is not None), default=None) for group in groups]
+    return [max(known, default=None) for known in _known_groups(values, size)]
 
 
 def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[float]:
-    """Move what does not fit into a span to those before it.
+    """Move seconds that do not fit into a span to the spans before it.
 
-    What took long is recorded in the span in which it ended: a batch that took 5 s, in a span of
-    0.25 s.
+    Work is recorded in the span in which it ended, even a batch that took 5 s in a span of 0.25 s.
 
     Args:
         seconds: By span, seconds recorded there.
@@ -46,10 +43,10 @@ def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[floa
         By span, seconds up to its length. What does not fit even into the first is left out.
     """
     spread, excess = [0.0] * len(seconds), 0.0
-    for place in range(len(seconds) - 1, -1, -1):
-        excess += seconds[place]
-        spread[place] = min(excess, lengths[place])
-        excess -= spread[place]
+    for index in range(len(seconds) - 1, -1, -1):
+        excess += seconds[index]
+        spread[index] = min(excess, lengths[index])
+        excess -= spread[index]
     return spread
 
 
@@ -58,7 +55,7 @@ def per_second(
 ) -> list[float | None]:
     """Return counts by column as rates, for the time without the seconds that are left out.
 
-    None where this is much less than a column, unless there is no other: it says nothing.
+    None where that time is much shorter than a column, unless it is the only one.
     """
     seconds, columns = timeline["seconds"], timeline["columns"]
     least = 0.2 * seconds if columns > 1 else 0.0
@@ -77,3 +74,12 @@ def significant(value: float, digits: int = 4) -> float:
     """Return a number with few significant digits."""
     number = float(f"{value:.{digits}g}")
     return int(number) if number.is_integer() else number
+
+
+def _groups(values: Sequence[float | None], size: int) -> Iterator[Sequence[Any]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _known_groups(values: Sequence[float | None], size: int) -> Iterator[list[float]]:
+    """Yield the values that are not None of each `size` values."""
+    return ([each for each in group if each is not None] for group in _groups(values, size))

@@ -50,35 +50,35 @@ class PoolTests:
         try:
             for incarnation in range(workers):
                 pool.start(incarnation, worker_id=0)
-            heard: list[Event] = []
-            while sum(isinstance(event, WorkerStarted) for event in heard) < workers:
-                heard += self.collect(pool)
+            events: list[Event] = []
+            while sum(isinstance(event, WorkerStarted) for event in events) < workers:
+                events += self.collect(pool)
             yield pool
         finally:
             pool.close()
 
     def collect(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
         """Return events, collected until `until` returns true."""
-        heard: list[Event] = []
+        events: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
-        while not until(heard):
+        while not until(events):
             left = deadline - time.monotonic()
-            assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {heard}"
-            heard += pool.wait(left)
-        return heard
+            assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {events}"
+            events += pool.wait(left)
+        return events
 
     def until(self, pool: Pool, is_so: Callable[[], bool]) -> list[Event]:
         """Let the pool work until something holds; return the events that came meanwhile."""
-        heard: list[Event] = []
+        events: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
-            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; events: {heard}"
-            heard += pool.wait(0.05)
-        return heard
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S} s; events: {events}"
+            events += pool.wait(0.05)
+        return events
 
-    def died(self, heard: list[Event]) -> bool:
+    def died(self, events: list[Event]) -> bool:
         """Tell whether a death is among the events."""
-        return any(isinstance(event, WorkerDied) for event in heard)
+        return any(isinstance(event, WorkerDied) for event in events)
 
     def test_a_worker_says_that_it_has_started(self) -> None:
         """`start` is followed by exactly one `WorkerStarted`."""
@@ -93,8 +93,8 @@ class PoolTests:
         """Each task of a message gets a separate answer, in the order sent."""
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, f"payload {task}") for task in range(5)])
-            heard = self.collect(pool, lambda heard: len(heard) == 5)
-        assert [(event.task, event.result) for event in heard] == [  # type: ignore[union-attr]
+            events = self.collect(pool, lambda events: len(events) == 5)
+        assert [(event.task, event.result) for event in events] == [  # type: ignore[union-attr]
             (task, f"payload {task}") for task in range(5)
         ]
 
@@ -112,7 +112,7 @@ class PoolTests:
         """The failure has the type, the message and the user's frames; the next task runs."""
         with self.running() as pool:
             pool.send(0, [Assignment(0, 1, fault), Assignment(1, 1, "after")])
-            failed, finished = self.collect(pool, lambda heard: len(heard) == 2)
+            failed, finished = self.collect(pool, lambda events: len(events) == 2)
         assert isinstance(failed, TaskFailed)
         assert failed.failure.error == ("ValueError" if fault == "raise" else "SystemExit")
         assert failed.failure.kind == "exception"
@@ -124,10 +124,10 @@ class PoolTests:
         pool = self.make_pool(FaultyJob(broken="raise"))
         try:
             pool.start(0, worker_id=0)
-            heard = self.collect(pool, self.died)
+            events = self.collect(pool, self.died)
         finally:
             pool.close()
-        death, *later = heard
+        death, *later = events
         assert isinstance(death, WorkerDied)
         assert all(isinstance(event, WorkerDied) for event in later)  # that its process ended
         assert (death.failure.kind, death.failure.error) == ("exception", "ValueError")
@@ -137,8 +137,8 @@ class PoolTests:
         blob = b"x" * (8 << 20)
         with self.running() as pool:
             pool.send(0, [Assignment(task, 1, blob) for task in range(3)])
-            heard = self.collect(pool, lambda heard: len(_answered(heard)) == 3)
-        finished = [event for event in heard if isinstance(event, TaskFinished)]
+            events = self.collect(pool, lambda events: len(_answered(events)) == 3)
+        finished = [event for event in events if isinstance(event, TaskFinished)]
         assert finished and all(event.result == blob for event in finished)
 
     def test_waiting_ends_by_the_timeout(self) -> None:
@@ -177,8 +177,8 @@ class PoolTests:
             pool.send(0, [Assignment(1, 1, "to the dead")])
             pool.send(1, [Assignment(2, 1, "to the living")])
             pool.start(2, worker_id=0)
-            heard = self.collect(pool, lambda heard: len(heard) == 2)
-        assert {type(event) for event in heard} == {TaskFinished, WorkerStarted}
+            events = self.collect(pool, lambda events: len(events) == 2)
+        assert {type(event) for event in events} == {TaskFinished, WorkerStarted}
 
     def test_a_stopped_worker_closes_its_job_and_ends(self, tmp_path: Any) -> None:
         """`stop` lets an idle worker end by itself, and its end is not reported as a death."""
@@ -193,8 +193,8 @@ class PoolTests:
             pool.start(1, worker_id=1)
             pool.stop(1)
             pool.start(2, worker_id=1)
-            heard = self.collect(pool, lambda heard: WorkerStarted(2) in heard)
-            assert set(heard) <= {WorkerStarted(1), WorkerStarted(2)}
+            events = self.collect(pool, lambda events: WorkerStarted(2) in events)
+            assert set(events) <= {WorkerStarted(1), WorkerStarted(2)}
 
     def test_another_worker_may_follow_a_stopped_one(self) -> None:
         """The worker ID of a stopped worker is free at once."""
@@ -266,8 +266,8 @@ class PoolTests:
                 gate.open()
 
 
-def _answered(heard: list[Event]) -> set[int]:
+def _answered(events: list[Event]) -> set[int]:
     """Return the tasks that are finished, or were returned since an earlier one took long."""
-    finished = {event.task for event in heard if isinstance(event, TaskFinished)}
-    returned = (event.tasks for event in heard if isinstance(event, TasksReturned))
+    finished = {event.task for event in events if isinstance(event, TaskFinished)}
+    returned = (event.tasks for event in events if isinstance(event, TasksReturned))
     return finished.union(*returned)

@@ -235,7 +235,7 @@ class FakeDevice:
         yield
 
     def hand_over(self, batch: Any) -> None:
-        """Do nothing: the work on the stream of copies is done at once."""
+        """Do nothing: the work on the copy stream is done at once."""
 
     def default_generator(self) -> torch.Generator | None:
         """See `Device`."""

@@ -15,7 +15,7 @@ from forebay.failures import Failure
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Input
 from forebay.jobs.outputs import commits as module
-from forebay.jobs.outputs.commits import Commits, settle
+from forebay.jobs.outputs.commits import Commits, perform_pending
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import STAGING
 
@@ -46,7 +46,7 @@ def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
     commits = Commits(ledger, place)
     commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
     while not published(place):
-        assert commits.go_on() is None
+        assert commits.advance() is None
     return commits
 
 
@@ -68,9 +68,9 @@ def test_files_are_published_in_parts_and_results_are_collected_meanwhile(
         assert commits.due_in() == 0.0
         failure = ReportFailure(5, 1, 0.1, Failure("exception", "ValueError", "no"))
         assert commits.add([staged(place, 4), failure], nothing) == [failure]
-        first = commits.go_on()
+        first = commits.advance()
         while first is None:
-            first = commits.go_on()
+            first = commits.advance()
         assert (first.delivered, first.done, first.failed) == ([1, 2, 3], 3, 0)
         assert commits.waiting
         assert commits.close() == 2
@@ -99,10 +99,10 @@ def test_nothing_is_recorded_after_files_that_could_not_be_published(
         with monkeypatch.context() as full:
             full.setattr(place, "perform", lambda _: (_ for _ in ()).throw(FULL))
             with pytest.raises(OutputError):
-                commits.go_on()
+                commits.advance()
         commits.add([staged(place, 4)], nothing)
         assert commits.close() == 0
         assert ledger.counts() == Counts(6, 3, 0)
         assert len(ledger.file_changes()) == 3
-        assert settle(ledger, place) == []
+        assert perform_pending(ledger, place) == []
         assert published(place) == ["1.txt", "2.txt", "3.txt"]

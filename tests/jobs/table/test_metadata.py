@@ -18,9 +18,9 @@ from forebay.jobs.table.column_kinds import (
     NULL,
     STR,
     Kind,
+    final_kind,
     join,
     kind_of,
-    settled,
 )
 from forebay.jobs.table.metadata_table import read_table, write_metadata
 
@@ -180,10 +180,10 @@ def test_joining_kinds_does_not_depend_on_their_order():
     for one, two, three in permutations(values, 3):
         left = join(join(kind_of(one), kind_of(two)), kind_of(three))
         right = join(kind_of(three), join(kind_of(two), kind_of(one)))
-        assert settled(left) == settled(right)
+        assert final_kind(left) == final_kind(right)
     assert join(INT, FLOAT) is FLOAT
     assert join(STR, INT) == MIXED
-    assert settled(Kind("list", NULL)) == Kind("list", STR)
+    assert final_kind(Kind("list", NULL)) == Kind("list", STR)
 
 
 @pytest.mark.parametrize("form", FORMATS)

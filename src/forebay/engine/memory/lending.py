@@ -76,7 +76,7 @@ class Lender:
         slab: The slab.
 
     Attributes:
-        offer: What a borrower needs to know; None if the system has no files in memory.
+        offer: Sent to a borrower, so that it can map the slab; None if the system has no memfds.
     """
 
     def __init__(self, slab: Slab) -> None:
@@ -117,7 +117,7 @@ class Borrower:
     """Maps the slab of a lender on this machine; a borrowed slot may be returned by any thread.
 
     Args:
-        offer: The lender's, which is told that it is accepted.
+        offer: The lender's offer, which is accepted.
 
     Raises:
         OSError: There is no such process or descriptor here, or it is not ours to open.
@@ -153,6 +153,6 @@ def _give_back(board: mmap.mmap, number: int, borrower: int) -> None:
 def _open(pid: int, descriptor: int) -> int:
     """Return a descriptor of a file in memory that another process has open."""
     path = f"/proc/{pid}/fd/{descriptor}"
-    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # to open another may have an effect
+    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # opening another file could block
         raise ValueError("not a slab")
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)

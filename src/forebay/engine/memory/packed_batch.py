@@ -24,7 +24,7 @@ class PackedBatch(NamedTuple):
         body: The used part of the slot, if it is sent along and the slot is free again; an array if
             it came from another machine, until it is copied to the slab.
         nbytes: Bytes that the batch occupies until it is consumed.
-        kept: User code in the worker still refers to the slot, so the slot is never used again.
+        kept: Whether user code in the worker still refers to the slot, so that it is never reused.
         refused: Why the slab's disk had no room, if the bytes are therefore in `in_band`.
         offer: Where a reader on the same machine finds the slab that the bytes came from.
         loan: The slot that has the bytes, if that reader has accepted the offer.

@@ -102,8 +102,8 @@ class Packer:
     def begin(self, slot: Slot | None) -> None:
         """Start a batch; call it after its samples were loaded and before they are collated.
 
-        So tensors that the dataset itself stacks are not in a slot that is used again. After a
-        batch that failed, `begin(None)` ends it.
+        Otherwise tensors that the dataset itself stacks would be in a slot that is used again.
+        After a batch that failed, `begin(None)` ends it.
 
         Args:
             slot: Where to put the bytes. None: they are sent in the in-band pickle.
@@ -122,8 +122,8 @@ class Packer:
         """Return a tensor in the slot, its values unset, for collation to write into.
 
         Returns:
-            None if there is no room, if the tensor is too small to benefit, or in another thread,
-            which may be working on something else.
+            None if there is no room, if the tensor is too small to benefit, or if another thread
+            calls it, which may be working on something else.
         """
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < WORTH_PLACING or not self._trusting or self._thread != get_ident():

@@ -129,7 +129,7 @@ class Slab:
         return True
 
     def _extent(self, number: int) -> memoryview:
-        """Return an extent; map it if necessary: the owner has made the file long enough."""
+        """Return an extent, mapping it if necessary; the owner has made the file long enough."""
         view = self._extents.get(number)
         if view is None:
             start = number * self.extent
@@ -289,8 +289,7 @@ def _no_file(directory: str | os.PathLike[str], error: OSError) -> str:
         f"no file for batches can be made in directory={os.fspath(directory)!r}: {error.strerror}\n"
         "  The buffer is one file there, without a name, as large as the batches that are ready.\n"
         "  No worker was started. Name a folder that you can write to, on a disk with free space, "
-        "or "
-        "leave directory= out to keep the buffer in memory."
+        "or leave directory= out to keep the buffer in memory."
     )
 
 

@@ -19,8 +19,8 @@ class Pool(ABC):
     Attributes:
         at_rest: Whether `wait` is waiting and has received nothing, so that an exception from a
             signal handler loses nothing. At any other time the pool may be left inconsistent.
-        group_s: Seconds of work to send to a worker at a time, if tasks are short: enough that it
-            does not run out of them while its answers are on their way.
+        group_s: Seconds of work to send to a worker at a time if tasks are short, so that it still
+            has tasks while its answers are on their way.
     """
 
     at_rest = False
@@ -53,11 +53,10 @@ class Pool(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return what happened; wait up to `timeout` seconds for an event, None: without limit.
+        """Return what happened; wait up to `timeout` seconds for an event (None: without limit).
 
-        It may return early without events.
-
-        The events of one worker come in the order in which they happened, its death last.
+        It may return early without events. The events of one worker come in the order in which
+        they happened, its death last.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Send objects through a pair of pipes: a length, then a pickle.
 
-Both ends are this program's own processes; nothing is read from a disk. No two
-workers share a channel, so a process that dies in the middle of a write only damages its own.
+Both ends are this program's own processes; nothing is read from a disk. No two workers share a
+channel, so a process that dies in the middle of a write only damages its own.
 
 Pipes, not a socket: a socket charges each small message some 800 bytes of its buffer and is full
 after 280 of them, long before the driver reads them; a pipe packs them.
@@ -92,9 +92,9 @@ class Channel:
         self._queued += _framed(message)
 
     def flush(self) -> bool:
-        """Send what the pipe has room for; return whether something is left.
+        """Send as much as the pipe accepts; return whether anything is left.
 
-        The descriptor must be one that does not block (`os.set_blocking`).
+        The descriptor must be non-blocking (`os.set_blocking`).
         """
         while self._queued:
             try:
@@ -108,7 +108,7 @@ class Channel:
         return False
 
     def close(self) -> None:
-        """Close both; the other end reads its end of file."""
+        """Close both pipes; the other end then reads an end of file."""
         os.close(self._incoming)
         os.close(self._outgoing)
 

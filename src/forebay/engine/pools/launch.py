@@ -79,12 +79,14 @@ def pickled(job: Any) -> bytes:
         ) from error
 
 
-def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[int] | None) -> int:
+def fork(
+    control: socket.socket, answers: int, job: Job | bytes, closing: Iterable[int] | None
+) -> int:
     """Fork the zygote from this process.
 
     Args:
         control: The zygote's end of the socket that carries orders.
-        news: The descriptor it writes to.
+        answers: The descriptor it writes to.
         job: The job itself, or pickled.
         closing: Descriptors that the zygote must not keep; None for all but its own two.
     """
@@ -97,7 +99,7 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
             gc.freeze()  # no object of the driver may be finalized here
             os.setsid()
             if closing is None:
-                low, high = sorted((control.fileno(), news))
+                low, high = sorted((control.fileno(), answers))
                 last = os.sysconf("SC_OPEN_MAX")
                 for first, end in ((3, low), (low + 1, high), (high + 1, last)):
                     os.closerange(first, end)
@@ -108,8 +110,8 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            zygote.run(control, news, job)
-    except BaseException:  # of a deferred handler, if there is a process
+            zygote.run(control, answers, job)
+    except BaseException:  # raised by a deferred handler, if the fork succeeded
         if pid:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -122,11 +124,11 @@ def fork(control: socket.socket, news: int, job: Job | bytes, closing: Iterable[
 
 @contextmanager
 def handlers_deferred() -> Iterator[None]:
-    """Call the signal handlers of Python behind the block, and in this process only.
+    """Defer Python's signal handlers to the end of the block; call them in this process only.
 
     A fork calls functions of other modules, such as the one that releases the lock of `logging`.
-    Python prints and drops what a handler raises there: Ctrl-C would have no effect, and that lock
-    would stay locked.
+    Python prints and drops an exception that a handler raises in them: Ctrl-C would have no effect,
+    and the lock would stay locked.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers are called in the main thread alone
@@ -152,13 +154,13 @@ def handlers_deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[int] = ()) -> int:
+def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int] = ()) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
     with os.fdopen(zygote.scratch_file(), "w+b") as file:
         pickle.dump((sys.path, sys.argv), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered
-        descriptors = control.fileno(), news, file.fileno()
+        descriptors = control.fileno(), answers, file.fileno()
         process = subprocess.Popen(
             [
                 *(sys.executable, *_interpreter_flags(), "-P", "-c", _BOOT),
@@ -173,14 +175,14 @@ def execute(control: socket.socket, news: int, payload: bytes, keep: Iterable[in
     return process.pid
 
 
-def spawn(context: BaseContext, control: socket.socket, news: int, job: Job) -> Any:
+def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) -> Any:
     """Start the zygote by `multiprocessing`; return its process.
 
     Raises:
         Exception: The job cannot be pickled; the exception of pickle, as with torch, with a note on
             what to do.
     """
-    ends = _Descriptor(control.fileno()), _Descriptor(news)
+    ends = _Descriptor(control.fileno()), _Descriptor(answers)
     with _safe_path() as earlier:
         process = context.Process(  # type: ignore[attr-defined] # of every concrete context
             target=_spawned, args=(*ends, job, earlier), daemon=True
@@ -237,7 +239,7 @@ class _Descriptor:
         return self._number
 
 
-def _spawned(control: _Descriptor, news: _Descriptor, job: Job, safe_path: str | None) -> None:
+def _spawned(control: _Descriptor, answers: _Descriptor, job: Job, safe_path: str | None) -> None:
     _restore_safe_path(safe_path)  # what the user's function starts must not inherit it
     os.setsid()  # Ctrl-C is for the driver
-    zygote.run(socket.socket(fileno=control.detach()), news.detach(), job)
+    zygote.run(socket.socket(fileno=control.detach()), answers.detach(), job)

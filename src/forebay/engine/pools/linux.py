@@ -28,12 +28,11 @@ def die_with(parent: int) -> None:
 def continue_when_driver_ends(control: int) -> None:
     """Have the kernel continue this process, should it be stopped, when the driver is gone.
 
-    A stopped process does not notice that its socket was closed. SIGCONT has no effect on a running
-    process, so it is harmless that it also comes with each order, and when the thread ends that
-    started this process.
+    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
+    each order, and when the thread that started this process ends; a running process ignores it.
 
     Args:
-        control: The socket, of which only the driver has the other end.
+        control: The socket; only the driver has its other end.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on

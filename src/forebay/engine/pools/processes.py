@@ -22,7 +22,7 @@ from forebay.engine.job import Assignment, Job
 from forebay.engine.pools import launch, zygote
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.channel import Channel, roomy_pipe
-from forebay.engine.pools.zygote_handle import LOOK_S, ZygoteHandle, driver_ends, limits_in_words
+from forebay.engine.pools.zygote_handle import CHECK_S, ZygoteHandle, driver_ends, limits_in_words
 from forebay.errors import OptionError
 from forebay.failures import Failure
 
@@ -41,14 +41,14 @@ class ProcessPool(Pool):
         job: What the workers do. It is pickled at most once, however many workers there are. If it
             is already pickled, the zygote is a new interpreter.
         max_workers: Most workers at a time, to check early whether descriptors suffice.
-        start: How the zygote is started, see `launch.py`. "auto" forks if this process has but one
+        start: How the zygote is started, see `launch.py`. "auto" forks if this process has only one
             thread, and executes otherwise; either way the job is pickled, by cloudpickle. "fork"
             always forks, with the job as it is and every descriptor that the user has open.
         keep: Descriptors that an already pickled job needs, under the same numbers.
 
     Raises:
         OptionError: The job cannot be pickled, or there are too few descriptors.
-        WorkerDiedError: The system starts no further process, or gives no further descriptor.
+        WorkerDiedError: The system refuses another process or descriptor.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ProcessPool(Pool):
                 f"num_workers={max_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
-        # By incarnation. A dead worker stays in both, for the loader's process handles; that is
-        # some 200 bytes for each death, which costs milliseconds.
+        # By incarnation. A dead worker stays in both, for the loader's process handles: some 200
+        # bytes per death.
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self._owner = os.getpid()
@@ -78,7 +78,7 @@ class ProcessPool(Pool):
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
-        self._stopping: set[int] = set()  # told to end; their deaths are not reported
+        self._stopping: set[int] = set()  # asked to end; their deaths are not reported
         self._blocked: set[int] = set()  # workers whose pipe is full
         self._events: list[Event] = []
         # Held briefly; reentrant because the garbage collector may close a pool while it is held.
@@ -148,7 +148,7 @@ class ProcessPool(Pool):
         """Return the workers' events and deaths."""
         if not self._events:
             if self._owed:
-                timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
+                timeout = CHECK_S if timeout is None else min(timeout, CHECK_S)
             self.at_rest = True
             ready = self._selector.select(timeout)
             self.at_rest = False

@@ -63,17 +63,17 @@ class _Child:
         self.kill_at: float | None = None
 
 
-def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
+def run(control: socket.socket, answers: int, job: Job | bytes) -> NoReturn:
     """Serve the driver until it closes or dies; never returns.
 
     Args:
         control: Brings the driver's orders.
-        news: Descriptor of the pipe for answers and reports.
+        answers: Descriptor of the pipe for answers and reports.
         job: The job, or the pickled job.
     """
     code = 1
     try:
-        zygote = _Zygote(control, news, job)
+        zygote = _Zygote(control, answers, job)
         try:
             zygote.serve()
             code = 0
@@ -83,26 +83,26 @@ def run(control: socket.socket, news: int, job: Job | bytes) -> NoReturn:
         os._exit(code)
 
 
-def main(control: int, news: int, payload: int) -> NoReturn:
+def main(control: int, answers: int, payload: int) -> NoReturn:
     """Serve in a new interpreter.
 
     Args:
         control: Descriptor of the socket that `run` takes.
-        news: See `run`.
+        answers: See `run`.
         payload: Descriptor of a file: the driver's `sys.path` and `sys.argv`, pickled, then the
             pickled job.
     """
     with os.fdopen(payload, "rb") as file:
         sys.path[:], sys.argv[:] = pickle.load(file)  # noqa: S301 - from the driver
         body = file.read()
-    run(socket.socket(fileno=control), news, body)
+    run(socket.socket(fileno=control), answers, body)
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, news: int, job: Job | bytes) -> None:
+    def __init__(self, control: socket.socket, answers: int, job: Job | bytes) -> None:
         self._control = control
-        self._news = news
-        self._driver = Channel(control.fileno(), news)
+        self._answers = answers
+        self._driver = Channel(control.fileno(), answers)
         self._driver_ended = watch_maker_of(control)
         self._children: dict[int, _Child] = {}
         self._closing_at: float | None = None
@@ -113,7 +113,7 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # The driver may block signals. SIGCHLD tells of deaths, and workers expect the default.
+        # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         continue_when_driver_ends(control.fileno())
         adopt_orphans()
@@ -207,7 +207,7 @@ class _Zygote:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
-                for descriptor in (self._news, *self._driver_ended):
+                for descriptor in (self._answers, *self._driver_ended):
                     os.close(descriptor)
                 for child in self._children.values():
                     os.close(child.stacks)
@@ -258,7 +258,7 @@ def _run_worker(
             messages = [channel.receive()] if wait else channel.receive_nowait()
         except (EOFError, ConnectionError):
             return None
-        if None in messages:  # it is told to end
+        if None in messages:  # the driver stops this worker
             return None
         return [Assignment(*each) for message in messages for each in message]
 

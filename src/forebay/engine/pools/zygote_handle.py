@@ -1,8 +1,7 @@
 """The driver's end of a zygote: starts it, sends orders, receives answers, monitors and ends it.
 
-The zygote must answer each order and report each death. If an answer is due and the
-zygote sends nothing, it is sent SIGCONT after LOOK_S, in case it was stopped, and given up after
-ZYGOTE_S.
+The zygote must answer each order and report each death. If an answer is due and the zygote sends
+nothing, it is sent SIGCONT after CHECK_S, in case it was stopped, and given up after ZYGOTE_S.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from forebay.errors import WorkerDiedError
 # How long a zygote that has loaded the job may owe an answer without sending anything.
 ZYGOTE_S = 10.0
 # How often it is checked while it owes one.
-LOOK_S = 1.0
+CHECK_S = 1.0
 
 # The driver's ends of all descriptors of all pools. If one zygote kept some of them open, another
 # would not notice the driver's death.
@@ -57,25 +56,25 @@ class ZygoteHandle:
         self._spawned: Any = None  # the multiprocessing.Process, if it was spawned
         self._is_loaded = False  # whether it has loaded the job
         self._silent_s = 0.0
-        self._looked_at = time.monotonic()
-        get, news = os.pipe()
+        self._checked_at = time.monotonic()
+        get, answers = os.pipe()
         try:
             ours, theirs = socket.socketpair()
         except BaseException:  # descriptors have run out
             os.close(get)
-            os.close(news)
+            os.close(answers)
             raise
         driver_ends.update((get, ours.fileno()))
         try:
             with theirs:
-                self.pid = self._launch(job, start, keep, theirs, news)
+                self.pid = self._launch(job, start, keep, theirs, answers)
         except BaseException:
             driver_ends.difference_update((get, ours.fileno()))
             ours.close()
             os.close(get)
             raise
         finally:
-            os.close(news)
+            os.close(answers)
         self._channel = Channel(get, ours.detach())
 
     def _launch(
@@ -84,18 +83,18 @@ class ZygoteHandle:
         start: Literal["auto", "fork"] | BaseContext,
         keep: Sequence[int],
         control: socket.socket,
-        news: int,
+        answers: int,
     ) -> int:
         if isinstance(start, BaseContext):
             assert not isinstance(job, bytes)
-            self._spawned = launch.spawn(start, control, news, job)
+            self._spawned = launch.spawn(start, control, answers, job)
             return int(self._spawned.pid)
         if start == "fork":
-            return launch.fork(control, news, job, closing=driver_ends)
+            return launch.fork(control, answers, job, closing=driver_ends)
         assert isinstance(job, bytes)
         if launch.is_single_threaded() and not keep:
-            return launch.fork(control, news, job, closing=None)
-        return launch.execute(control, news, job, keep)
+            return launch.fork(control, answers, job, closing=None)
+        return launch.execute(control, answers, job, keep)
 
     def fileno(self) -> int:
         """Return the descriptor that its answers come from, for a selector."""
@@ -141,9 +140,9 @@ class ZygoteHandle:
         """
         now = time.monotonic()
         # A pause of this process, such as by Ctrl-Z, does not count against the zygote.
-        passed, self._looked_at = min(now - self._looked_at, LOOK_S), now
+        passed, self._checked_at = min(now - self._checked_at, CHECK_S), now
         self._silent_s = self._silent_s + passed if owes else 0.0
-        if self._silent_s >= LOOK_S:
+        if self._silent_s >= CHECK_S:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGCONT)
         # Until it has loaded the job there is no limit: imports may take long.

@@ -17,7 +17,7 @@ class Download:
 
     Args:
         folder: Where those folders are created. The run empties it when it starts and when it
-            ends, so a worker that was killed leaves nothing behind.
+            ends, so a worker that was killed leaves no files.
     """
 
     def __init__(self, folder: Path) -> None:

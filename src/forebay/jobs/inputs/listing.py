@@ -127,9 +127,9 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
             "DataFrame, or a list of dicts."
         )
     paths = tuple(inputs)
-    for place, path in enumerate(paths):
+    for index, path in enumerate(paths):
         if not isinstance(path, str):  # a fast path, since there may be millions
-            _path_text(path, f"inputs[{place}]")
+            _path_text(path, f"inputs[{index}]")
     if not paths:
         raise InputError("inputs: the list is empty\n  Give at least one path.")
     description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
@@ -358,30 +358,30 @@ def _sort_key(entry: os.DirEntry[str]) -> str:
 
 
 def _file(path: str) -> Input:
-    """Return the input at a path, by one look at it unless it is a link."""
+    """Return the input at a path, with one system call unless it is a link."""
     try:
         status = os.lstat(path)
     except (OSError, ValueError) as error:
-        return Input(path, None, _unseen(path, error))
+        return Input(path, None, _error_identity(path, error))
     if stat.S_ISLNK(status.st_mode):
         return LinkInput(path, None, _identity(path))
-    return Input(path, None, _seen(status))
+    return Input(path, None, _status_identity(status))
 
 
 def _identity(path: str) -> str:
     try:
-        return _seen(os.stat(path))
+        return _status_identity(os.stat(path))
     except (OSError, ValueError) as error:
-        return _unseen(path, error)
+        return _error_identity(path, error)
 
 
-def _seen(status: os.stat_result) -> str:
+def _status_identity(status: os.stat_result) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "directory"
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-def _unseen(path: str, error: Exception) -> str:
+def _error_identity(path: str, error: Exception) -> str:
     # For other errors, the function raises a better message when it opens the file.
     return packed_identity(path) or ("missing" if _is_absent(error) else "")
 

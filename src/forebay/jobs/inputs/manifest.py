@@ -46,7 +46,7 @@ IN_PLACE_ROWS = 1 << 16
 
 _Row = dict[str, Any]
 # A row and its position, such as "line 7".
-Placed = tuple[str, Mapping[str, Any]]
+LocatedRow = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Manifest:
     name: str
     columns: tuple[str, ...]
     folder: str | None
-    _rows: Callable[[int], Iterator[Placed]]
+    _rows: Callable[[int], Iterator[LocatedRow]]
     total: int | None = None
     in_place: RowsInPlace | None = None
 
@@ -143,9 +143,9 @@ class Manifest:
         return packed_identity(os.path.join(self.folder or "", source))
 
 
-def _pages(rows: Iterator[Placed]) -> Iterator[list[Placed]]:
+def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
     """Yield rows in lists; those before a damaged row come before its error is raised."""
-    page: list[Placed] = []
+    page: list[LocatedRow] = []
     try:
         for each in rows:
             page.append(each)
@@ -194,7 +194,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     read_columns = {".csv": _csv_columns, ".jsonl": _json_columns, ".parquet": _parquet_columns}
     read_rows = {".csv": _csv_rows, ".jsonl": _json_rows}.get(suffix)
 
-    def rows(skipped: int = 0) -> Iterator[Placed]:
+    def rows(skipped: int = 0) -> Iterator[LocatedRow]:
         with _refusing(shown, open_file), open_file() as file:
             if read_rows is None:
                 yield from _parquet_rows(shown, file, skipped)
@@ -227,7 +227,7 @@ def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
     return columns
 
 
-def _csv_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
+def _csv_rows(name: str, file: BinaryIO) -> Iterator[LocatedRow]:
     records = _csv_records(name, file)
     _, columns = next(records)
     for line, fields in records:
@@ -277,7 +277,7 @@ def _json_columns(name: str, file: BinaryIO) -> Sequence[str]:
     return list(columns)
 
 
-def _json_rows(name: str, file: BinaryIO) -> Iterator[Placed]:
+def _json_rows(name: str, file: BinaryIO) -> Iterator[LocatedRow]:
     decode = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
     for number, line in enumerate(_text_lines(file, newline="\n"), 1):
         if not line.strip():
@@ -325,7 +325,7 @@ def _parquet_total(name: str, file: BinaryIO) -> int:
         return int(parquet.read_metadata(file).num_rows)
 
 
-def _parquet_rows(name: str, file: BinaryIO, skipped: int) -> Iterator[Placed]:
+def _parquet_rows(name: str, file: BinaryIO, skipped: int) -> Iterator[LocatedRow]:
     number = 0
     with _arrow_refusing(name):
         from pyarrow import parquet
@@ -392,10 +392,10 @@ def _is_binary(kind: Any) -> bool:
 
 def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InputError if there are no columns, or one has no name or the name of another."""
-    for place, column in enumerate(columns, 1):
+    for number, column in enumerate(columns, 1):
         if not column.strip():
-            refuse(name, f"column {place} has no name", "Give every column a name.")
-        if column in columns[: place - 1]:
+            refuse(name, f"column {number} has no name", "Give every column a name.")
+        if column in columns[: number - 1]:
             refuse(name, f"two columns are called {column!r}", "Rename one of them.")
     if not columns:
         refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import InputError, shortened
-from forebay.jobs.inputs.manifest import Manifest, Placed, check_columns, check_types, refuse
+from forebay.jobs.inputs.manifest import LocatedRow, Manifest, check_columns, check_types, refuse
 from forebay.jobs.inputs.row_paths import DESTINATION
 from forebay.jobs.packed.reader import packed_identity
 
@@ -46,7 +46,7 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
             relative destination is not in the working folder.
     """
     name = "the list of dicts" if isinstance(table, list | tuple) else _name_of(table)
-    rows: Callable[[], Iterator[Placed]]
+    rows: Callable[[], Iterator[LocatedRow]]
     if isinstance(table, list | tuple):
         columns, rows = _list_columns(name, table), partial(_list_rows, table)
     else:
@@ -98,7 +98,7 @@ def start_of(folder: str | os.PathLike[str] | None, destinations: Iterable[Any],
         name: What to call the table in the message.
 
     Raises:
-        InputError: It does not.
+        InputError: The first relative destination does not exist in the working folder.
     """
     if folder is not None:
         text = os.path.expanduser(os.fspath(folder))
@@ -134,11 +134,11 @@ def _list_columns(name: str, table: Iterable[Any]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _list_rows(table: Iterable[Mapping[str, Any]]) -> Iterator[Placed]:
+def _list_rows(table: Iterable[Mapping[str, Any]]) -> Iterator[LocatedRow]:
     return ((f"row {number}", row) for number, row in enumerate(table, 1))
 
 
-def _arrow_rows(table: pyarrow.Table) -> Iterator[Placed]:
+def _arrow_rows(table: pyarrow.Table) -> Iterator[LocatedRow]:
     number = 0
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         for row in batch.to_pylist():

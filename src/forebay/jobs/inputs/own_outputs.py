@@ -17,10 +17,10 @@ from forebay.jobs.outputs.store import Store
 
 
 def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Raise OptionError if the output folder is in the folder of the inputs.
+    """Check that the output folder is not in the folder of the inputs.
 
     Raises:
-        OptionError: It does.
+        OptionError: It is.
     """
     if not isinstance(inputs, str | os.PathLike):
         return
@@ -63,8 +63,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
                 raise InputError(
                     f"the input {each.source!r} lies in the output folder {shown!r}\n"
                     "  This run's outputs would be the next run's inputs. Nothing was started. "
-                    "Leave it "
-                    f"out of {listing.description}, or choose another output folder."
+                    f"Leave it out of {listing.description}, or choose another output folder."
                 )
 
     rest = listing.through(checked)

@@ -203,7 +203,7 @@ def _check_journal(path: Path) -> None:
     """Refuse a journal of several databases: forebay writes none, and SQLite deletes what it names.
 
     Raises:
-        LedgerError: It is one.
+        LedgerError: The journal names others.
     """
     journal = path.with_name(f"{path.name}-journal")
     if not journal.is_file():  # and a pipe must not be opened

@@ -97,7 +97,7 @@ def compress(db: sqlite3.Connection, ordinals: Iterable[int]) -> None:
 
 
 def compress_all(db: sqlite3.Connection) -> None:
-    """Pack every block in which every input is done."""
+    """Compress every block in which every input is done."""
     sql = (
         f"SELECT (ordinal - 1) / {BLOCK} AS block FROM inputs WHERE ordinal > 0 "  # noqa: S608
         f"AND state = {DONE} GROUP BY block HAVING count(*) = {BLOCK}"
@@ -123,7 +123,7 @@ def expand_all(db: sqlite3.Connection) -> None:
 
 
 def count_in_blocks(db: sqlite3.Connection, after: int = 0) -> int:
-    """Return how many inputs behind an ordinal are in compressed blocks."""
+    """Return how many inputs after an ordinal are in compressed blocks."""
     (whole,) = db.execute(
         "SELECT count(*) FROM blocks WHERE block > ?", (after // BLOCK,)
     ).fetchone()

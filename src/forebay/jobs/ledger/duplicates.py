@@ -44,7 +44,7 @@ class KeyHashes:
         self._parts = [array("q") for _ in range(_PARTS)]
         self._held = 0
         self._file: IO[bytes] | None = None
-        self._places: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
+        self._spilled: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
 
     def add(self, keys: Sequence[str]) -> None:
         """Add keys."""
@@ -58,10 +58,10 @@ class KeyHashes:
     def repeated(self) -> set[int]:
         """Return hashes that were added more than once, at most about 10,000 of them."""
         found: set[int] = set()
-        for part, places in zip(self._parts, self._places, strict=True):
+        for part, spilled in zip(self._parts, self._spilled, strict=True):
             numbers = array("q", part)
-            for offset, nbytes in places:
-                assert self._file is not None, "it has places only once it was made"
+            for offset, nbytes in spilled:
+                assert self._file is not None, "parts are spilled only into the file"
                 self._file.seek(offset)
                 numbers.frombytes(self._file.read(nbytes))
             if len(set(numbers)) < len(numbers):
@@ -80,7 +80,7 @@ class KeyHashes:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         for at, part in enumerate(self._parts):
             body = part.tobytes()
-            self._places[at].append((self._file.tell(), len(body)))
+            self._spilled[at].append((self._file.tell(), len(body)))
             self._file.write(body)
             self._parts[at] = array("q")
         self._held = 0

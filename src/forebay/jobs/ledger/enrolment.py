@@ -1,6 +1,6 @@
 """Merge a listing into the ledger: which inputs are new, changed or gone, and their ordinals.
 
-A listing equal to the ledger is only compared with it, and new inputs behind the known ones are
+A listing equal to the ledger is only compared with it, and new inputs after the known ones are
 appended, a page at a time, while earlier ones are worked on. From any other difference on, the
 whole listing goes into temporary tables and SQLite does the joins, so memory does not grow with it:
 
@@ -120,7 +120,7 @@ def merge(
         db: The ledger.
         listing: The inputs.
         complete: Whether inputs that are not listed are gone.
-        ahead: How many new inputs behind the known ones are read; the rest is left to `append`.
+        ahead: How many new inputs after the known ones are read; the rest is left to `append`.
         is_distinct: Whether no input can be listed twice.
         name_of: Returns the row at an ordinal, if the ledger has only its hash.
 
@@ -154,7 +154,7 @@ def extend(
     Args:
         db: The ledger.
         known: How many inputs it has.
-        more: The inputs behind them.
+        more: The inputs after them.
         ahead: How many of them to read.
 
     Returns:
@@ -173,7 +173,7 @@ def extend(
 def append(
     db: sqlite3.Connection, known: int, listing: Iterator[Input], ahead: int | None
 ) -> tuple[int, Iterator[Input] | None]:
-    """Append new inputs behind the known ones.
+    """Append new inputs after the known ones.
 
     Args:
         db: The ledger.
@@ -249,7 +249,7 @@ def _count_after(db: sqlite3.Connection, ordinal: int) -> int:
 
 
 def _has_gone(db: sqlite3.Connection) -> bool:
-    """Tell whether there are inputs that are gone, of which some could be listed again."""
+    """Tell whether there are inputs that are gone: a listing could name some of them again."""
     return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
 
 

@@ -53,8 +53,8 @@ from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
 from forebay.jobs.ledger.name_conflicts import (
     Recorded,
     add_file_changes,
+    record_results,
     release,
-    settle,
     take_back,
 )
 from forebay.jobs.ledger.packed_members import read_shards
@@ -68,12 +68,12 @@ from forebay.jobs.ledger.records import (
     Todo,
     Unpublished,
 )
-from forebay.jobs.ledger.result_columns import check_outputs, files_of, unpacked
-from forebay.jobs.ledger.rows_in_place import CopiedRows, PlacedInputs, hash_rows
+from forebay.jobs.ledger.result_columns import check_outputs, failure_from, files_of
+from forebay.jobs.ledger.rows_in_place import CopiedRows, ManifestInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
 
 # The fingerprint of the manifest whose rows are not copied; "" if it was listed in part.
-_PLACE = "_place"
+_MANIFEST = "_place"
 # The key that is there if rows that are not copied name files, which could have changed.
 _NAMES_FILES = "_names_files"
 # How many inputs of a listing are read at once while earlier ones are worked on.
@@ -83,7 +83,7 @@ _TODO_PAGE = 1024  # fewer, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
-class Result(NamedTuple):
+class DoneInput(NamedTuple):
     """What the ledger holds of a done input.
 
     Attributes:
@@ -119,7 +119,7 @@ class Ledger:
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
         self._rows: RowsInPlace | None = None  # the manifest whose rows are not copied
-        self._placed: PlacedInputs | None = None
+        self._manifest_inputs: ManifestInputs | None = None
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
@@ -213,8 +213,8 @@ class Ledger:
             listing_inputs: Read once. If it raises, nothing has changed.
             columns: The manifest's columns, kept as the JSON list `get_meta("columns")`.
             complete: True if inputs that are not listed are gone; False if the listing was cut
-                short, so that they stay, behind those listed.
-            ahead: How many new inputs to read behind those that the ledger has; `todo` reads the
+                short, so that they stay, after those listed.
+            ahead: How many new inputs to read after those that the ledger has; `todo` reads the
                 rest as it is needed. None to read the listing to its end.
             is_distinct: Whether the listing cannot name an input twice.
             in_place: The same listing, if its rows are not to be copied. `listing_inputs` is not
@@ -223,17 +223,18 @@ class Ledger:
         Raises:
             InputError: An input is listed twice.
         """
-        self._rows, self._placed = in_place, None if in_place is None else PlacedInputs(in_place)
+        self._rows = in_place
+        self._manifest_inputs = None if in_place is None else ManifestInputs(in_place)
         with self._database.transaction() as db:
             if in_place is not None:
                 merged = self._merge_in_place(db, listing_inputs, complete, ahead, in_place)
-            elif self.get_meta(_PLACE) is None:
+            elif self.get_meta(_MANIFEST) is None:
                 merged = merge(db, listing_inputs, complete, ahead, is_distinct)
             else:
                 copies = CopiedRows(db)
                 merged = merge(db, copies.listed(listing_inputs), complete)
                 copies.restore()
-                db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PLACE, _NAMES_FILES))
+                db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_MANIFEST, _NAMES_FILES))
             put_meta(db, "columns", json.dumps(list(columns)))
             self._set_rest(db, merged.rest)
         self._is_distinct = is_distinct
@@ -247,19 +248,19 @@ class Ledger:
         ahead: int | None,
         in_place: RowsInPlace,
     ) -> Merged:
-        assert self._placed is not None, "enrol sets it"
-        before, known = self.get_meta(_PLACE), last_ordinal(db)
+        assert self._manifest_inputs is not None, "enrol sets it"
+        before, known = self.get_meta(_MANIFEST), last_ordinal(db)
         merged: Merged | None = None
         if complete and before == in_place.fingerprint and self.get_meta(_NAMES_FILES) is None:
-            more = self._placed.listed(in_place.start(known + 1), known + 1)
+            more = self._manifest_inputs.listed(in_place.start(known + 1), known + 1)
             merged = extend(db, known, more, ahead)
         if merged is None:
             if before is None:
                 hash_rows(db)
             db.execute("DELETE FROM meta WHERE key = ?", (_NAMES_FILES,))
-            listed = self._placed.listed(listing_inputs, 1)
+            listed = self._manifest_inputs.listed(listing_inputs, 1)
             merged = merge(db, listed, complete, ahead, name_of=self._name_of)
-        put_meta(db, _PLACE, in_place.fingerprint if complete else "")
+        put_meta(db, _MANIFEST, in_place.fingerprint if complete else "")
         return merged
 
     def use_rows(self, in_place: RowsInPlace) -> None:
@@ -268,13 +269,13 @@ class Ledger:
         Raises:
             InputError: It is not the manifest that was enrolled.
         """
-        if self.get_meta(_PLACE) != in_place.fingerprint:
+        if self.get_meta(_MANIFEST) != in_place.fingerprint:
             raise InputError(
                 f"{in_place.name} has changed since its rows were processed\n"
                 "  Nothing was started. Make the call that processes them again, which compares "
                 "all rows."
             )
-        self._rows, self._placed = in_place, PlacedInputs(in_place)
+        self._rows, self._manifest_inputs = in_place, ManifestInputs(in_place)
 
     @property
     def is_listed(self) -> bool:
@@ -286,7 +287,7 @@ class Ledger:
             put_meta(db, UNLISTED, "1")
         else:
             db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
-        if self._placed is not None and self._placed.names_files:
+        if self._manifest_inputs is not None and self._manifest_inputs.names_files:
             put_meta(db, _NAMES_FILES, "1")
         self._rest = rest
 
@@ -330,7 +331,7 @@ class Ledger:
         return counts_in(dict(self._database.rows("SELECT key, value FROM meta")))
 
     def pending(self, after: int, limit: int) -> list[Todo]:
-        """Return the next inputs that have no result, behind ordinal `after` (0: the first)."""
+        """Return the next inputs that have no result, after ordinal `after` (0: the first)."""
         return self._in_states((TODO, TODO), after, limit)
 
     def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
@@ -351,11 +352,11 @@ class Ledger:
                 after = each.ordinal
                 if last is not None and after > last:
                     return
-                yield each if self._placed is None else self._placed_todo(each.ordinal)
+                yield each if self._manifest_inputs is None else self._todo_at(each.ordinal)
 
-    def _placed_todo(self, ordinal: int) -> Todo:
-        assert self._placed is not None, "the rows are not copied"
-        found = self._placed.at(ordinal)
+    def _todo_at(self, ordinal: int) -> Todo:
+        assert self._manifest_inputs is not None, "the rows are not copied"
+        found = self._manifest_inputs.at(ordinal)
         return Todo(ordinal, found.source, found.row)
 
     def _in_states(self, states: tuple[int, int], after: int, limit: int) -> list[Todo]:
@@ -374,8 +375,10 @@ class Ledger:
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
         if self._rows is not None and ordinal > 0:
-            recent = None if self._placed is None else self._placed.recent(ordinal)
-            found = PlacedInputs(self._rows).at(ordinal) if recent is None else recent
+            recent = (
+                None if self._manifest_inputs is None else self._manifest_inputs.recent(ordinal)
+            )
+            found = ManifestInputs(self._rows).at(ordinal) if recent is None else recent
             return found.source or found.row or ""
         rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
         block = None if rows else row_in_block(self._database.rows, ordinal)
@@ -395,7 +398,7 @@ class Ledger:
         self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM file_changes")
-            recorded, more_done, more_failed = settle(db, done, failed, self._name_of)
+            recorded, more_done, more_failed = record_results(db, done, failed, self._name_of)
             counts = read_counts(db)
             now_done, now_failed = counts.done + more_done, counts.failed + more_failed
             write_counts(db, counts._replace(done=now_done, failed=now_failed))
@@ -437,16 +440,16 @@ class Ledger:
                 if left <= 0:
                     return
                 left -= 1
-            yield unpacked(source or row or "", attempts, seconds, error)
+            yield failure_from(source or row or "", attempts, seconds, error)
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[DoneInput]:
         """Yield the done inputs in order; each call starts again."""
-        placed = None if self._rows is None else PlacedInputs(self._rows)
+        inputs = None if self._rows is None else ManifestInputs(self._rows)
         with reading("outputs"):
             for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
-                found = each if placed is None else placed.at(each.ordinal)
-                yield Result(each.ordinal, found.source, found.row, each.outputs, each.metadata)
+                found = each if inputs is None else inputs.at(each.ordinal)
+                yield DoneInput(each.ordinal, found.source, found.row, each.outputs, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""

@@ -49,8 +49,8 @@ class Run:
         holder: The process that runs it.
         state: "running" or "ended".
         heartbeat: When it last wrote this, in seconds since 1970 by the clock of its machine.
-        generation: That of its last copy.
-        lineage: That of its ledger.
+        generation: The generation of its last copy of the ledger.
+        lineage: The lineage of its ledger.
     """
 
     holder: Holder
@@ -101,7 +101,7 @@ def read_run(store: Store) -> Run | None:
 class LedgerCopy:
     """Keeps the copy in the bucket up to date with the local ledger, from `join` to `leave`.
 
-    A thread sends what `keep` took, since a slow network must not hold up the workers. What it
+    A thread sends what `update` took, since a slow network must not hold up the workers. What it
     fails to send goes up with the next copy; the last one, in `leave`, says so if it fails.
 
     Args:
@@ -147,11 +147,11 @@ class LedgerCopy:
             lineage=lineage or uuid.uuid4().hex,
         )
         self._store.write(RUN, json.dumps(asdict(self._run)).encode())
-        self.keep(ledger, now=True)
+        self.update(ledger, now=True)
         self._thread = threading.Thread(target=self._serve, name="forebay-copy", daemon=True)
         self._thread.start()
 
-    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+    def update(self, ledger: Ledger, *, now: bool = False) -> None:
         """Take a copy if one is due, to be sent soon; with `now` take and send it at once.
 
         Raises:

@@ -125,7 +125,7 @@ class FolderLock:
         """Raise BusyError if another run has taken the folder over, LedgerError if it is gone."""
         if self._record.exists():
             return
-        newest = self._look()
+        newest = self._find_newest()
         if newest is None:
             raise LedgerError(
                 f"{self.path.parent} is gone: it was removed, renamed or emptied during the run\n"
@@ -147,7 +147,7 @@ class FolderLock:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                newest = self._look()
+                newest = self._find_newest()
                 holder = None if newest is None else newest.holder
                 if holder is not None and not holder.is_known_dead:
                     raise self._busy(holder) from None
@@ -162,7 +162,7 @@ class FolderLock:
 
     def _take_record(self, this: Holder) -> None:
         while True:
-            newest = self._look()
+            newest = self._find_newest()
             if newest is not None:
                 self._await_end(newest)
             number = 1 if newest is None else newest.number + 1
@@ -212,12 +212,12 @@ class FolderLock:
                     f"waiting {STALE_S:g} s for it to renew its lock"
                 )
             time.sleep(_PAUSE_S)
-            newest = self._look()
+            newest = self._find_newest()
             if newest is None or newest.number != record.number:
-                return  # the caller looks at the next one
+                return  # the caller checks the next one
             record = newest
 
-    def _look(self) -> _Record | None:
+    def _find_newest(self) -> _Record | None:
         try:
             return _newest(self.path)
         except OSError as error:  # it may be another user's
@@ -242,8 +242,7 @@ class FolderLock:
         if holder.pid and not holder.is_visible:
             lines.append(
                 "  It runs on another machine. If it was killed there, this call succeeds "
-                f"{STALE_S:g} s "
-                "after that."
+                f"{STALE_S:g} s after that."
             )
         return BusyError("\n".join(lines))
 

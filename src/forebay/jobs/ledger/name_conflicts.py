@@ -20,7 +20,7 @@ from forebay.failures import Failure
 from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable, storables
 from forebay.jobs.ledger.done_blocks import compress, expand
 from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
-from forebay.jobs.ledger.result_columns import as_outputs, files_of, packed_failure
+from forebay.jobs.ledger.result_columns import failure_column, files_of, outputs_column
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
@@ -63,7 +63,7 @@ class _Verdict:
         return {ordinal for ordinal in (*self.withdrawn, *others) if ordinal > 0}
 
 
-def settle(
+def record_results(
     db: sqlite3.Connection,
     done: Sequence[Done],
     failed: Sequence[FailedInput],
@@ -83,34 +83,24 @@ def settle(
     expand(db, verdict.concerned())
 
     winners = [one for one in done if one.ordinal not in verdict.losers]
+    losing = [one for one in done if one.ordinal in verdict.losers]
     published = {file.name: one.ordinal for one in winners for file in one.outputs}
     contested: dict[str, int] = {}
-    for one in done:
-        if one.ordinal in verdict.losers:
-            for file in one.outputs:
-                contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
-                # What is still staged is removed there; its name was never taken.
-                removals[file.staged or file.name] = None
-                if held.get(file.name, (0, 0))[0]:
-                    removals[file.name] = None
+    for one in losing:
+        for file in one.outputs:
+            contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
+            # What is still staged is removed there; its name was never taken.
+            removals[file.staged or file.name] = None
+            if held.get(file.name, (0, 0))[0]:
+                removals[file.name] = None
     lost, names = _withdraw(db, verdict.withdrawn, name_of)
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
-    losing = [one for one in done if one.ordinal in verdict.losers]
     lost += _lost(db, losing, verdict.losers, name_of)
     _remove_overwritten(db, verdict.gone)
     _write(db, winners, [*failed, *lost], published, contested, name_of)
-
-    staged = {file.name for one in winners for file in one.outputs if file.staged}
-    # A file that a gone input left under such a name is replaced.
-    removals.update(dict.fromkeys(name for name in held if name in staged))
-    file_changes = [
-        FileChange(name) for name in removals if name not in published or name in staged
-    ]
-    file_changes += [
-        FileChange(file.name, file.staged) for one in winners for file in one.outputs if file.staged
-    ]
+    file_changes = _file_changes(winners, removals, held)
     add_file_changes(db, file_changes)
     compress(db, (one.ordinal for one in winners))
     recorded = Recorded(file_changes, [*failed, *lost], len(verdict.withdrawn))
@@ -122,10 +112,22 @@ def settle(
     )
 
 
+def _file_changes(
+    winners: Iterable[Done], removals: Iterable[str], held: Iterable[str]
+) -> list[FileChange]:
+    """Return the removals, and after them the renames of the winners' staged files."""
+    files = [file for one in winners for file in one.outputs]
+    published, staged = {file.name for file in files}, {file.name for file in files if file.staged}
+    # A file that a gone input left under such a name is replaced.
+    removed = dict.fromkeys((*removals, *(name for name in held if name in staged)))
+    changes = [FileChange(name) for name in removed if name not in published or name in staged]
+    return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
+
+
 def take_back(
     db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
 ) -> Recorded:
-    """Mark inputs as failed of which some files could not be given their names.
+    """Mark inputs as failed if some of their files could not be given their names.
 
     The files that they did publish are to be removed. Whatever has the other names stays.
     """
@@ -304,7 +306,7 @@ def _write(
             zip(
                 attempts,
                 seconds,
-                map(as_outputs, outputs),
+                map(outputs_column, outputs),
                 storables(metadata),
                 ordinals,
                 strict=True,
@@ -317,7 +319,7 @@ def _write(
             (
                 failure.attempts,
                 failure.seconds,
-                packed_failure(failure, None if name_of is None else name_of(ordinal)),
+                failure_column(failure, None if name_of is None else name_of(ordinal)),
                 ordinal,
             )
             for ordinal, failure in failed

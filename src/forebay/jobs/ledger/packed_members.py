@@ -135,10 +135,10 @@ def _checked(member: PackedMember) -> PackedMember:
 
 
 def _count(value: object) -> int:
-    """Return a number that is recorded.
+    """Return a recorded count.
 
     Raises:
-        ValueError: It is none, or negative.
+        ValueError: It is not an integer, negative, or too large.
     """
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{value!r} is not a count")

@@ -43,7 +43,7 @@ class RowsInPlace(NamedTuple):
         name: Absolute path of the manifest.
         fingerprint: A string that changes with the manifest.
         start: Called with an ordinal, from 1; yields the inputs from that one on.
-        read: The same, without a look at the files that they name: they have no identity.
+        read: The same without identities, which are those of the files that the rows name.
     """
 
     name: str

@@ -17,21 +17,21 @@ from forebay.jobs.outputs.output_names import recorded_name
 _PART = r'[^"\\./\x00-\x1f][^"\\/\x00-\x1f]*'
 _USUAL = re.compile(rf'\[\]|\[\["{_PART}(/{_PART})*", \d{{1,18}}\]\]').fullmatch
 # The attributes of a failure that are stored as one JSON object.
-_PACKED = ("kind", "error", "message", "traceback")
+_KEPT = ("kind", "error", "message", "traceback")
 
 
-def packed_failure(failure: Failure, source: str | None) -> str:
+def failure_column(failure: Failure, source: str | None) -> str:
     """Return the column of a failure.
 
     Args:
         failure: Why the input failed.
         source: Its path or row; None if another column has it.
     """
-    kept = {name: getattr(failure, name) for name in _PACKED}
+    kept = {name: getattr(failure, name) for name in _KEPT}
     return json.dumps(kept if source is None else kept | {"source": source})
 
 
-def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
+def failure_from(source: str, attempts: int, seconds: float, error: str) -> Failure:
     """Return the failure of an input from the columns that keep it.
 
     Raises:
@@ -39,12 +39,12 @@ def unpacked(source: str, attempts: int, seconds: float, error: str) -> Failure:
     """
     with reading("a failure"):
         found = json.loads(error)
-        kept: Any = {name: str(value) for name, value in found.items() if name in _PACKED}
+        kept: Any = {name: str(value) for name, value in found.items() if name in _KEPT}
         source = found.get("source", source)
         return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
 
 
-def as_outputs(files: Sequence[OutputFile]) -> str:
+def outputs_column(files: Sequence[OutputFile]) -> str:
     """Return the outputs of an input as the column that keeps them: name, size, place of each."""
     if not files:
         return "[]"

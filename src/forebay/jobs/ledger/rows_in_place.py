@@ -21,7 +21,7 @@ from forebay.jobs.ledger.records import Input, RowsInPlace
 
 # Inputs that were listed last, which are wanted again when they are sent to workers and recorded.
 _RECENT = 1 << 15
-# A row further ahead than this is looked up anew.
+# To reach a row that is further ahead than this, reading starts again at that row.
 _SKIPPED = 1 << 16
 
 
@@ -37,14 +37,14 @@ def hashed(one: Input) -> Input:
     return one if one.row is None else Input("", row_hash(one.row), one.identity)
 
 
-class PlacedInputs:
+class ManifestInputs:
     """The inputs of a manifest, by their ordinals.
 
     Args:
         rows: The manifest.
 
     Attributes:
-        names_files: Whether one of those that were listed names a file.
+        names_files: Whether one of the rows that were listed names a file.
     """
 
     def __init__(self, rows: RowsInPlace) -> None:

@@ -38,12 +38,12 @@ from forebay.jobs.ledger.done_blocks import Query, listed_rows
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
 from forebay.jobs.ledger.records import Counts
-from forebay.jobs.ledger.result_columns import unpacked
+from forebay.jobs.ledger.result_columns import failure_from
 from forebay.units import counted, duration
 
 _JOURNAL = NAME + "-journal"
 # Never takes a lock, never writes, never rolls back a journal.
-_LOOK = "mode=ro&immutable=1"
+_READ_ONLY = "mode=ro&immutable=1"
 # How long to try, and how long to wait between two attempts. A driver that commits all the time
 # leaves the file at rest for some tenths of a millisecond between two commits.
 _PATIENCE_S = 10.0
@@ -140,7 +140,7 @@ def read_snapshot(folder: Path) -> Snapshot:
     def read(db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT key, value FROM meta"))
 
-    meta, live = _steadily(folder, read)
+    meta, live = _read_consistently(folder, read)
     kept = {key: value for key, value in meta.items() if not key.startswith("_")}
     return Snapshot(counts_in(meta), kept, live, is_listed=UNLISTED not in meta)
 
@@ -150,7 +150,7 @@ def read_failures(folder: Path) -> Iterator[Failure]:
     after = _FIRST
     while rows := _query(folder)(_FAILURES, (after, _PAGE)):
         for _, source, row, attempts, seconds, error in rows:
-            yield unpacked(source or row or "", attempts, seconds, error)
+            yield failure_from(source or row or "", attempts, seconds, error)
         after = rows[-1][0]
 
 
@@ -160,7 +160,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
         failure = None
         if each.state == FAILED:
             name = each.source or each.row or ""
-            failure = unpacked(name, each.attempts, each.seconds, each.error or "")
+            failure = failure_from(name, each.attempts, each.seconds, each.error or "")
         yield Entry(each.row, each.state, each.metadata, failure)
 
 
@@ -168,13 +168,13 @@ def _query(folder: Path) -> Query:
     """Return a function that reads rows, each time while nothing changes."""
 
     def query(sql: str, parameters: Sequence[Any]) -> list[Any]:
-        rows, _ = _steadily(folder, lambda db: db.execute(sql, parameters).fetchall())
+        rows, _ = _read_consistently(folder, lambda db: db.execute(sql, parameters).fetchall())
         return rows
 
     return query
 
 
-def _steadily(
+def _read_consistently(
     folder: Path, read: Callable[[sqlite3.Connection], _Found]
 ) -> tuple[_Found, Holder | None]:
     """Return what `read` finds while nothing changes, and the running driver."""
@@ -191,7 +191,7 @@ def _steadily(
             "  Name the folder that was given as `output`."
         )
     deadline = time.monotonic() + _PATIENCE_S
-    while (found := _look(folder, read)) is None:
+    while (found := _try_read(folder, read)) is None:
         if time.monotonic() > deadline:
             raise BusyError(
                 f"the ledger in {folder} is busy: a commit was under way during each attempt to "
@@ -202,7 +202,7 @@ def _steadily(
     return found
 
 
-def _look(
+def _try_read(
     folder: Path, read: Callable[[sqlite3.Connection], _Found]
 ) -> tuple[_Found, Holder | None] | None:
     """Read the ledger once; None if it was written to meanwhile."""
@@ -215,7 +215,7 @@ def _look(
             return None
         try:
             with in_words(path):
-                found = _read(path, _LOOK, read) if quiet else _read_copy(folder, read)
+                found = _read(path, _READ_ONLY, read) if quiet else _read_copy(folder, read)
         except LedgerError:
             # Half-written pages look like damage; it is damage only if there was no write
             # meanwhile.

@@ -72,9 +72,9 @@ class Bucket:
                 raise
             self._copy.leave(ledger)
 
-    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
-        self._copy.keep(ledger, now=now)
+        self._copy.update(ledger, now=now)
 
     def staging(self, shard_bytes: int = SHARD_BYTES) -> Uploads:
         """Return what the workers need to write here."""
@@ -134,7 +134,7 @@ class Bucket:
 
 
 class Uploads:
-    """A worker's end of an output URL. Travels by pickle."""
+    """A worker's end of an output URL. It can be pickled."""
 
     def __init__(self, store: Store, staging: Staging) -> None:
         """Stage files with `staging`, upload them to `store`."""

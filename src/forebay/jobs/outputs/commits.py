@@ -30,8 +30,8 @@ from forebay.waiting import wait_until
 COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
-LOOK_S = 0.02
-# How many files are published before the loop sees to the workers: some milliseconds' work.
+CHECK_S = 0.02
+# How many files are published before the loop serves the workers: some milliseconds' work.
 PUBLISHED_AT_ONCE = 256
 
 # Records tasks, and the seconds that each took.
@@ -58,7 +58,7 @@ class Commit:
 
 
 class Commits:
-    """Collects results and commits them, stage by stage, as `go_on` is called.
+    """Collects results and commits them, stage by stage, as `advance` is called.
 
     Attributes:
         flush_s: Seconds that flushing the outputs to the disk took so far.
@@ -75,14 +75,15 @@ class Commits:
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
         self._has_changed = False  # the last commit changed files, which are not flushed yet
-        # What is left of the commit under way once it is recorded. If that fails, it stays, with
-        # nothing left: the next `record` would delete file changes that were not performed.
+        # The rest of the commit under way, once it is recorded. If publishing fails, this stays as
+        # an exhausted iterator, so that nothing is recorded: the next `record` would delete file
+        # changes that were not performed.
         self._publishing: Iterator[Commit | None] | None = None
         self._last = time.monotonic()
         self.flush_s = 0.0
 
     def add(self, outcomes: Sequence[Outcome], took: Took) -> list[Outcome]:
-        """Add outcomes of the engine to the next commit; return those that are no results.
+        """Add outcomes of the engine to the next commit; return those that are not results.
 
         Args:
             outcomes: The outcomes.
@@ -118,17 +119,17 @@ class Commits:
         return bool(self._done or self._failed or self._publishing)
 
     def due_in(self) -> float | None:
-        """Return the seconds until `go_on` has something to do; None if nothing waits."""
+        """Return the seconds until `advance` has something to do; None if nothing waits."""
         if self._publishing is not None:
             return 0.0
         if self._flushing is not None:
-            return LOOK_S
+            return CHECK_S
         if not self.waiting:
             return None
         return max(self._last + COMMIT_S - time.monotonic(), 0.0)
 
-    def go_on(self, at_once: bool = False) -> Commit | None:
-        """Begin a commit if one is due, or go on with the one under way; return it at its end.
+    def advance(self, at_once: bool = False) -> Commit | None:
+        """Begin a commit if one is due, or continue the one under way; return it at its end.
 
         Args:
             at_once: Commit all results now, and wait for it; or end the commit whose files are
@@ -175,14 +176,14 @@ class Commits:
         return True
 
     def close(self) -> int:
-        """Commit what is left, including failures that would have been retried; return the number.
+        """Commit the rest, including failures that would have been retried; return the number.
 
         Nothing is committed after a commit that could not be published: the next run does that.
         """
         committed = 0
         try:
             self._failed |= self._retrying
-            while (commit := self.go_on(at_once=True)) is not None:
+            while (commit := self.advance(at_once=True)) is not None:
                 committed += len(commit.delivered) + commit.failed
         finally:
             self._thread.shutdown()
@@ -200,7 +201,7 @@ class Commits:
         if not self._has_changed:
             return
         try:
-            self._folder.keep(self._ledger, now=True)
+            self._folder.copy_ledger(self._ledger, now=True)
             self._flush()
         except OSError as error:
             raise _unable(error) from error
@@ -235,7 +236,7 @@ class Commits:
                 break
             taken_back = self._ledger.take_back(unpublished)
             late, file_changes = [*late, *taken_back.failed], taken_back.file_changes
-        self._folder.keep(self._ledger)
+        self._folder.copy_ledger(self._ledger)
         self._last = time.monotonic()
         ordinals = [done.ordinal for done in delivered]
         metadata = [done.metadata for done in delivered]
@@ -252,7 +253,7 @@ def _parts(file_changes: Sequence[FileChange]) -> Iterator[Sequence[FileChange]]
         yield file_changes[start : start + size]
 
 
-def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
+def perform_pending(ledger: Ledger, folder: OutputPlace) -> list[str]:
     """Perform the file changes that the ledger has pending.
 
     If a file cannot be given its name, its input is recorded as failed.
@@ -267,7 +268,7 @@ def settle(ledger: Ledger, folder: OutputPlace) -> list[str]:
     try:
         while file_changes := ledger.file_changes():
             # Otherwise an older copy would list outputs that no longer exist.
-            folder.keep(ledger, now=True)
+            folder.copy_ledger(ledger, now=True)
             unpublished = folder.perform(file_changes)
             folder.flush()
             if unpublished:

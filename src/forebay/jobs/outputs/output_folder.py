@@ -113,8 +113,7 @@ class OutputFolder:
             raise OutputError(
                 f"{str(odd)!r} is {what}, which forebay does not make\n"
                 "  Nothing was started, because the run would write to it. Remove it, or choose "
-                "another "
-                "output folder."
+                "another output folder."
             )
 
     def ledger(self, command: str = "") -> Ledger:
@@ -123,7 +122,7 @@ class OutputFolder:
 
         return Ledger.open(self.private, command)
 
-    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Do nothing: the ledger is in the output folder."""
 
     def staging(self, shard_bytes: int = SHARD_BYTES) -> Staging:
@@ -159,7 +158,7 @@ class OutputFolder:
         for given, staged in file_changes:
             if staged is not None:
                 published.append((recorded_name(given), staged_name(staged)))
-            elif not is_packed(name := removable_name(given)):  # its shard is written anew
+            elif not is_packed(name := removable_name(given)):  # its shard is written again
                 removed.add(name)
         self._remove(removed - {name for name, _ in published})
         outcomes = [self._publish(name, staged, name in removed) for name, staged in published]
@@ -244,7 +243,7 @@ class OutputFolder:
         )
 
     def _leads_elsewhere(self, folder: str) -> str | None:
-        """Return the real path of a folder behind a symbolic link; None without a link."""
+        """Return the real path of a folder that is a symbolic link; None if it is not a link."""
         if folder in self._plain:
             return None
         real = os.path.realpath(f"{self._root}/{folder}")

@@ -37,7 +37,7 @@ class OutputPlace(Protocol):
         """Open the ledger, for one driver at a time."""
         ...
 
-    def keep(self, ledger: Ledger, *, now: bool = False) -> None:
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Copy the ledger to a bucket, so that it survives the loss of this machine."""
 
     def staging(self, shard_bytes: int = SHARD_BYTES) -> WorkerEnd:
@@ -105,7 +105,7 @@ def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder
         yield Path(text) / PRIVATE, None
 
 
-def look_at(output: str | os.PathLike[str]) -> Snapshot:
+def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
     """Read the counts in the ledger of a place from outside.
 
     Raises:
@@ -147,10 +147,10 @@ def local_inputs(inputs: Any) -> tuple[str, ...]:
 
 
 def check_in_reach(text: str, options: PreprocessOptions) -> None:
-    """Refuse a URL of this process's own memory, if the workers are other processes.
+    """Check that the workers can reach a path or URL.
 
     Raises:
-        OptionError: It is one, and they are.
+        OptionError: It is in this process's own memory, and the workers are other processes.
     """
     if options.workers == 0 or options.backend == "thread":
         return

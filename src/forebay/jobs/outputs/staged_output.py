@@ -75,8 +75,7 @@ class Output:
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
-                "  A name cannot be both a file and a folder. Rename one "
-                "of the two."
+                "  A name cannot be both a file and a folder. Rename one of the two."
             )
         self._folders.update(dict.fromkeys(folders, final))
         path, number = self.folder / final, 0
@@ -204,7 +203,7 @@ def _as_bytes(name: object, data: Any) -> bytes:
     """Return bytes that nobody else can change.
 
     Raises:
-        TypeError: The data are no buffer.
+        TypeError: The data are not a buffer.
     """
     if type(data) is bytes:
         return data
@@ -230,7 +229,7 @@ def _make_room(path: Path, alone: bool) -> bool:
 
 
 class Staging:
-    """A worker's end of the output folder. Travels by pickle."""
+    """A worker's end of the output folder. It can be pickled."""
 
     def __init__(self, root: Path, shard_bytes: int = SHARD_BYTES) -> None:
         """Stage below `root`, the output folder; shards have about `shard_bytes`."""

@@ -93,7 +93,7 @@ class Store:
         return self._if_there("read", get) is not None
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are gone already are no error."""
+        """Remove files; it is not an error if some are gone already."""
         from fsspec.core import has_magic
 
         system = self._system

@@ -89,7 +89,7 @@ class MemberIndex:
         path: The file.
 
     Raises:
-        InputError: It cannot be read, or is no index.
+        InputError: It cannot be read, or is not an index.
     """
 
     def __init__(self, path: Path) -> None:

@@ -78,7 +78,7 @@ def packed_identity(path: str) -> str:
 
 
 def _found(path: str) -> tuple[_Reader, PackedMember] | None:
-    """Return the reader of a path, and the place; None if it is no packed output."""
+    """Return the reader of a path, and the place; None if it is not a packed output."""
     parts = path.split("/")
     for at in range(len(parts) - 1):
         if parts[at] == PACKED and (reader := _reader("/".join(parts[: at + 1]))) is not None:

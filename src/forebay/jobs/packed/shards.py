@@ -4,11 +4,11 @@
     commit ────────────> the ledger: name, size, shard, offset
     complete ──────────> packed/00000.tar, packed/index.sqlite
 
-A shard whose members follow each other without a gap is cut behind the last and gets the end of a
-tar file. One with a gap, because an input was changed or two inputs claimed one name, is copied
-without it, under a new number, and so is one that somebody may still write to. So a published shard
-lists the recorded members, and no others. It is never changed: if a member of it is outdated, also
-the last one, it is replaced by a copy.
+A shard whose members follow each other without a gap is cut after the last one and gets the end of
+a tar file. A shard with a gap, because an input was changed or two inputs claimed one name, is
+copied without the gap, under a new number; so is a shard that somebody may still write to. So a
+published shard lists the recorded members, and no others. It is never changed: if a member of it is
+outdated, also the last one, it is replaced by a copy.
 
 After a kill at any point the next run does the same again.
 """

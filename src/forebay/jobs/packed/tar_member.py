@@ -19,7 +19,7 @@ _MAX_NAME = 100
 _MAX_SIZE = 8**11 - 1
 
 # The fields between the name (100 bytes) and the size (11 octal digits), between the size and the
-# checksum (6 octal digits), and behind the type (1 character).
+# checksum (6 octal digits), and after the type (1 character).
 _MODE_AND_OWNER = b"0000644\0" + b"0000000\0" * 2
 _TIME = b"\0" + b"0" * 11 + b"\0"
 _REST = (bytes(100) + b"ustar\0" + b"00").ljust(355, b"\0")
@@ -28,7 +28,7 @@ _SUM = sum(_MODE_AND_OWNER) + sum(_TIME) + 8 * ord(" ") + sum(_REST)
 
 
 def header(name: str, size: int) -> bytes:
-    """Return what stands before the data of a member.
+    """Return the header blocks that precede the data of a member.
 
     Args:
         name: Relative, with "/" between its parts; must be encodable as UTF-8.
@@ -60,7 +60,7 @@ def header_bytes(name: str, size: int) -> int:
 
 
 def padding(size: int) -> bytes:
-    """Return what stands behind the data of a member."""
+    """Return the zero bytes that follow the data of a member."""
     return bytes(-size % BLOCK)
 
 

@@ -50,7 +50,7 @@ class Kind:
 NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
 AS_THEY_ARE = frozenset({"bool", "int", "str"})
 _BY_NAME = {kind.name: kind for kind in (BOOL, FLOAT, STR)}
-# Types of which every value has the same kind.
+# All values of these types have the same kind.
 _BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
 _INTEGERS = {int, type(None)}
 
@@ -137,17 +137,17 @@ def join(one: Kind, other: Kind) -> Kind:
     return MIXED
 
 
-def settled(kind: Kind) -> Kind:
+def final_kind(kind: Kind) -> Kind:
     """Return the kind of a column once all values are seen: nulls alone are strings."""
     if kind.name == "null":
         return STR
     if kind.item is not None:
-        return Kind("list", settled(kind.item))
+        return Kind("list", final_kind(kind.item))
     if kind.name == "struct":
         written = {name.encode(errors="backslashreplace") for name in kind.fields}
         if not kind.fields or len(written) < len(kind.fields):
             return MIXED
-        return Kind("struct", fields={name: settled(one) for name, one in kind.fields.items()})
+        return Kind("struct", fields={name: final_kind(one) for name, one in kind.fields.items()})
     return kind
 
 
@@ -170,7 +170,7 @@ def _finite(value: Any) -> Any:
 
 
 def fit(value: Any, kind: Kind) -> Any:
-    """Return `value` as the settled `kind` of its column has it; None stays None."""
+    """Return `value` in the final `kind` of its column; None stays None."""
     if value is None or kind.name in AS_THEY_ARE:
         return value
     if kind.name == "mixed":

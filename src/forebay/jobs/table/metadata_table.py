@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from forebay.errors import OptionError, OutputError
 from forebay.jobs.ledger.database import reading
-from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, fit, settled, widen_rows
+from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, final_kind, fit, widen_rows
 from forebay.jobs.table.kept_rows import KeptRows
 from forebay.jobs.table.table_reader import GROUP_ROWS, batches, encoded, read_table, schema_of
 
@@ -68,7 +68,7 @@ def write_metadata(
             while page := list(islice(rows, PAGE_ROWS)):
                 widen_rows(kinds, page)
                 kept.add(page)
-            final = {name: settled(kind) for name, kind in kinds.items()}
+            final = {name: final_kind(kind) for name, kind in kinds.items()}
             with _replacing(path) as file:
                 _WRITERS[fmt](file, final, iter(kept))
             return kept.count

@@ -19,7 +19,7 @@ from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
 from forebay.jobs.inputs.memory_tables import arrow_table, memory_manifest, start_of
 from forebay.jobs.inputs.remote_files import names_among
 from forebay.jobs.inputs.row_paths import DESTINATION
-from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, fit, settled, widen_row
+from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, final_kind, fit, widen_row
 
 if TYPE_CHECKING:
     import pyarrow
@@ -122,7 +122,7 @@ def read_memory_table(
 
 
 def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
-    """Return the Arrow schema of settled kinds."""
+    """Return the Arrow schema of final kinds."""
     import pyarrow
 
     return pyarrow.schema([(_clean(name), _arrow_type(kind)) for name, kind in kinds.items()])
@@ -141,7 +141,7 @@ def _arrow_type(kind: Kind) -> pyarrow.DataType:
 
 
 def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows in batches of `GROUP_ROWS`, with the types of their settled kinds."""
+    """Yield the rows in batches of `GROUP_ROWS`, with the types of their final kinds."""
     import pyarrow
 
     schema = schema_of(kinds)
@@ -206,7 +206,7 @@ def _table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
     kinds: dict[str, Kind] = {}
     for row in rows():
         widen_row(kinds, row)
-    final = {name: settled(kind) for name, kind in kinds.items()}
+    final = {name: final_kind(kind) for name, kind in kinds.items()}
     return pyarrow.Table.from_batches(batches(final, rows()), schema_of(final))
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
-from forebay.engine.pools.ray.ray_internals import connects_by_itself, free_resources
+from forebay.engine.pools.ray.ray_internals import free_resources, set_auto_connect
 from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.errors import OptionError
 
@@ -27,7 +27,7 @@ _START_ONE = (
 )
 # How long an address may take to accept a connection.
 CONNECT_S = 10.0
-# How many pools need the connection to stay as it is.
+# How many pools forbid implicit connections now.
 _guards = 0
 _guards_lock = threading.Lock()
 _was_automatic = True
@@ -104,24 +104,24 @@ def _connect(address: str, at: str, options: dict[str, Any]) -> None:
         ) from error
 
 
-def leave(began: bool) -> None:
-    """Shut down a cluster that `join` started."""
-    if began and _ray().is_initialized():
+def leave(was_started: bool) -> None:
+    """Shut Ray down if `join` started the cluster (it returned True)."""
+    if was_started and _ray().is_initialized():
         _ray().shutdown()
 
 
-def hold(on: bool) -> None:
-    """While held, no call to Ray joins or starts a cluster implicitly.
+def forbid_auto_connect(on: bool) -> None:
+    """Keep calls to Ray from joining or starting a cluster implicitly, or end that (`on=False`).
 
-    Otherwise a call in one of forebay's threads would do so after the user has shut Ray down.
+    A call in one of forebay's threads would otherwise do so after the user has shut Ray down.
     """
     global _guards, _was_automatic  # noqa: PLW0603 - Ray's switch is global, too
     with _guards_lock:
         if on and not _guards:
-            _was_automatic = connects_by_itself(False)
+            _was_automatic = set_auto_connect(False)
         _guards += 1 if on else -1
         if not _guards:
-            connects_by_itself(_was_automatic)
+            set_auto_connect(_was_automatic)
 
 
 @contextmanager

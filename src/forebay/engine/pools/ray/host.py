@@ -38,7 +38,7 @@ from forebay.engine.pools.ray.shipping import find_in, leave_out
 
 # A message is sent once it has this many bytes of results.
 MESSAGE_BYTES = 1 << 24
-# Results of so many bytes do not wait for others: to send them costs more than the message.
+# Results of this size do not wait for others: sending them costs more than the message itself.
 LARGE_BYTES = 1 << 20
 
 
@@ -52,7 +52,7 @@ class Hosting(Protocol):
     is_shared: bool
 
     def collect_s(self, hosts: int) -> float:
-        """Return how long each of so many hosts collects answers while its workers hold tasks."""
+        """Return how long each of `hosts` hosts collects answers while its workers hold tasks."""
         ...
 
     def pool(self, max_workers: int) -> Pool:
@@ -167,15 +167,15 @@ class Host:
             self._start(pool, workers)
             while not self._over and (self._alive or self._inbox):
                 self._process_orders(pool)
-                events = self._look(pool, None)
+                events = self._wait_for_events(pool, None)
                 until = time.monotonic() + self._collect_s
                 if sum(map(_size, events)) >= LARGE_BYTES:
                     until = 0.0
                 while events and self._held and time.monotonic() < until:
-                    # An order is for a worker, and so does not wait.
+                    # Orders do not wait: a worker may need one.
                     self._ordered.wait(until - time.monotonic())
                     self._process_orders(pool)
-                events += self._look(pool, 0.0)
+                events += self._wait_for_events(pool, 0.0)
                 yield from self._messages(events)
         finally:
             pool.close()
@@ -201,7 +201,7 @@ class Host:
         pool.stop(incarnation)
         self._forget(incarnation)
 
-    def _look(self, pool: Pool, timeout: float | None) -> list[Event]:
+    def _wait_for_events(self, pool: Pool, timeout: float | None) -> list[Event]:
         """Return what happened, and count the tasks that workers no longer hold."""
         events = pool.wait(timeout)
         held = self._held

@@ -43,8 +43,8 @@ def place(
         nodes: Those that may be used.
         need: The amount of each resource that one worker needs; not empty, and no amount is 0.
         placed: How many of forebay's workers each node has, by its ID.
-        fresh: How many of them were placed after the nodes were polled, and so are not yet taken
-            off `free`.
+        fresh: How many of them were placed after the nodes were polled, so that `free` still
+            includes their resources.
 
     Returns:
         The ID of a node for each worker that there is room for.

@@ -71,8 +71,8 @@ SAY_S, SAY_AGAIN_S = 5.0, 60.0
 class _Host:
     """A host: its node, the actor and its `order`, its listener, and how many workers it may have.
 
-    `workers` are worker IDs by incarnation; a host that has none any more is about to end. It is
-    killed at `kill_at` if it has not done what it was ordered to by then.
+    `workers` are worker IDs by incarnation; a host without any is about to end. It is killed at
+    `kill_at` if it has not carried out its order by then.
     """
 
     node: str
@@ -93,10 +93,10 @@ class _Member:
     hangs: bool = False
 
 
-class Arriving(Protocol):
-    """What is done, in the thread of `wait`, with answers that refer to the object store."""
+class AnswerReceiver(Protocol):
+    """Takes answers out of the object store, in the thread of `wait`."""
 
-    def arrived(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
+    def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Return the answer for the engine, which must not refer to the object store.
 
         Args:
@@ -106,8 +106,8 @@ class Arriving(Protocol):
         """
         ...
 
-    def ended(self, host: int) -> None:
-        """Record that a host, of which no more answers come, has ended."""
+    def host_ended(self, host: int) -> None:
+        """Record that a host has ended; no more answers come from it."""
 
 
 @final
@@ -123,7 +123,7 @@ class RayPool(Pool):
         grows: Whether `wait` returns `WorkersResized` when there is room for more workers within
             `most`. Otherwise their number is the caller's, and those without room wait for it.
         ahead: Messages of a worker that may wait to be received before it blocks.
-        arriving: Handles answers that refer to the object store; None if none do.
+        receiver: Handles answers that refer to the object store; None if none do.
         say: Called, in the thread of `wait`, with lines for the user.
 
     Attributes:
@@ -143,11 +143,11 @@ class RayPool(Pool):
         *,
         grows: bool = True,
         ahead: int = -1,
-        arriving: Arriving | None = None,
+        receiver: AnswerReceiver | None = None,
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
-        self._began = cluster.join(where.address, say)
+        self._started_cluster = cluster.join(where.address, say)
         import ray
 
         self._ray = ray
@@ -158,7 +158,7 @@ class RayPool(Pool):
         self._most = most if most is not None else where.max_workers
         self._grows = grows
         self._ahead = ahead
-        self._arriving = arriving
+        self._receiver = receiver
         self._messages: queue.SimpleQueue[
             Message | HostEnded | ClusterState | ClusterLost | None
         ] = queue.SimpleQueue()
@@ -173,7 +173,7 @@ class RayPool(Pool):
         self._gone: str | None = None
         self._closed = threading.Event()
         self._owner = os.getpid()
-        cluster.hold(True)
+        cluster.forbid_auto_connect(True)
         try:
             self._monitor = ClusterMonitor(where, check, self._messages.put)
         except BaseException:
@@ -261,7 +261,7 @@ class RayPool(Pool):
                 message = self._messages.get(timeout=max(min(due) - now, 0.0) if due else None)
             except queue.Empty:
                 if until is not None and time.monotonic() >= until:
-                    until = now  # check once more what is due, then return
+                    until = now  # check what is due again, then return
                 self._meet_deadlines()
                 continue
             events += self._handle(message)
@@ -289,7 +289,7 @@ class RayPool(Pool):
         self._join_listeners(CLOSE_S)
         with shutdown_guard().held():
             self._hosts.clear()
-            self._hosting = self._arriving = None  # which may hold memory
+            self._hosting = self._receiver = None  # which may hold memory
         self._monitor.close(CLOSE_S)
         atexit.unregister(self.close)
         self._leave()
@@ -305,8 +305,8 @@ class RayPool(Pool):
                 host.listener.join(0.01)
 
     def _leave(self) -> None:
-        cluster.hold(False)
-        cluster.leave(self._began)
+        cluster.forbid_auto_connect(False)
+        cluster.leave(self._started_cluster)
 
     # ---- placing workers -----------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class RayPool(Pool):
         self._to_place = False
         if not self._ray.is_initialized():
             return  # the monitor reports that
-        for number, host in self._hosts.items():  # in place of workers that died
+        for number, host in self._hosts.items():  # replace workers that died
             count = host.room - len(host.workers) if host.workers else 0
             if found := self._take_waiting(count):
                 self._add(number, found)
@@ -450,11 +450,11 @@ class RayPool(Pool):
     def _event(self, sent: Any, host_number: int | None) -> Event:
         """Return an event as the engine is to have it."""
         event: Event = as_received(sent)
-        if isinstance(event, TaskFinished) and self._arriving is not None:
+        if isinstance(event, TaskFinished) and self._receiver is not None:
             assert host_number is not None, "only hosts have answers"
             host = self._hosts.get(host_number)
             is_here = host is not None and host.node == self._node
-            return self._arriving.arrived(host_number, event, is_here=is_here)
+            return self._receiver.receive(host_number, event, is_here=is_here)
         if not isinstance(event, WorkerDied):
             return event
         member = self._members.pop(event.incarnation, None)
@@ -472,8 +472,8 @@ class RayPool(Pool):
     def _lose_host(self, ended: HostEnded) -> list[Event]:
         """Return the deaths of the workers that a host had."""
         self._to_place = True  # its resources are free, unless its node is lost
-        if self._arriving is not None:
-            self._arriving.ended(ended.number)
+        if self._receiver is not None:
+            self._receiver.host_ended(ended.number)
         host = self._hosts.pop(ended.number, None)
         deaths: list[Event] = []
         for incarnation in sorted(host.workers) if host is not None else ():

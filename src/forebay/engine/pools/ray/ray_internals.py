@@ -36,7 +36,7 @@ def replace_connection_lock(kind: type[_Lock], make: Callable[[Any], _Lock]) -> 
 _replacing = threading.Lock()
 
 
-def connects_by_itself(on: bool) -> bool:
+def set_auto_connect(on: bool) -> bool:
     """Set whether calls connect to a cluster implicitly; return the earlier setting."""
     from ray._private import auto_init_hook
 
