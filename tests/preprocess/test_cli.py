@@ -393,7 +393,7 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
     program = (
         "from forebay import cli, cli_look\n"
         "def interrupted(_): raise KeyboardInterrupt\n"
-        "cli.look_at = cli_look.look_at_run = interrupted\n"
+        "cli.snapshot_of = cli_look.read_run_state = interrupted\n"
         "cli.main()"
     )
     code, _, err = finish(start(command, tmp_path, program=("-c", program)))
