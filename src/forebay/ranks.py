@@ -106,7 +106,7 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
 
 
 def check_still(found: Ranks) -> None:
-    """Check, at the first iteration, that the ranks found by `world_size="auto"` are still valid.
+    """Check, when an epoch begins, that the ranks found by `world_size="auto"` are still valid.
 
     Raises:
         OptionError: The process group has changed.
@@ -121,8 +121,8 @@ def check_still(found: Ranks) -> None:
         )
 
 
-def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
-    """Compare the settings of all ranks over the process group.
+def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
+    """Compare the settings of all ranks over the process group; return whether there is one.
 
     It costs one all-gather of a few hundred bytes. Where the group has more processes than there
     are ranks (tensor parallelism), each rank must appear equally often.
@@ -136,7 +136,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
     """
     group = process_group()
     if group.world_size == 1:
-        return
+        return False
     mine = (group.rank, f"{socket.gethostname()}:{os.getpid()}", ranks.rank, dict(facts))
     everyone: list[Any] = [None] * group.world_size
     dist.all_gather_object(everyone, mine)
@@ -163,3 +163,4 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
             "  No batch was returned: some samples would come twice, and others not at all. "
             "Pass each process its own rank, or world_size='auto'."
         )
+    return True

@@ -167,8 +167,7 @@ class Pipeline:
             facts |= asdict(settings.made_with)
             facts |= {"tail": loader.tail, "sampler": type(loader.sampler).__name__}
             facts |= {} if self.mixture is None else {"weights": self.mixture.weights}
-            check_agreement(loader.ranks, facts)
-            self._has_agreed = True
+            self._has_agreed = check_agreement(loader.ranks, facts)
         feed = self.feed
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
             self.close()
