@@ -1,4 +1,4 @@
-"""Which rank this process is, and whether all ranks agree on what they load."""
+"""Which rank this process is, how many share its cores, and whether all load the same."""
 
 from __future__ import annotations
 
@@ -103,6 +103,17 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
             )
         return found
     return None
+
+
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks share the cores that this process may use.
+
+    torchrun sets LOCAL_WORLD_SIZE. It counts only if this process may use all cores of the machine:
+    otherwise the launcher may have divided them already.
+    """
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return max(1, int(count)) if count.isdecimal() and not is_bound else 1
 
 
 def check_still(found: Ranks) -> None:

@@ -25,6 +25,11 @@ from worlds import World, digest
 
 import forebay
 from forebay import DataLoader, FailuresError, OptionError
+from forebay.loading.auto_workers import WorkerTuning
+from forebay.loading.loader_progress import setup_of
+from forebay.loading.settings import Settings
+from forebay.observe.trace import Trace
+from forebay.ranks import local_ranks
 
 COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14
 WORLDS = (1, 2, 3, 4, 6, 8, 12)
@@ -344,6 +349,26 @@ def test_auto_alone_is_one_rank():
     loader = DataLoader(Squares(9), world_size="auto", batch_size=2)
     assert loader.ranks == (1, 0)
     assert len(epochs_of(loader, 1)[0]) == 5
+
+
+def test_the_ranks_of_torchrun_share_the_cores(monkeypatch):
+    """Unless bound to some: "auto" starts with fewer workers, and advice counts fewer cores."""
+    own, torchrun = os.sched_getaffinity(0), {"LOCAL_WORLD_SIZE": "2"}
+    assert local_ranks({}) == local_ranks({"LOCAL_WORLD_SIZE": "many"}) == 1
+    if len(own) < os.cpu_count() or len(own) < 2:
+        pytest.skip("this process may not use two cores, and all of them")
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        assert local_ranks(torchrun) == 1
+    finally:
+        os.sched_setaffinity(0, own)
+    assert local_ranks(torchrun) == 2
+    loader, trace = DataLoader(Squares(60)), Trace()
+    cores = setup_of(loader, Settings(loader), trace).cores
+    workers = WorkerTuning(64, False, trace).num_workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert setup_of(loader, Settings(loader), trace).cores == cores / 2
+    assert WorkerTuning(64, False, trace).num_workers == max(1, workers // 2)
 
 
 WRONG = {
