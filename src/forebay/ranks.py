@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +22,9 @@ LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
 )
+
+# After so many seconds, a rank that waits for the others to compare settings says so.
+PATIENCE_S = 60.0
 
 
 class Ranks(NamedTuple):
@@ -150,7 +155,14 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
         return False
     mine = (group.rank, f"{socket.gethostname()}:{os.getpid()}", ranks.rank, dict(facts))
     everyone: list[Any] = [None] * group.world_size
-    dist.all_gather_object(everyone, mine)
+    timer = threading.Timer(PATIENCE_S, _warn_of_wait, [group])
+    timer.daemon = True
+    timer.start()
+    try:
+        dist.all_gather_object(everyone, mine)
+    finally:
+        timer.cancel()
+        timer.join()  # workers are forked next
     for name, value in facts.items():
         for number, process, _, others in everyone:
             if others.get(name) != value:
@@ -175,3 +187,12 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
             "Pass each process its own rank, or world_size='auto'."
         )
     return True
+
+
+def _warn_of_wait(group: Ranks) -> None:
+    warnings.warn(
+        f"process {group.rank} of {group.world_size} has waited {PATIENCE_S:g} s for the others at "
+        "the first batch of a DataLoader with world_size=: all of them have to iterate it. If only "
+        "some do, make it there without world_size=; if the others are late, nothing is wrong.",
+        stacklevel=2,
+    )

@@ -382,8 +382,10 @@ WRONG = {
 GROUP = f"""
 import json
 import os
+import warnings
 import torch.distributed as dist
 import forebay
+import forebay.ranks
 from forebay import DataLoader
 
 def samples(loader):
@@ -406,11 +408,32 @@ def refusal_later():
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+
+# Process 1 begins to iterate only when process 0 has said that it waits.
+port = [None]
+if rank == 0:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = [store.port]
+dist.broadcast_object_list(port)
+warned = []
+if rank == 0:
+    def note(message, *_):
+        warned.append(str(message))
+        store.set("warned", "yes")
+    warnings.showwarning, forebay.ranks.PATIENCE_S = note, 0.0
+    warnings.simplefilter("always")
+else:
+    dist.TCPStore("127.0.0.1", port[0], is_master=False).wait(["warned"])
+next(iter(DataLoader(range(20), world_size="auto")))
+forebay.ranks.PATIENCE_S = 60.0
+warnings.simplefilter("ignore")
+
 shared = DataLoader(range(20), batch_size=4, shuffle=True, world_size="auto")
 found = {{
     "parts": samples(shared),
     "state": shared.state_dict(),
     "refused later": refusal_later(),
+    "warned": warned,
     "same": samples(DataLoader(range(20), batch_size=4, world_size=1, rank=0)),
     "refused": [{", ".join(f"refusal({options})" for options, _ in WRONG.values())}],
 }}
@@ -475,6 +498,14 @@ def test_a_loader_that_was_iterated_before_there_was_a_group_is_checked_later(gr
     """Many scripts look at a batch first, to see its shape."""
     assert all("seed=0" in found["refused later"] for found in group)
     assert all("seed=1" in found["refused later"] for found in group)
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_the_others_says_so(group):
+    """A loader that only one rank iterates would wait without a word."""
+    first, second = (found["warned"] for found in group)
+    assert ["process 0 of 2 has waited" in words for words in first] == [True]
+    assert second == []
 
 
 @pytest.mark.slow
