@@ -47,7 +47,10 @@ class ChangedError(LedgerError):
 
 
 class FailuresError(ForebayError):
-    """A run stopped early: more inputs failed than allowed, or the first ones all failed alike."""
+    """A run stopped early: more inputs failed than allowed, or the first ones all failed alike.
+
+    Or, with ranks, all samples of a rank's batch failed.
+    """
 
 
 class SampleTimeoutError(ForebayError, TimeoutError):

@@ -101,7 +101,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             after a resume. `random`, numpy and torch are seeded for each sample. For an iterable
             dataset they are seeded once per worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
-            sample that runs past `timeout` is not left out: it ends the iteration.
+            sample that runs past `timeout` is not left out: it ends the iteration. With
+            `world_size`, a rank raises FailuresError for a batch of which no sample is left.
         world_size: Number of ranks that share each batch: a count, "auto" for that of the process
             group or the launcher, or None for no sharding. A global batch has
             `batch_size * world_size` samples, and is the same for every world size that divides it.

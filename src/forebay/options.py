@@ -194,9 +194,9 @@ class AutoWorkers(int):
     """`num_workers="auto"` with a limit of the user's choice: `num_workers=AutoWorkers(max=16)`.
 
     The loader starts with one worker per core, and adds or removes workers while it is iterated, so
-    that training does not wait and no worker is idle. Its value as an integer is the largest
-    number of workers, because other libraries read `loader.num_workers`. `preprocess`,
-    `cache` and `predict` accept it, too.
+    that training does not wait and no worker is idle. The ranks that torchrun starts on a machine
+    share its cores equally. Its value as an integer is the largest number of workers, because other
+    libraries read `loader.num_workers`. `preprocess`, `cache` and `predict` accept it, too.
 
     Args:
         max: The largest number of workers; None for twice the cores that this process may use,

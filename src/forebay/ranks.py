@@ -1,9 +1,11 @@
-"""Which rank this process is, and whether all ranks agree on what they load."""
+"""Which rank this process is, how many share its cores, and whether all load the same."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +22,9 @@ LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
 )
+
+# After so many seconds, a rank that waits for the others to compare settings says so.
+PATIENCE_S = 60.0
 
 
 class Ranks(NamedTuple):
@@ -105,8 +110,19 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
     return None
 
 
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks share the cores that this process may use.
+
+    torchrun sets LOCAL_WORLD_SIZE. It counts only if this process may use all cores of the machine:
+    otherwise the launcher may have divided them already.
+    """
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return max(1, int(count)) if count.isdecimal() and not is_bound else 1
+
+
 def check_still(found: Ranks) -> None:
-    """Check, at the first iteration, that the ranks found by `world_size="auto"` are still valid.
+    """Check, when an epoch begins, that the ranks found by `world_size="auto"` are still valid.
 
     Raises:
         OptionError: The process group has changed.
@@ -121,8 +137,8 @@ def check_still(found: Ranks) -> None:
         )
 
 
-def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
-    """Compare the settings of all ranks over the process group.
+def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
+    """Compare the settings of all ranks over the process group; return whether there is one.
 
     It costs one all-gather of a few hundred bytes. Where the group has more processes than there
     are ranks (tensor parallelism), each rank must appear equally often.
@@ -136,10 +152,17 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
     """
     group = process_group()
     if group.world_size == 1:
-        return
+        return False
     mine = (group.rank, f"{socket.gethostname()}:{os.getpid()}", ranks.rank, dict(facts))
     everyone: list[Any] = [None] * group.world_size
-    dist.all_gather_object(everyone, mine)
+    timer = threading.Timer(PATIENCE_S, _warn_of_wait, [group])
+    timer.daemon = True
+    timer.start()
+    try:
+        dist.all_gather_object(everyone, mine)
+    finally:
+        timer.cancel()
+        timer.join()  # workers are forked next
     for name, value in facts.items():
         for number, process, _, others in everyone:
             if others.get(name) != value:
@@ -163,3 +186,13 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
             "  No batch was returned: some samples would come twice, and others not at all. "
             "Pass each process its own rank, or world_size='auto'."
         )
+    return True
+
+
+def _warn_of_wait(group: Ranks) -> None:
+    warnings.warn(
+        f"process {group.rank} of {group.world_size} has waited {PATIENCE_S:g} s for the others at "
+        "the first batch of a DataLoader with world_size=: all of them have to iterate it. If only "
+        "some do, make it there without world_size=; if the others are late, nothing is wrong.",
+        stacklevel=2,
+    )

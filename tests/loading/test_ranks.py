@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 import pytest
-from datasets import Squares
+from datasets import Failing, Squares
 from streams import Lethal, Noisy, NoisyGroups, epochs_of
 from torch.utils.data import (
     DistributedSampler,
@@ -24,7 +24,12 @@ from torch.utils.data import (
 from worlds import World, digest
 
 import forebay
-from forebay import DataLoader, OptionError
+from forebay import DataLoader, FailuresError, OptionError
+from forebay.loading.auto_workers import WorkerTuning
+from forebay.loading.loader_progress import setup_of
+from forebay.loading.settings import Settings
+from forebay.observe.trace import Trace
+from forebay.ranks import local_ranks
 
 COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14
 WORLDS = (1, 2, 3, 4, 6, 8, 12)
@@ -174,6 +179,24 @@ def test_an_uneven_tail_repeats_nothing():
     assert sum(len(batch[0]) for own in found for batch in own) == 26
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_rank_without_a_good_sample_says_so(num_workers):
+    """A step less would make the other ranks wait; a loop that catches the error stays in step."""
+    bad = Failing(12, KeyError("x"), (0, 1, 2))
+    first, second = (
+        DataLoader(bad, 3, num_workers=num_workers, on_error="skip", world_size=2, rank=rank)
+        for rank in range(2)
+    )
+    with first, second:
+        iterators = iter(first), iter(second)
+        with pytest.raises(FailuresError, match=r"rank 0 of 2 has no sample .* epoch 0, batch 0"):
+            next(iterators[0])
+        assert next(iterators[1]).tolist() == [3, 4, 5]
+        assert first.state_dict() == second.state_dict()
+        assert [failure.source for failure in first.failures] == [0, 1, 2]
+        assert [next(each).tolist() for each in iterators] == [[6, 7, 8], [9, 10, 11]]
+
+
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     """The others go on, and its batch is made again."""
     dataset = Lethal(COUNT, 60, tmp_path)
@@ -309,9 +332,12 @@ def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
         DataLoader(Squares(9), world_size="auto")
 
 
-def test_a_loader_made_before_the_ranks_are_known_is_refused(monkeypatch):
-    """At its first iteration; every rank would train on the same samples."""
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_loader_made_before_the_ranks_are_known_is_refused(monkeypatch, looks):
+    """Also if it was iterated before; every rank would train on the same samples."""
     loader = DataLoader(Squares(9), world_size="auto")
+    if looks:
+        next(iter(loader))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(OptionError, match=r"found rank 0 of 1 .* it is rank 1 of 2 now"):
@@ -325,6 +351,26 @@ def test_auto_alone_is_one_rank():
     assert len(epochs_of(loader, 1)[0]) == 5
 
 
+def test_the_ranks_of_torchrun_share_the_cores(monkeypatch):
+    """Unless bound to some: "auto" starts with fewer workers, and advice counts fewer cores."""
+    own, torchrun = os.sched_getaffinity(0), {"LOCAL_WORLD_SIZE": "2"}
+    assert local_ranks({}) == local_ranks({"LOCAL_WORLD_SIZE": "many"}) == 1
+    if len(own) < os.cpu_count() or len(own) < 2:
+        pytest.skip("this process may not use two cores, and all of them")
+    os.sched_setaffinity(0, {min(own)})
+    try:
+        assert local_ranks(torchrun) == 1
+    finally:
+        os.sched_setaffinity(0, own)
+    assert local_ranks(torchrun) == 2
+    loader, trace = DataLoader(Squares(60)), Trace()
+    cores = setup_of(loader, Settings(loader), trace).cores
+    workers = WorkerTuning(64, False, trace).num_workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert setup_of(loader, Settings(loader), trace).cores == cores / 2
+    assert WorkerTuning(64, False, trace).num_workers == max(1, workers // 2)
+
+
 WRONG = {
     "two equal ranks": ("world_size=2, rank=0", "rank 0 appears 2 times"),
     "another seed": ("world_size='auto', seed=rank", "seed=0"),
@@ -335,8 +381,11 @@ WRONG = {
 # What each of two processes of a real group runs; they print a line of JSON in the end.
 GROUP = f"""
 import json
+import os
+import warnings
 import torch.distributed as dist
 import forebay
+import forebay.ranks
 from forebay import DataLoader
 
 def samples(loader):
@@ -348,12 +397,43 @@ def refusal(**options):
     except forebay.OptionError as error:
         return str(error)
 
+early = DataLoader(range(20), seed=int(os.environ["RANK"]), world_size="auto")
+next(iter(early))
+
+def refusal_later():
+    try:
+        next(iter(early))
+    except forebay.OptionError as error:
+        return str(error)
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+
+# Process 1 begins to iterate only when process 0 has said that it waits.
+port = [None]
+if rank == 0:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = [store.port]
+dist.broadcast_object_list(port)
+warned = []
+if rank == 0:
+    def note(message, *_):
+        warned.append(str(message))
+        store.set("warned", "yes")
+    warnings.showwarning, forebay.ranks.PATIENCE_S = note, 0.0
+    warnings.simplefilter("always")
+else:
+    dist.TCPStore("127.0.0.1", port[0], is_master=False).wait(["warned"])
+next(iter(DataLoader(range(20), world_size="auto")))
+forebay.ranks.PATIENCE_S = 60.0
+warnings.simplefilter("ignore")
+
 shared = DataLoader(range(20), batch_size=4, shuffle=True, world_size="auto")
 found = {{
     "parts": samples(shared),
     "state": shared.state_dict(),
+    "refused later": refusal_later(),
+    "warned": warned,
     "same": samples(DataLoader(range(20), batch_size=4, world_size=1, rank=0)),
     "refused": [{", ".join(f"refusal({options})" for options, _ in WRONG.values())}],
 }}
@@ -411,6 +491,21 @@ def test_ranks_that_do_not_fit_are_named_before_the_first_batch(group, wrong):
     errors = [found["refused"][at] for found in group]
     assert all(words in error or "appears" in error for error in errors)
     assert all("process 1" in error for error in errors)
+
+
+@pytest.mark.slow
+def test_a_loader_that_was_iterated_before_there_was_a_group_is_checked_later(group):
+    """Many scripts look at a batch first, to see its shape."""
+    assert all("seed=0" in found["refused later"] for found in group)
+    assert all("seed=1" in found["refused later"] for found in group)
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_the_others_says_so(group):
+    """A loader that only one rank iterates would wait without a word."""
+    first, second = (found["warned"] for found in group)
+    assert ["process 0 of 2 has waited" in words for words in first] == [True]
+    assert second == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
 from forebay.options import whole_cores
+from forebay.ranks import local_ranks
 from forebay.tuning import Totals, Tuner
 
 # The shortest time between two decisions.
@@ -36,8 +37,8 @@ class WorkerTuning:
     def __init__(self, most: int, is_remote: bool, trace: Trace) -> None:
         self.due = 0.0
         self._trace = trace
-        cores = math.inf if is_remote else whole_cores()
-        self._tuner = Tuner(min(whole_cores(), most), most, cores)
+        cores = max(1, whole_cores() // local_ranks())
+        self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
     @property
     def num_workers(self) -> int:

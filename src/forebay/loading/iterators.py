@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from forebay.batches import pinned
-from forebay.errors import WorkerDiedError, shortened
+from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure
 from forebay.loading.feed import CLOSED
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
@@ -33,6 +33,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
         self._failures = loader._failures
+        self._ranks = loader.ranks
         self._loader = None if loader._keeps_iterator else loader
         self._begin(loader, partial(super().__init__, loader), is_new=True)
 
@@ -85,6 +86,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                             self._failures.extend(result.failures)
                             log_samples_failed(result.failures)
                             if result.is_empty:
+                                self._check_alone(request, result.failures)
                                 continue
                         return self._handed_out(request, result)
                     self._raise(request, result)
@@ -108,6 +110,22 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             raise _died(result, request, self._timeout)
         assert isinstance(result, BatchError)
         result.reraise()
+
+    def _check_alone(self, request: BatchRequest, failures: tuple[Failure, ...]) -> None:
+        """Raise FailuresError if other ranks have a batch where this one has no sample left."""
+        if self._ranks is None or self._ranks.world_size == 1:
+            return
+        world_size, rank = self._ranks
+        raise FailuresError(
+            f"rank {rank} of {world_size} has no sample left in epoch {request.epoch}, batch "
+            f"{request.batch}, and the other ranks may have some\n"
+            f"  All of its samples raised: {shortened([each.source for each in failures])}. The "
+            f"first: {failures[0].error}: {shortened(failures[0].message)}\n"
+            "  No batch was returned: a step less on this rank would make the others wait. The "
+            "loader continues with the next batch.\n"
+            "  Remove the samples that raise, or use a larger batch_size; if it was the last "
+            "batch of the epoch, use drop_last=True."
+        )
 
     def _refuse(self) -> None:
         if self._is_over:

@@ -29,6 +29,7 @@ from forebay.observe.statistics import Statistics, totals_of
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, cluster_of
 from forebay.plan.mixture import Mixture
+from forebay.ranks import local_ranks
 
 
 def position_of(loader: Any, settings: Settings) -> Position:
@@ -187,7 +188,7 @@ def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
         backend=loader.backend if cluster is None else "ray",
-        cores=usable_cores() if cluster is None else None,
+        cores=usable_cores() / local_ranks() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
         in_order=loader.in_order or not settings.by_torchs_rules,

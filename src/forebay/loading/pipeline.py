@@ -192,8 +192,7 @@ class Pipeline:
         }
         if self.mixture is not None:
             facts["weights"] = self.mixture.weights
-        check_agreement(loader.ranks, facts)
-        self._has_agreed = True
+        self._has_agreed = check_agreement(loader.ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
