@@ -16,6 +16,8 @@ from forebay.observe import machine
 BACKENDS = ("process", "thread", "ray")
 # The most workers, where the user names no number: waiting for storage takes more than cores.
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
+# Ray refuses these as names of custom resources.
+_NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,27 @@ class Ray:
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
-        for name, value in (self.resources or {}).items():
+        _check(
+            self.num_gpus <= 1 or float(self.num_gpus).is_integer(),
+            "Ray(num_gpus=)",
+            self.num_gpus,
+            "at most 1, or a whole number",
+        )
+        _check(
+            isinstance(self.resources, Mapping | None),
+            "Ray(resources=)",
+            self.resources,
+            "a dict of names and amounts, or None",
+        )
+        resources: Mapping[Any, Any] = self.resources or {}
+        for name, value in resources.items():
             _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
+            _check(
+                isinstance(name, str) and name not in _NOT_CUSTOM,
+                "a name in Ray(resources=)",
+                name,
+                "a string, and none of Ray's own: use num_cpus and num_gpus for those",
+            )
         _check(
             bool(worker_resources(self)),
             "Ray(num_cpus=)",
