@@ -280,19 +280,21 @@ class RayPool(Pool):
         if self._closed.is_set() or os.getpid() != self._owner:
             return  # in a fork of the driver: the hosts belong to the driver
         self._closed.set()
-        for number in self._hosts:
-            self._order(number, "close")
-        self._join_listeners(CLOSE_S)
-        for host in self._hosts.values():
-            self._kill(host)
-        self._join_listeners(CLOSE_S)
-        with suppress(ConnectionError), shutdown_guard().held():
-            self._hosts.clear()
-            self._hosting = self._arriving = None  # which may hold memory
-        if self._monitor is not None:
-            self._monitor.close(CLOSE_S)
-        atexit.unregister(self.close)
-        cluster.leave()
+        try:
+            for number in self._hosts:
+                self._order(number, "close")
+            self._join_listeners(CLOSE_S)
+        finally:  # also if Ctrl-C ends that wait
+            for host in self._hosts.values():
+                self._kill(host)
+            self._join_listeners(CLOSE_S)
+            with suppress(ConnectionError), shutdown_guard().held():
+                self._hosts.clear()
+                self._hosting = self._arriving = None  # which may hold memory
+            if self._monitor is not None:
+                self._monitor.close(CLOSE_S)
+            atexit.unregister(self.close)
+            cluster.leave()
 
     def _join_listeners(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
