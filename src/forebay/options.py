@@ -27,9 +27,10 @@ class Ray:
     Attributes:
         address: The cluster's address, such as "10.0.0.1:6379", or "auto" for the one that this
             machine belongs to. None uses that one if there is one, and otherwise starts one on
-            this machine only, with a note on stderr.
+            this machine only, with a note on stderr. A process that is connected to a cluster
+            uses that; the address of another one is an error.
         num_cpus: CPUs for one worker.
-        num_gpus: GPUs for one worker; may be a fraction.
+        num_gpus: GPUs for one worker; may be a fraction below 1.
         resources: Ray's custom resources for one worker, by name.
         max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.

@@ -69,7 +69,7 @@ def test_a_shutdown_does_not_wait_for_ever(monkeypatch):
 
 
 def test_a_call_does_not_wait_for_ever_for_a_connection(monkeypatch):
-    """An address that does not answer keeps Ray for minutes; the cluster from before is gone."""
+    """If nodes do not answer, that may take minutes; the cluster from before is gone anyway."""
     monkeypatch.setattr("forebay.engine.pools.ray.shutdown_guard.PATIENCE_S", 0.01)
     own = ShutdownGuard(threading.RLock())
     connecting = Call(lambda: own)

@@ -19,8 +19,8 @@ from forebay.engine.pools.ray.ray_internals import replace_connection_lock
 # How long a guarded call may take; a shutdown waits for it. Hosts collect answers for less, even on
 # 64 nodes: a call that ends without a message takes half a millisecond of processor time.
 CALL_S = 0.5
-# How long a shutdown waits for calls: if the cluster is lost, a call may never return. And how long
-# calls wait while Ray connects or shuts down: to an address that does not answer it takes minutes.
+# How long a shutdown waits for calls, and calls for a shutdown or a connection in another thread:
+# if the cluster is lost, either may never return.
 PATIENCE_S = 10.0
 
 
