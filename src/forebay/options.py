@@ -16,6 +16,8 @@ from forebay.observe import machine
 BACKENDS = ("process", "thread", "ray")
 # The most workers, where the user names no number: waiting for storage takes more than cores.
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
+# Ray refuses these as names of custom resources.
+_NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +27,10 @@ class Ray:
     Attributes:
         address: The cluster's address, such as "10.0.0.1:6379", or "auto" for the one that this
             machine belongs to. None uses that one if there is one, and otherwise starts one on
-            this machine only, with a note on stderr.
+            this machine only, with a note on stderr. A process that is connected to a cluster
+            uses that; the address of another one is an error.
         num_cpus: CPUs for one worker.
-        num_gpus: GPUs for one worker; may be a fraction.
+        num_gpus: GPUs for one worker; may be a fraction below 1.
         resources: Ray's custom resources for one worker, by name.
         max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.
@@ -49,8 +52,27 @@ class Ray:
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
-        for name, value in (self.resources or {}).items():
+        _check(
+            self.num_gpus <= 1 or float(self.num_gpus).is_integer(),
+            "Ray(num_gpus=)",
+            self.num_gpus,
+            "at most 1, or a whole number",
+        )
+        _check(
+            isinstance(self.resources, Mapping | None),
+            "Ray(resources=)",
+            self.resources,
+            "a dict of names and amounts, or None",
+        )
+        resources: Mapping[Any, Any] = self.resources or {}
+        for name, value in resources.items():
             _check(_is_number(value) and value >= 0, f"Ray(resources={name!r})", value, "0 or more")
+            _check(
+                isinstance(name, str) and name not in _NOT_CUSTOM,
+                "a name in Ray(resources=)",
+                name,
+                "a string, and none of Ray's own: use num_cpus and num_gpus for those",
+            )
         _check(
             bool(worker_resources(self)),
             "Ray(num_cpus=)",

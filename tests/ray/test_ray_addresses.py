@@ -113,3 +113,54 @@ def test_one_is_started_where_the_last_one_is_gone(rays_folder, nobody, tmp_path
         "machine, "
         "so one was started on this machine: " in err
     )
+
+
+SHARED = """
+from functools import cache
+import threading
+import time
+from ray._private import services
+import forebay
+import ray
+
+services.find_gcs_addresses = cache(frozenset)  # as if no other program ran Ray on this machine
+where = forebay.Ray(address="local", num_cpus=0.25)
+counts = []
+
+def one_after_the_other():
+    "The first one started the cluster, and ends before the second."
+    first, second = (
+        forebay.DataLoader(range(count), 4, num_workers=1, backend=where) for count in (8, 400)
+    )
+    with second:
+        with first:
+            batches, others = iter(first), iter(second)
+            next(others)
+            list(batches)
+        counts.append(len(list(others)))
+
+def at_the_same_time():
+    def load():
+        with forebay.DataLoader(range(40), 4, num_workers=1, backend=where) as loader:
+            counts.append(len(list(loader)))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+for load in (one_after_the_other, at_the_same_time):
+    load()
+    while ray.is_initialized():  # a thread of the last loader's shuts it down
+        time.sleep(0.01)
+print(counts)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_was_started_ends_with_its_last_loader(tmp_path):
+    """The loader that started it may end before others that use it, or start beside them."""
+    code, out, err = finish(start_driver(None, SHARED, tmp_path))
+    assert (code, out) == (0, "[99, 10, 10, 10]\n"), err
+    assert err.count("so one was started on this machine") == 2

@@ -20,6 +20,7 @@ from streams import Epochal, Noisy
 from torch.utils.data import DistributedSampler
 
 import forebay
+from forebay.errors import OptionError
 from forebay.testing.fake_device import FakeDevice
 
 pytestmark = [
@@ -248,6 +249,46 @@ for _ in range(4):
     batch = next(iterator)
 print(type(batch).__name__, batch[0, 0].item(), flush=True)
 """
+
+
+def test_an_address_of_another_cluster_is_refused(cluster):
+    """This process is connected to one already; the address may name that one differently."""
+    there = forebay.Ray(address="localhost:1")
+    with pytest.raises(OptionError, match="not at 'localhost:1'\n  Nothing was started"):
+        batches_of(Squares(8), backend=there)
+    here = forebay.Ray(address=f"localhost:{cluster.address.rpartition(':')[2]}")
+    assert len(batches_of(Squares(8), backend=here)) == 2
+
+
+REFUSED = {
+    "environment": ({"runtime_env": {"env_vars": {"A": 1}}}, "Dict[str, str]"),
+    "folder": ({"runtime_env": {"working_dir": "/not/there"}}, "/not/there"),
+    "precision": ({"num_cpus": 0.00001}, "precision"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
+def test_settings_that_ray_refuses_are_an_error_at_once(options, words):
+    """In Ray's words; no worker is started, again and again, to be refused each time."""
+    with pytest.raises(OptionError, match="Ray refuses the settings of a worker") as caught:
+        batches_of(Squares(8), backend=forebay.Ray(**options))
+    assert words in str(caught.value)
+
+
+IMPOSSIBLE = {
+    "part of a GPU": {"num_gpus": 1.5},
+    "CPU": {"resources": {"CPU": 1}},
+    "memory": {"resources": {"memory": 1}},
+    "number": {"resources": {3: 1}},
+    "list": {"resources": ["disk"]},
+}
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_amounts_that_no_worker_can_have_are_refused(options):
+    """A worker would wait for them for ever."""
+    with pytest.raises(OptionError, match="is not valid; it must be"):
+        forebay.Ray(**options)
 
 
 def test_a_script_that_leaves_a_loader_open_ends_well(cluster, tmp_path):

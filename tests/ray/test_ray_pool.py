@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray._private import auto_init_hook
 
 import ray
 from forebay.engine.events import WorkersResized, WorkerStarted
@@ -68,6 +69,25 @@ def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) ->
         assert events == ([WorkersResized(room, pool.group_s)] if grows else [])
     finally:
         pool.close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_close_that_is_interrupted_still_leaves_the_cluster(monkeypatch: Any) -> None:
+    """Ctrl-C while workers clean up; the program may be a notebook, which goes on."""
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    pool = pool_of(FaultyJob())
+    pool.start(0, worker_id=0)
+    TestRay().collect(pool, lambda heard: len(heard) == 1)
+    monkeypatch.setattr(pool, "_join_listeners", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    names = {each.name.rstrip("0123456789") for each in threading.enumerate()}
+    assert names.isdisjoint({"forebay-monitor", "forebay-listener-"})
+    assert auto_init_hook.enable_auto_connect, "calls to Ray connect by themselves again"
 
 
 def host_lost_by(error: Exception) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clusters import start_driver, until, zygotes
+from clusters import STORE_BYTES, start_cluster, start_driver, stop_cluster, until, zygotes
 from driving import finish, make_inputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -115,3 +115,53 @@ def test_the_process_outlives_leaving_the_cluster(cluster, tmp_path):
     assert code == 0, err
     assert out.splitlines() == 6 * ["the Ray cluster is gone: Ray was shut down"]
     until(lambda: not zygotes())
+
+
+JOINED = """
+import os, threading, time
+from pathlib import Path
+import ray, forebay
+
+here = Path(__file__).parent
+ray.init(log_to_driver=False)
+
+class Numbers:
+    "On a node that joins later it takes until it is let go to load them."
+    def __len__(self): return 400
+    def __getitem__(self, index): return index
+    def __getstate__(self): return {"here": here}
+    def __setstate__(self, state):
+        seen = state["here"] / os.environ["RAY_RAYLET_PID"]
+        if (state["here"] / "begun").exists() and not seen.exists():
+            (state["here"] / "checked").touch()
+            while not (state["here"] / "go").exists():
+                time.sleep(0.01)
+        seen.touch()
+
+loader = forebay.DataLoader(Numbers(), 4, num_workers=1, backend="ray")
+batches = iter(loader)
+next(batches)
+(here / "begun").touch()
+monitor = next(each for each in threading.enumerate() if each.name == "forebay-monitor")
+while not (here / "checked").exists():
+    time.sleep(0.01)
+loader.close()
+ray.shutdown()
+monitor.join()
+print(ray.is_initialized())
+(here / "go").touch()
+"""
+
+
+def test_no_check_of_a_node_joins_the_cluster_again(tmp_path, shared):
+    """A node that joins is being checked when the loader is closed, and Ray shut down."""
+    shared.stop()
+    own = start_cluster(1)
+    try:
+        driver = start_driver(own, JOINED, tmp_path)
+        until((tmp_path / "begun").exists)
+        own.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        code, out, err = finish(driver)
+    finally:
+        stop_cluster(own)
+    assert (code, out, err.count("a node that joined")) == (0, "False\n", 0), err

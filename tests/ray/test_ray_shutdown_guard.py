@@ -68,6 +68,23 @@ def test_a_shutdown_does_not_wait_for_ever(monkeypatch):
     inside.end()
 
 
+def test_a_call_does_not_wait_for_ever_for_a_connection(monkeypatch):
+    """If nodes do not answer, that may take minutes; the cluster from before is gone anyway."""
+    monkeypatch.setattr("forebay.engine.pools.ray.shutdown_guard.PATIENCE_S", 0.01)
+    own = ShutdownGuard(threading.RLock())
+    connecting = Call(lambda: own)
+    assert connecting.came.wait(PATIENCE_S)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match=r"another thread has .* for 0\.01 s"):
+            with own.held():
+                pass
+    patient = Call(lambda: own.held(however_long=True))
+    assert not patient.came.is_set()
+    connecting.end()
+    assert patient.came.wait(PATIENCE_S)
+    patient.end()
+
+
 def test_no_call_begins_during_a_shutdown():
     """They wait for its end; what it runs itself, a finalizer say, does not."""
     own = ShutdownGuard(threading.RLock())

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from forebay.engine.pools.ray.nodes import Node
@@ -27,14 +27,18 @@ _START_ONE = (
 )
 # How long an address may take to accept a connection.
 CONNECT_S = 10.0
-# How many pools forbid implicit connections now.
-_guards = 0
-_guards_lock = threading.Lock()
+# How many pools use the connection, and its `session` if the cluster was started for them.
+_pools = 0
+_ours: tuple[str, str] | None = None
 _was_automatic = True
+_joining = threading.RLock()  # a finalizer may close a pool within
 
 
-def join(address: str | None, say: Callable[[str], None]) -> bool:
-    """Connect to a cluster; return whether one was started for it here.
+def join(address: str | None, say: Callable[[str], None]) -> None:
+    """Connect to a cluster for a pool, which must `leave` it.
+
+    Until the last pool has left, no call to Ray joins or starts a cluster implicitly. Otherwise a
+    call in one of forebay's threads would do so after the user has shut Ray down.
 
     Args:
         address: Where it is; None for the one that this process is connected to, the one that
@@ -42,11 +46,61 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
         say: Called with a line for the user.
 
     Raises:
-        OptionError: Ray is not installed, nothing answers at the address, or it refuses us.
+        OptionError: Ray is not installed, nothing answers at the address, it refuses us, or this
+            process is connected to another cluster.
     """
+    global _pools, _ours, _was_automatic  # noqa: PLW0603 - Ray's connection is global, too
     ray = _ray()
-    if ray.is_initialized():
-        return False
+    with _joining:  # of two threads, the second joins what the first has started
+        if not _pools:
+            _was_automatic = set_auto_connect(False)
+        _pools += 1
+        try:
+            if ray.is_initialized():
+                _check_connection(address)
+            else:
+                _ours = None
+                if _connect(address, say):
+                    _ours = session()
+        except BaseException:
+            leave()
+            raise
+
+
+def leave() -> None:
+    """Leave the cluster; the last pool shuts it down if `join` has started it."""
+    global _pools, _ours  # noqa: PLW0603 - Ray's connection is global, too
+    with _joining:
+        _pools -= 1
+        if _pools:
+            return
+        set_auto_connect(_was_automatic)
+        ours, _ours = _ours, None
+        if ours is not None:
+            with suppress(ConnectionError):  # the user has shut it down
+                if session() == ours:
+                    _ray().shutdown()
+
+
+def _check_connection(address: str | None) -> None:
+    """Raise OptionError if this process is connected to another cluster than the one at `address`.
+
+    Only an address with a port can be compared.
+    """
+    here = _ray().get_runtime_context().gcs_address
+    if address is None or "://" in address or not _port_of(address):
+        return
+    if _resolved(address) != _resolved(here):
+        raise OptionError(
+            f"this process is connected to the Ray cluster at {here!r}, not at {address!r}\n"
+            "  Nothing was started. Leave the address out to use that cluster, or call "
+            "ray.shutdown() first."
+        )
+
+
+def _connect(address: str | None, say: Callable[[str], None]) -> bool:
+    """Connect to a cluster; return whether one was started for it here."""
+    ray = _ray()
     options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}
     at, whose = _lookup(address)
     missing = "no Ray cluster was found"
@@ -60,7 +114,7 @@ def join(address: str | None, say: Callable[[str], None]) -> bool:
             if address is not None or whose == _BY_ENVIRONMENT:
                 raise OptionError(f"{missing}: {first_line(error)}\n{_START_ONE}") from error
         else:
-            _connect(address or _AUTO, at, options)
+            _connect_to(address or _AUTO, at, options)
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
     ray.init(_LOCAL, include_dashboard=False, **options)
@@ -93,7 +147,7 @@ def _lookup(address: str | None) -> tuple[str | None, str]:
         return address, ""
 
 
-def _connect(address: str, at: str, options: dict[str, Any]) -> None:
+def _connect_to(address: str, at: str, options: dict[str, Any]) -> None:
     try:
         _ray().init(address, **options)
     except (OSError, ValueError, RuntimeError) as error:
@@ -102,26 +156,6 @@ def _connect(address: str, at: str, options: dict[str, Any]) -> None:
             "  Nothing was started. It must run the same Ray as this process. "
             "forebay.Ray(address='local') works on this machine alone."
         ) from error
-
-
-def leave(was_started: bool) -> None:
-    """Shut Ray down if `join` started the cluster (it returned True)."""
-    if was_started and _ray().is_initialized():
-        _ray().shutdown()
-
-
-def forbid_auto_connect(on: bool) -> None:
-    """Keep calls to Ray from joining or starting a cluster implicitly, or end that (`on=False`).
-
-    A call in one of forebay's threads would otherwise do so after the user has shut Ray down.
-    """
-    global _guards, _was_automatic  # noqa: PLW0603 - Ray's switch is global, too
-    with _guards_lock:
-        if on and not _guards:
-            _was_automatic = set_auto_connect(False)
-        _guards += 1 if on else -1
-        if not _guards:
-            set_auto_connect(_was_automatic)
 
 
 @contextmanager
@@ -137,10 +171,15 @@ def up() -> Iterator[None]:
         yield
 
 
-def session() -> str | None:
-    """Return an ID of this connection to a cluster; None if there is none."""
-    ray = _ray()
-    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
+def session() -> tuple[str, str]:
+    """Return an ID of this connection to a cluster: jobs of each cluster count from 1.
+
+    Raises:
+        ConnectionError: Ray is not connected.
+    """
+    with up():
+        here = _ray().get_runtime_context()
+        return here.get_node_id(), here.get_job_id()
 
 
 def nodes() -> list[Node]:
@@ -170,9 +209,30 @@ def nodes() -> list[Node]:
 
 def _check_port(address: str) -> None:
     """Raise OSError if nothing listens at an address; Ray itself would retry for minutes."""
+    port = _port_of(address)
+    if port and "://" not in address:
+        socket.create_connection((_host_of(address), port), CONNECT_S).close()
+
+
+def _port_of(address: str) -> int:
+    """Return the port of an address; 0 if it has none."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "://" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    return int(port) if host and port.isdecimal() else 0
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    """Return an address with the IP address of its host, as Ray names this machine."""
+    try:
+        host = socket.gethostbyname(_host_of(address))
+    except OSError:
+        host = _host_of(address)
+    if host.startswith("127."):
+        host = _ray().util.get_node_ip_address()
+    return host, _port_of(address)
 
 
 def _summary(ray: Any) -> str:

@@ -83,7 +83,8 @@ def listen(
             if ahead >= 0:
                 # One message of each worker at a time: others would fill the local object store,
                 # and the batch that is needed next might not fit.
-                message.taken.wait()
+                while not (message.taken.wait(CALL_S) or closed.is_set()):
+                    pass
         why, external = "its host ended", True
     except ray.exceptions.OutOfMemoryError as error:
         # Ray's memory monitor chooses by age, not by use, and may kill several at once.
@@ -94,8 +95,7 @@ def listen(
         external = False
     except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
         why, external = f"its host was lost: {cluster.first_line(error)}", True
-    finally:
-        with shutdown_guard().held():
-            stream = reference = None
     if not closed.is_set():
         report(HostEnded(number, Failure("crash", "WorkerDiedError", why), external))
+    with shutdown_guard().held(however_long=True):
+        stream = reference = None

@@ -99,7 +99,7 @@ class ClusterMonitor:
         new = [node for node in nodes if node.id not in known and fitting(node.total, self._need)]
         if not new:
             return {}
-        refused = check_nodes(new, self._check, self._environment)
+        refused = check_nodes(new, self._check, self._environment, self._over)
         self._bad.update(refused)
         self._good.update(node.id for node in new if node.id not in refused)
         return refused

@@ -12,14 +12,18 @@ import os
 import pickle
 import secrets
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from forebay.engine.pools.ray import cluster
 from forebay.engine.pools.ray.nodes import Node
 from forebay.engine.pools.ray.shipping import find_in, leave_out
+from forebay.engine.pools.ray.shutdown_guard import CALL_S
 from forebay.errors import ForebayError, OptionError, OutputError
 
 # How long a node may take to answer; importing a large library from a slow disk takes a while.
@@ -60,7 +64,7 @@ class NodeFacts:
 
 
 def check_nodes(
-    nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any]
+    nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any], over: threading.Event
 ) -> dict[str, ForebayError]:
     """Check nodes, all at the same time.
 
@@ -68,9 +72,13 @@ def check_nodes(
         nodes: Which nodes.
         check: What is checked.
         options: Further options of the task, such as its runtime environment.
+        over: Set when nobody needs the answers any more.
 
     Returns:
         An error for each node that fails, by its ID.
+
+    Raises:
+        ConnectionError: Ray was shut down.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -81,22 +89,29 @@ def check_nodes(
     if name is not None:
         _write(name, nonce)
     try:
-        shared = ray.put(check)
-        inspect: Any = ray.remote(inspect_node)
-        answers = [
-            inspect.options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-                **options,
-            ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
-            for node in nodes
-        ]
-        ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
-        verdicts = [
-            _verdict(ray, node, answer, check, nonce)
-            for node, answer in zip(nodes, answers, strict=True)
-        ]
+        with cluster.up():
+            shared: Any = ray.put(check)
+            inspect: Any = ray.remote(inspect_node)
+            answers: Any = [
+                inspect.options(
+                    num_cpus=0,
+                    max_retries=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                    **options,
+                ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
+                for node in nodes
+            ]
+        until = time.monotonic() + PATIENCE_S
+        waiting = answers
+        while waiting and not over.is_set() and time.monotonic() < until:
+            with cluster.up():
+                _, waiting = ray.wait(answers, num_returns=len(answers), timeout=CALL_S)
+        with cluster.up():
+            verdicts = [
+                _verdict(ray, node, answer, check, nonce)
+                for node, answer in zip(nodes, answers, strict=True)
+            ]
+            shared = waiting = answers = None
     finally:
         if name is not None:
             _remove(name)
@@ -159,7 +174,12 @@ def _verdict(
     try:
         seen: NodeFacts = ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
-        return OptionError(f"node {node.name} did not answer within {PATIENCE_S:g} s")
+        return OptionError(
+            f"node {node.name} did not answer within {PATIENCE_S:g} s\n"
+            "  It was asked to load the work and to look at the folders. If it still installs its "
+            "runtime environment, make the same call again later; otherwise see Ray's logs there, "
+            "or stop Ray on that node."
+        )
     except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
         return OptionError(
             f"node {node.name} cannot run forebay: {str(error).strip().splitlines()[-1]}\n"

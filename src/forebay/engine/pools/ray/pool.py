@@ -52,7 +52,7 @@ from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.nodes import capacity, place, why_waiting
 from forebay.engine.pools.ray.shutdown_guard import shutdown_guard
 from forebay.engine.pools.worker import failure_of
-from forebay.errors import WorkerDiedError
+from forebay.errors import OptionError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
 
@@ -147,11 +147,10 @@ class RayPool(Pool):
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
-        self._started_cluster = cluster.join(where.address, say)
+        cluster.join(where.address, say)
         import ray
 
         self._ray = ray
-        self._node = ray.get_runtime_context().get_node_id()
         self._say = say
         self._where = where
         self._need = worker_resources(where)
@@ -173,25 +172,25 @@ class RayPool(Pool):
         self._gone: str | None = None
         self._closed = threading.Event()
         self._owner = os.getpid()
-        cluster.forbid_auto_connect(True)
-        try:
-            self._monitor = ClusterMonitor(where, check, self._messages.put)
-        except BaseException:
-            self._leave()
-            raise
-        self._nodes = self._monitor.nodes
-        self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
-        remote: Any = ray.remote
-        self._actor = remote(concurrency_groups={"orders": 1})(Host)
         # Ray has no fractions above one, and a host's GPUs would be visible to all its workers.
         whole = all(float(each).is_integer() for each in self._need.values())
         self._is_shared = hosting.is_shared and whole and not where.num_gpus
         self._collect_s_of = hosting.collect_s
-        self._adapt()
-        self._hosting: Any = ray.put(hosting)
+        self._monitor: ClusterMonitor | None = None
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
         # handlers run in reverse order, so this one runs before Ray's.
         atexit.register(self.close)
+        try:
+            self._actor = _actor_of(where)
+            self._node = ray.get_runtime_context().get_node_id()
+            self._monitor = ClusterMonitor(where, check, self._messages.put)
+            self._nodes = self._monitor.nodes
+            self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
+            self._adapt()
+            self._hosting: Any = ray.put(hosting)
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, incarnation: int, worker_id: int) -> None:
         """Have `wait` place the worker on a node; it waits longer if there is no room."""
@@ -281,18 +280,21 @@ class RayPool(Pool):
         if self._closed.is_set() or os.getpid() != self._owner:
             return  # in a fork of the driver: the hosts belong to the driver
         self._closed.set()
-        for number in self._hosts:
-            self._order(number, "close")
-        self._join_listeners(CLOSE_S)
-        for host in self._hosts.values():
-            self._kill(host)
-        self._join_listeners(CLOSE_S)
-        with shutdown_guard().held():
-            self._hosts.clear()
-            self._hosting = self._receiver = None  # which may hold memory
-        self._monitor.close(CLOSE_S)
-        atexit.unregister(self.close)
-        self._leave()
+        try:
+            for number in self._hosts:
+                self._order(number, "close")
+            self._join_listeners(CLOSE_S)
+        finally:  # also if Ctrl-C ends that wait
+            for host in self._hosts.values():
+                self._kill(host)
+            self._join_listeners(CLOSE_S)
+            with suppress(ConnectionError), shutdown_guard().held():
+                self._hosts.clear()
+                self._hosting = self._receiver = None  # which may hold memory
+            if self._monitor is not None:
+                self._monitor.close(CLOSE_S)
+            atexit.unregister(self.close)
+            cluster.leave()
 
     def _join_listeners(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
@@ -303,10 +305,6 @@ class RayPool(Pool):
                     if isinstance(message, Message):
                         message.taken.set()
                 host.listener.join(0.01)
-
-    def _leave(self) -> None:
-        cluster.forbid_auto_connect(False)
-        cluster.leave(self._started_cluster)
 
     # ---- placing workers -----------------------------------------------------------------------
 
@@ -361,8 +359,6 @@ class RayPool(Pool):
                     num_cpus=where.num_cpus * room,
                     num_gpus=where.num_gpus * room,
                     resources={name: each * room for name, each in (where.resources or {}).items()},
-                    max_restarts=0,
-                    max_task_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                     **environment_of(where),
                 ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
@@ -478,7 +474,7 @@ class RayPool(Pool):
         deaths: list[Event] = []
         for incarnation in sorted(host.workers) if host is not None else ():
             # A host that was killed because this worker hung does not count as lost.
-            external = ended.external and not self._members.pop(incarnation).hangs
+            external = not self._members.pop(incarnation).hangs and ended.external
             maybe_external = not ended.external
             death = WorkerDied(incarnation, ended.failure, external, maybe_external)
             assert host is not None
@@ -533,3 +529,28 @@ class RayPool(Pool):
 
     def _within(self, count: int) -> int:
         return count if self._most is None else min(count, self._most)
+
+
+def _actor_of(where: Ray) -> Any:
+    """Return the class of hosts as an actor's; have Ray check what each of them will ask for.
+
+    Raises:
+        OptionError: Ray refuses that.
+    """
+    import ray
+
+    remote: Any = ray.remote
+    actor = remote(concurrency_groups={"orders": 1}, max_restarts=0, max_task_retries=0)(Host)
+    try:
+        actor.options(
+            num_cpus=where.num_cpus,
+            num_gpus=where.num_gpus,
+            resources=dict(where.resources or {}),
+            **environment_of(where),
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"Ray refuses the settings of a worker: {cluster.first_line(error)}\n"
+            f"  Nothing was started. They were: {where!r}"
+        ) from error
+    return actor
