@@ -272,8 +272,14 @@ class Position:
                     "  Make the loader with the dataset as it was, or load a state of an "
                     "epoch's end."
                 )
-        counts_samples = self.counts_samples or bool(differing)
-        return replace(self, made_with=now, length=length, counts_samples=counts_samples)
+        return replace(
+            self,
+            made_with=now,
+            length=length,
+            counts_samples=self.counts_samples or bool(differing),
+            # With fewer workers it may be the turn of one that does not exist.
+            next_worker=self.next_worker if was.num_workers == now.num_workers else 0,
+        )
 
     def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
         old, new = getattr(self.made_with, name), getattr(now, name)
