@@ -173,6 +173,7 @@ class Position:
         samplers: Any = [] if self.sampler is None else self.sampler
         is_known = (
             made.kind in list(KINDS)
+            and self.next_worker < max(made.num_workers, 1)
             and all(type(flag) is bool for flag in flags)
             and isinstance(values.generator, str | None)
             and type(values.seed) in (int, type(None))
@@ -232,8 +233,14 @@ class Position:
         if "length" in differing:
             length = length or was.length or 0
             self._check_length(length, now.length or 0, may_resize)
-        counts_samples = self.counts_samples or bool(differing)
-        return replace(self, made_with=now, length=length, counts_samples=counts_samples)
+        return replace(
+            self,
+            made_with=now,
+            length=length,
+            counts_samples=self.counts_samples or bool(differing),
+            # With fewer workers it may be the turn of one that does not exist.
+            next_worker=self.next_worker if was.num_workers == now.num_workers else 0,
+        )
 
     def _check_same(self, now: MadeWith, seed: int | None) -> None:
         """Raise an error if the loader differs in what no resume can change."""
