@@ -328,7 +328,7 @@ def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
     with pytest.raises(OptionError, match="one of 3"):
         DataLoader(Squares(9), world_size=4)
     monkeypatch.setenv(next(name for name in environment if name.endswith(("K", "D"))), "3")
-    with pytest.raises(OptionError, match="no rank"):
+    with pytest.raises(OptionError, match="not a rank"):
         DataLoader(Squares(9), world_size="auto")
 
 
