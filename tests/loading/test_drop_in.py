@@ -35,7 +35,6 @@ EXCLUSIVE = (
 )
 INVALID = {
     "negative workers": ({"num_workers": -1}, ValueError, "num_workers option should be non-neg"),
-    "workers as text": ({"num_workers": "2"}, TypeError, "not supported between"),
     "negative timeout": ({"timeout": -1}, ValueError, "timeout option should be non-negative"),
     "prefetch without workers": (
         {"prefetch_factor": 2},

@@ -168,11 +168,10 @@ def test_a_worker_that_kills_itself_changes_nothing(way, tmp_path):
     """Its batch is made once more, with the same seeds."""
     (expected,) = epochs_of(DataLoader(Noisy(COUNT), batch_size=2, shuffle=True, seed=9), 1)
     dataset = Lethal(COUNT, 11, tmp_path)
-    loader = DataLoader(dataset, batch_size=2, shuffle=True, seed=9, **WAYS[way])
-    (batches,) = epochs_of(loader, 1)
-    assert dataset.trace.exists()
-    until(lambda: loader.statistics().restarts == 1)  # the batch may be one of the next epoch
-    assert_same(batches, expected)
+    with DataLoader(dataset, batch_size=2, shuffle=True, seed=9, **WAYS[way]) as loader:
+        assert_same(list(loader), expected)
+        assert dataset.trace.exists()
+        until(lambda: loader.statistics().restarts == 1)  # the batch may be of the next epoch
 
 
 @pytest.mark.slow
