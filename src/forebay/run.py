@@ -22,7 +22,7 @@ from forebay.jobs.outputs.commits import Commits
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe import machine
-from forebay.observe.event_log import log_failed
+from forebay.observe.event_log import log, log_failed
 from forebay.observe.progress import Progress, note
 from forebay.observe.run_diagnosis import RunTimes
 from forebay.observe.run_trace import RunTrace
@@ -66,7 +66,7 @@ def workers_for(
     from forebay.engine.pools.ray.shipping import shipped
 
     work = shipped(job)
-    say = note if options.progress else _say_nothing
+    say = note if options.progress else log.warning
     check = NodeCheck(work, shared, inputs)
     hosts = RayPool(PlainHosting(work), cluster, check, options.num_workers, say=say)
     return hosts, hosts.num_workers
@@ -78,10 +78,6 @@ def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
         return None
     pids = pool.living_pids if isinstance(pool, ProcessPool) else None
     return RunTuning(int(options.num_workers), pids, time.monotonic())
-
-
-def _say_nothing(text: str) -> None:
-    """Do nothing: the user asked for no progress."""
 
 
 def run(

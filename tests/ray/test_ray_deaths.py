@@ -211,6 +211,19 @@ def test_it_says_what_it_waits_for_and_goes_on(tmp_path, capsys, monkeypatch):
         assert going.end().done == 6
 
 
+def test_without_progress_the_log_says_what_it_waits_for(tmp_path, caplog, monkeypatch):
+    """Otherwise a run that no node has room for would hang in silence."""
+    monkeypatch.setattr(pools, "SAY_S", 0.5)
+    inputs = make_inputs(tmp_path / "in", 6)
+    with cluster_of(1) as cluster:
+        disk = forebay.Ray(resources={"disk": 1})
+        options = {"backend": disk, "progress": False}
+        going = Threaded(lambda: forebay.preprocess(copy, inputs, tmp_path / "out", **options))
+        until(lambda: "1 worker waits for room on the cluster" in caplog.text)
+        add_node(cluster, resources={"disk": 1})
+        assert going.end().done == 6
+
+
 def take_room(node):
     """Have another program's actor take all resources of a node."""
 

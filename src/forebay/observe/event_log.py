@@ -1,6 +1,7 @@
 """The logger "forebay": deaths and replacements of workers, and failures, as they happen.
 
-    WARNING   a worker died or was killed; an input, a batch or a sample failed
+    WARNING   a worker died or was killed; an input, a batch or a sample failed; with
+              `progress=False`, what a run on a Ray cluster waits for
     INFO      a worker was replaced; a task is tried again; a run begins or ends; the number of
               workers changed (`num_workers="auto"`)
 
