@@ -521,10 +521,10 @@ def test_only_what_followed_the_last_change_of_the_workers_counts():
         for _ in loader:
             pass
         before = loader.diagnose().evidence["steps"]
-        changed_at = loader._trace.steps[-40].asked_at
-        loader._trace.decisions.append((changed_at, "one worker more"))
+        trace = loader._loader_progress.trace
+        trace.decisions.append((trace.steps[-40].asked_at, "one worker more"))
         assert LEAST_STEPS < loader.diagnose().evidence["steps"] < before
-        loader._trace.decisions.append((loader._trace.steps[-5].asked_at, "and one more"))
+        trace.decisions.append((trace.steps[-5].asked_at, "and one more"))
         assert "steps were measured since the number of workers changed" in str(loader.diagnose())
 
 

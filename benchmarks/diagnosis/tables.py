@@ -167,7 +167,7 @@ def _overhead(quick: bool) -> None:
         name: DataLoader(Tiny(), batch_size=4, num_workers=2, persistent_workers=True)
         for name in ("usual", "silent")
     }
-    loaders["silent"]._trace = SilentTrace()
+    loaders["silent"]._loader_progress.trace = SilentTrace()
     seconds: dict[str, list[float]] = {name: [] for name in loaders}
     for turn in range((QUICK_ROUNDS if quick else TINY_ROUNDS) + 1):
         for name in sorted(loaders, reverse=bool(turn % 2)):

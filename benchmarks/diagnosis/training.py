@@ -43,7 +43,7 @@ def train(planting: Planting, seed: int, advice: Mapping[str, Any] | None = None
                     asked = time.perf_counter()
                     spent.append(asked - got)
             diagnosis = loader.diagnose()
-            trace = loader._trace
+            trace = loader._loader_progress.trace
     rate = (len(got_at) - 1 - FIRST) / (got_at[-1] - got_at[FIRST])
     made = [each.ended_at for each in trace.batches]
     return Measured(rate, waits, spent, diagnosis, _readiness(made, got_at))

@@ -3,14 +3,15 @@
     DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
 Long because the public class and its documentation are in one file. The implementation is in
-`loading/`: `settings.py` derives settings from the arguments, `pipeline.py` connects the parts.
+`loading/`: `settings.py` derives settings from the arguments, `loader_progress.py` holds what
+changes from batch to batch, `pipeline.py` connects the parts.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -22,22 +23,13 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
-from forebay.failures import Failure, FailureLog
+from forebay.failures import Failure
 from forebay.loading.checks import check, check_worker_method
 from forebay.loading.frameworks import torch_init
 from forebay.loading.iterators import BatchIterator
-from forebay.loading.loader_facts import LiveLoader, report_of
-from forebay.loading.loader_progress import (
-    diagnosis_of,
-    mask_of,
-    position_of,
-    restore_states,
-    reweighted,
-    setup_of,
-    statistics_of,
-)
+from forebay.loading.loader_facts import LiveLoader, diagnosis_of, report_of, setup_of
+from forebay.loading.loader_progress import LoaderProgress, restore_states
 from forebay.loading.pipeline import Pipeline
-from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.replay import replayed
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan
@@ -47,7 +39,6 @@ from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
-from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 
@@ -184,12 +175,6 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
-        self._trace = Trace()
-        self._failures = FailureLog()
-        self._pipeline: Pipeline | None = None  # of the last iteration
-        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-        self._resumed: Position | None = None  # where the next iteration begins, if loaded
-        self._next_epoch = 0
         arguments: Any = (
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
             *(pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
@@ -205,13 +190,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         check(Settings(self))
         is_plain = self._by_torchs_rules and self.buffer is None
         samplers = None if self._by_torchs_rules else super()._index_sampler
-        self._recorders = SetEpochRecorders(samplers, None if is_plain else dataset)
+        recorders = SetEpochRecorders(samplers, None if is_plain else dataset)
+        self._loader_progress = LoaderProgress(recorders)
 
     # ---- iterating -----------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
-        if not self._keeps_iterator:
+        if not Settings(self).keeps_iterator:
             return self._get_iterator()
         if self._iterator is None:
             self._iterator = self._get_iterator()
@@ -223,43 +209,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Return a new iterator; libraries and subclasses call this, too."""
         if not Settings(self).is_local:
             self.check_worker_number_rationality()
-        return BatchIterator(self)
-
-    def _begin_epoch(
-        self, iterator: BatchIterator, draw: Callable[[], None], is_new: bool
-    ) -> tuple[Pipeline, Planner]:
-        """Begin an epoch, or continue from a loaded state, for an iterator."""
-        settings = Settings(self)
-        if is_new:
-            pipeline = self._get_pipeline(is_new=self._by_torchs_rules)
-        else:  # a persistent iterator continues with its own workers
-            pipeline = self._pipeline = iterator.pipeline
-        position = self._resumed
-        if position is None:
-            epoch = self._next_epoch
-            origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
-            position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
-        try:
-            planner = pipeline.begin(settings, position, iterator, draw, is_new=is_new)
-        except BaseException:
-            pipeline.close()  # it may be inconsistent
-            raise
-        self._resumed, self._next_epoch = None, position.epoch + 1
-        return pipeline, planner
-
-    def _get_pipeline(self, *, is_new: bool) -> Pipeline:
-        if self._pipeline is None or is_new:
-            self._pipeline = Pipeline(Settings(self), self._recorders, self._trace)
-            self._pipelines.add(self._pipeline)
-            publication = self._trace.publication
-            if publication.publisher is None:
-                publication.begin(LiveLoader(self), time.perf_counter() + PUBLISH_S)
-        return self._pipeline
-
-    @property
-    def _keeps_iterator(self) -> bool:
-        """Whether one iterator serves all epochs, as in torch if workers persist."""
-        return self._by_torchs_rules and self.num_workers > 0 and Settings(self).keeps_workers
+        publication = self._loader_progress.trace.publication
+        if publication.publisher is None:
+            shown = LiveLoader(self, self._loader_progress)
+            publication.begin(shown, time.perf_counter() + PUBLISH_S)
+        return BatchIterator(self, self._loader_progress)
 
     @property
     def _index_sampler(self) -> Any:
@@ -277,10 +231,7 @@ class DataLoader(TorchDataLoader[_T_co]):
     @property
     def epoch(self) -> int:
         """The current epoch; after its last batch, or before the first iteration, the next one."""
-        pipeline = self._pipeline
-        if self._resumed is not None or pipeline is None or pipeline.planner is None:
-            return self._next_epoch
-        return pipeline.planner.epoch + (not pipeline.planner.has_next())
+        return self._loader_progress.epoch
 
     @property
     def mask(self) -> torch.Tensor:
@@ -291,23 +242,24 @@ class DataLoader(TorchDataLoader[_T_co]):
         Raises:
             OptionError: No batch was returned yet.
         """
-        return mask_of(self._pipeline)
+        return self._loader_progress.mask()
 
     @property
     def failures(self) -> list[Failure]:
         """The samples that were left out so far (`on_error="skip"`), in order: the first 1,000."""
-        return list(self._failures)
+        return list(self._loader_progress.failures)
 
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
-        return statistics_of(self, self._pipelines, self._trace, self._failures.total)
+        return self._loader_progress.statistics(Settings(self))
 
     def diagnose(self) -> Diagnosis:
         """Return why training waits, and what to change: `print(loader.diagnose())`.
 
         It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
         """
-        return diagnosis_of(self._trace, setup_of(self, Settings(self), self._trace))
+        trace = self._loader_progress.trace
+        return diagnosis_of(trace, setup_of(Settings(self), trace))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
@@ -324,7 +276,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: There is a file that is not a report; it was left as it is.
             OSError: The file cannot be written.
         """
-        return report_of(self, self._trace, self._failures.total, path)
+        return report_of(Settings(self), self._loader_progress, path)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -354,7 +306,7 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "state_dict() is not possible with in_order=False: which batches are left depends "
                 "on how fast the workers were\n  Leave in_order=True, or set a seed."
             )
-        return (self._resumed or position_of(self, Settings(self))).to_state()
+        return self._loader_progress.position(Settings(self)).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from `state`: the next iteration returns the rest of that epoch.
@@ -380,13 +332,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         )
         restore_states(self.dataset, settings.index_sampler, position)
         self.close()
-        if self._pipeline is not None:
-            self._pipeline.reader = None
-        self._pipeline = None
         if not settings.is_iterable:  # nothing depends on the old seed any more
             self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
-        self._recorders.restore(position.set_epoch)
-        self._resumed, self._next_epoch = position, position.epoch
+        self._loader_progress.resume(position)
 
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Rebuild one batch in this process, for debugging, without affecting the iteration.
@@ -403,9 +351,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
-        settings = Settings(self)
-        pipeline = self._pipeline or Pipeline(settings, self._recorders, self._trace)
-        return replayed(pipeline, settings, self._resumed, epoch, batch)
+        settings, progress = Settings(self), self._loader_progress
+        pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
+        return replayed(pipeline, settings, progress.resumed, epoch, batch)
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -417,8 +365,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         iterable dataset, or of a dataset with threads or `persistent_workers=True`. Other changes
         of attributes, lengths and tensors are detected.
         """
-        for pipeline in self._pipelines:
-            pipeline.refresh()
+        self._loader_progress.refresh()
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of a mixture, starting with the next batch.
@@ -435,17 +382,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         if not isinstance(self.dataset, MixedDataset):
             raise OptionError("set_weights() is for a dataset made by forebay.mix()")
         checked = checked_weights(weights, tuple(self.dataset.datasets))
-        pipeline = self._get_pipeline(is_new=False)
-        if self._resumed is None:
-            pipeline.set_weights(checked)
-        else:
-            self._resumed = reweighted(self._resumed, pipeline.mixture, checked)
+        self._loader_progress.set_weights(Settings(self), checked)
 
     def close(self) -> None:
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
-        for pipeline in list(self._pipelines):
-            pipeline.close()
-        self._trace.publication.remove()
+        self._loader_progress.close()
         self._iterator = None
 
     # ---- object protocol -----------------------------------------------------------------------
@@ -456,19 +397,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_pipelines", "_iterator", "_trace"))
-        epoch = 0 if self._resumed is None else self._resumed.epoch
-        made = {"_failures": FailureLog(), "_next_epoch": epoch}
-        return {**self.__dict__, **fresh, **made}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the attributes of a copy."""
-        self.__dict__.update(state)
-        self._pipelines, self._trace = weakref.WeakSet(), Trace()
+        return {
+            **self.__dict__,
+            "_iterator": None,
+            "_loader_progress": copy.copy(self._loader_progress),
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
-        if name in _FIXED and "_recorders" in self.__dict__:
+        if name in _FIXED and "_loader_progress" in self.__dict__:
             kind = type(self).__name__
             raise ValueError(f"{name} attribute should not be set after {kind} is initialized")
         super().__setattr__(name, value)
@@ -483,6 +420,6 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __del__(self) -> None:
         """Stop the workers."""
-        pipeline = getattr(self, "_pipeline", None)
-        if pipeline is not None and not self._by_torchs_rules:
-            pipeline.close()
+        progress = self.__dict__.get("_loader_progress")
+        if progress is not None and progress.pipeline is not None and not self._by_torchs_rules:
+            progress.pipeline.close()

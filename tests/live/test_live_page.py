@@ -64,12 +64,12 @@ class Slow(Dataset):
 def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
     """Not ten seconds after there were too few."""
     with DataLoader(Slow(), num_workers=0) as loader:
-        show, batches = LiveLoader(loader), iter(loader)
+        show, batches = LiveLoader(loader, loader._loader_progress), iter(loader)
         seen = []
         for count in (3, 4 * LEAST_STEPS):
             for _ in range(count):
                 next(batches)
-            show(loader._trace)
+            show(loader._loader_progress.trace)
             (path,) = [each for each in folder.iterdir() if each.suffix == ".page"]
             seen.append(read_page(str(path))["verdict"])
     assert "too little" in seen[0]

@@ -202,7 +202,7 @@ def test_a_slow_head_holds_nobody_up(gate, tmp_path):
         iterator = iter(loader)
         assert [next(iterator).item() for _ in range(5)] == list(range(5))
         # Batch 5 waits at the gate; also what was given to its worker is made by the other one.
-        until(lambda: loader._pipeline.feed._engine._flow.counts[State.READY] >= 10)
+        until(lambda: loader._loader_progress.pipeline.feed._engine._flow.counts[State.READY] >= 10)
         gate.open()
         assert [batch.item() for batch in iterator] == [5]
         assert [batch.item() for batch in loader] == list(range(6))
@@ -235,7 +235,7 @@ def test_it_outlives_the_loop_and_not_the_loader():
     assert len(list(loader)) == 4
     until(lambda: loader.statistics().ready_batches == 3)
     loader.close()
-    assert loader._pipeline.feed is None
+    assert loader._loader_progress.pipeline.feed is None
     assert len(list(loader)) == 4
     loader.close()
 

@@ -41,7 +41,7 @@ def test_batches_lie_in_the_folder_and_are_the_same(tmp_path, method):
     """Nobody sees the file in it."""
     with loader_on(tmp_path, multiprocessing_context=method) as loader:
         batches = list(loader)
-        file = os.fstat(loader._pipeline.feed._slots.slab.fileno())
+        file = os.fstat(loader._loader_progress.pipeline.feed._slots.slab.fileno())
         assert file.st_dev == os.stat(tmp_path).st_dev
         assert file.st_blocks * 512 >= 12 * MIB
         assert os.listdir(tmp_path) == []
@@ -86,12 +86,11 @@ def test_a_disk_with_room_again_is_used_again(small_disk):
     with loader_on(small_disk) as loader:
         with pytest.warns(RuntimeWarning, match="the buffer's disk is full"):
             kept = list(loader)
-        assert sum(lies_in(loader._pipeline.feed._slots.slab, batch) for batch in kept) <= 4
+        slab = loader._loader_progress.pipeline.feed._slots.slab
+        assert sum(lies_in(slab, batch) for batch in kept) <= 4
         del kept
         # The second epoch may have been made before that; the third was made after it.
-        assert any(
-            lies_in(loader._pipeline.feed._slots.slab, batch) for _ in range(2) for batch in loader
-        )
+        assert any(lies_in(slab, batch) for _ in range(2) for batch in loader)
 
 
 def lies_in(slab, tensor):

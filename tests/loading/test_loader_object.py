@@ -101,7 +101,7 @@ def test_a_kept_batch_keeps_its_own_memory_alone():
     iterator = iter(loader)
     kept = next(iterator)
     until(lambda: loader.statistics().ready_batches >= 15)
-    descriptor = os.dup(loader._pipeline.feed._slots.slab.fileno())
+    descriptor = os.dup(loader._loader_progress.pipeline.feed._slots.slab.fileno())
     try:
         assert os.fstat(descriptor).st_blocks * 512 > 10e6
         loader.close()

@@ -12,9 +12,10 @@ from forebay.batches import pinned
 from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure
 from forebay.loading.feed import CLOSED
+from forebay.loading.loader_progress import LoaderProgress
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
-from forebay.loading.settings import RETRIES
+from forebay.loading.settings import RETRIES, Settings
 from forebay.loading.workers import WorkerHandle
 from forebay.observe.event_log import log_samples_failed
 from forebay.torch_internals import BaseIterator, profiler_is_on
@@ -27,14 +28,14 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     Args:
         loader: The loader. A reference to it is held, so that its workers live as long as the
             iterator, unless the loader itself holds the iterator.
+        progress: How far the loader has got.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
-        self._failures = loader._failures
-        self._ranks = loader.ranks
-        self._loader = None if loader._keeps_iterator else loader
+        self._progress, self._ranks = progress, loader.ranks
+        self._loader = None if Settings(loader).keeps_iterator else loader
         self._begin(loader, partial(super().__init__, loader), is_new=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -43,10 +44,12 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         began = time.perf_counter()
-        loader._trace.begin(began)
+        self._progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = loader._begin_epoch(self, draw, is_new)
+        self.pipeline, self._planner = self._progress.begin_epoch(
+            Settings(loader), self, draw, is_new=is_new
+        )
         self._hand_out = self.pipeline.hand_out(loader)
         self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
@@ -83,7 +86,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                     if isinstance(result, BatchResult):
                         pipeline.last = request, result.failures
                         if result.failures:
-                            self._failures.extend(result.failures)
+                            self._progress.failures.extend(result.failures)
                             log_samples_failed(result.failures)
                             if result.is_empty:
                                 self._check_alone(request, result.failures)

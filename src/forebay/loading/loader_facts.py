@@ -1,4 +1,8 @@
-"""What a report, and `forebay top`, say about a loader besides its trace."""
+"""What `diagnose`, a report and `forebay top` say about a loader.
+
+arguments ── setup_of ──> Setup ─┬─> diagnosis ──> report, page of `forebay top`
+what it did ────────────> Trace ─┘
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forebay.buffer import capacity_shown, low_mark_of
+from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.live.live_page import LivePage
 from forebay.live.recent_work import RecentWork
+from forebay.loading.loader_progress import LoaderProgress
+from forebay.loading.pipeline import Pipeline
 from forebay.loading.settings import Settings
-from forebay.observe.diagnosis import LEAST_STEPS
+from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
+from forebay.observe.loader_setup import Setup
+from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.trace import Trace
-from forebay.options import cluster_of
+from forebay.options import AutoWorkers, cluster_of
+from forebay.ranks import local_ranks
 from forebay.reports.environment import environment
 from forebay.reports.loader_report import loader_html
 from forebay.reports.loader_summary import loader_summary
@@ -27,17 +36,54 @@ VERDICT_S = 10.0
 VERDICT_SHARE = 0.001
 
 
-def report_of(loader: Any, trace: Trace, failures: int, path: str | os.PathLike[str]) -> Path:
+def setup_of(settings: Settings, trace: Trace) -> Setup:
+    """Return how a loader is set up, as far as its speed depends on it."""
+    loader, depth = settings.loader, settings.depth()
+    buffer = loader.buffer
+    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
+    return Setup(
+        num_workers=trace.num_workers if is_auto else loader.num_workers,
+        most_workers=int(loader.num_workers) if is_auto else None,
+        backend=loader.backend if cluster is None else "ray",
+        cores=usable_cores() / local_ranks() if cluster is None else None,
+        prefetch_factor=loader.prefetch_factor or 1,
+        takes_turns=settings.by_torchs_rules,
+        in_order=loader.in_order or not settings.by_torchs_rules,
+        keeps_workers=settings.keeps_workers,
+        crosses_epochs=settings.runs_ahead,
+        buffer_bytes=None if buffer is None else buffer.nbytes,
+        buffer_batches=None if buffer is None else buffer.max_batches,
+        refill_below=None if buffer is None else low_mark_of(buffer),
+        batch_size=settings.batch_size,
+        is_iterable=settings.is_iterable,
+        is_sliced=settings.is_sliced,
+        prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
+    )
+
+
+def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
+    """Return why the user of a loader waits."""
+    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
+    since = ""
+    if trace.decisions:  # with another number of workers before
+        since, began = " since the number of workers changed", trace.decisions[-1][0]
+        steps = [each for each in steps if each.asked_at >= began]
+        batches = [each for each in batches if each.ended_at - each.seconds >= began]
+    slowest = next(iter(trace.slowest), None)
+    return diagnose(steps, batches, setup, slowest, pressure(), since)
+
+
+def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
     """Write the report of a loader; see `DataLoader.report`."""
-    settings = Settings(loader)
+    loader = settings.loader
     summary = loader_summary(
-        trace,
+        progress.trace,
         title=settings.described(),
         settings=_arguments(settings),
         environment=environment(),
-        verdict=verdict_of(loader),
-        marks=marks_of(loader),
-        failures=failures,
+        verdict=str(loader.diagnose()),
+        marks=_marks_of(loader.buffer),
+        failures=progress.failures.total,
         replays=loader.seed is not None and not settings.is_iterable,
         now=time.perf_counter(),
         wall=time.time(),
@@ -45,14 +91,8 @@ def report_of(loader: Any, trace: Trace, failures: int, path: str | os.PathLike[
     return write_report(loader_html(summary), path)
 
 
-def verdict_of(loader: Any) -> str:
-    """Return why training waits, in sentences."""
-    return str(loader.diagnose())
-
-
-def marks_of(loader: Any) -> dict[str, int | None]:
-    """Return the high marks of a loader's buffer."""
-    buffer = loader.buffer
+def _marks_of(buffer: Buffer | None) -> dict[str, int | None]:
+    """Return the high marks of a buffer."""
     return {
         "max_bytes": None if buffer is None else buffer.nbytes,
         "max_batches": None if buffer is None else buffer.max_batches,
@@ -97,33 +137,37 @@ class LiveLoader:
 
     Args:
         loader: The loader, which is not kept alive.
+        progress: How far it has got; not kept alive either.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, progress: LoaderProgress) -> None:
         self._page, self._recent = LivePage(), RecentWork()
-        self._loader = weakref.ref(loader)
+        self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
         self._verdict, self._verdict_due = "", 0.0
         weakref.finalize(loader, self._page.remove)
 
     def __call__(self, trace: Trace) -> None:
         """Write the present state of the loader; never raises."""
-        loader = self._loader()
-        if loader is not None:
+        loader, progress = self._loader(), self._progress()
+        if loader is not None and progress is not None:
             with suppress(Exception):  # showing something must not end a training
-                self._page.publish(self._state(loader, trace, time.perf_counter()))
+                state = self._state(loader, progress.pipeline, trace, time.perf_counter())
+                self._page.publish(state)
 
     def remove(self) -> None:
         """Remove what is shown, until something is recorded again."""
         self._page.remove()
 
-    def _state(self, loader: Any, trace: Trace, now: float) -> dict[str, Any]:
+    def _state(
+        self, loader: Any, pipeline: Pipeline | None, trace: Trace, now: float
+    ) -> dict[str, Any]:
         if now >= self._verdict_due:
             found = loader.diagnose()
             self._verdict = str(found)
             if found.evidence["steps"] >= LEAST_STEPS:  # otherwise it is cheap, and soon outdated
                 took = time.perf_counter() - now
                 self._verdict_due = now + max(VERDICT_S, took / VERDICT_SHARE)
-        pipeline, buffer = loader._pipeline, loader.buffer
+        buffer = loader.buffer
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed
         return {
@@ -137,7 +181,7 @@ class LiveLoader:
             "taken": trace.taken_count,
             "ready": 0 if feed is None else len(feed.ready),
             "held_bytes": trace.held_bytes,
-            **marks_of(loader),
+            **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
             "num_workers": trace.num_workers,
             "restarts": trace.restarts,

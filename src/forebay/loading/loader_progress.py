@@ -1,17 +1,24 @@
-"""A loader's progress: its position, its statistics, and which samples of a batch count."""
+"""How far a loader has got: its epoch and position, and the counts of what it returned.
+
+    DataLoader ── settings ──> LoaderProgress ── position ──> Pipeline.begin ──> BatchIterator
+
+The loader itself holds only its arguments.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from forebay.buffer import low_mark_of
 from forebay.errors import OptionError
+from forebay.failures import FailureLog
 from forebay.loading.pipeline import Pipeline
+from forebay.loading.planner import Planner
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
     chain_of,
@@ -21,71 +28,217 @@ from forebay.loading.samplers import (
     state_of_generator,
     states_of,
 )
+from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
-from forebay.observe.diagnosis import Diagnosis, diagnose
-from forebay.observe.loader_setup import Setup
-from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.statistics import Statistics, totals_of
 from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, cluster_of
-from forebay.plan.mixture import Mixture
-from forebay.ranks import local_ranks
 
 
-def position_of(loader: Any, settings: Settings) -> Position:
-    """Return a loader's position; at the end of an epoch it is the start of the next one."""
-    pipeline: Pipeline | None = loader._pipeline
-    planner = None if pipeline is None else pipeline.planner
-    if pipeline is None or planner is None or planner.epoch < 0:
-        return _start(loader, settings, pipeline, loader._next_epoch, 0)
-    if pipeline.feed is not None:
-        planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
-    states, is_over = planner.worker_states, not planner.has_next()
-    sampler_states, values = planner.sampler_states()
-    epoch = planner.epoch + is_over
-    position = _start(loader, settings, pipeline, epoch, planner.origin_of(epoch))
-    position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=values)
-    if settings.is_iterable and settings.is_local and states:
-        position = replace(position, dataset=None)  # the worker state is that of the same object
-    if is_over:
-        lives_on = pipeline.keeps_workers or settings.is_local
+class LoaderProgress:
+    """What a loader has returned so far, and where it continues.
+
+    A copy has returned nothing yet; it keeps a position that was loaded and not yet used.
+
+    Args:
+        recorders: Record the user's calls of `set_epoch`.
+        resumed: Where the first iteration begins; None for the first epoch.
+
+    Attributes:
+        recorders: Record the user's calls of `set_epoch`.
+        resumed: Where the next iteration begins, if a state was loaded; None otherwise.
+        trace: Records events and times.
+        failures: The samples that were left out.
+        pipeline: The pipeline of the last iteration; None before the first.
+    """
+
+    def __init__(self, recorders: SetEpochRecorders, resumed: Position | None = None) -> None:
+        self.recorders, self.resumed = recorders, resumed
+        self.trace, self.failures = Trace(), FailureLog()
+        self.pipeline: Pipeline | None = None
+        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
+        self._next_epoch = 0 if resumed is None else resumed.epoch
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle no pipelines and no counts."""
+        return LoaderProgress, (self.recorders, self.resumed)
+
+    # ---- an epoch ------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """See `DataLoader.epoch`."""
+        planner = None if self.pipeline is None else self.pipeline.planner
+        if self.resumed is not None or planner is None:
+            return self._next_epoch
+        return planner.epoch + (not planner.has_next())
+
+    def begin_epoch(
+        self, settings: Settings, iterator: Any, draw: Callable[[], None], *, is_new: bool
+    ) -> tuple[Pipeline, Planner]:
+        """Begin an epoch, or continue from a loaded state; for the arguments, see `Pipeline.begin`.
+
+        Returns:
+            The pipeline that makes the batches, and the planner that returns them.
+        """
+        if is_new:
+            pipeline = self.pipeline_for(settings, is_new=settings.by_torchs_rules)
+        else:  # a persistent iterator continues with its own workers
+            pipeline = self.pipeline = iterator.pipeline
+        position = self.resumed
+        if position is None:
+            epoch = self._next_epoch
+            origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
+            position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
+        try:
+            planner = pipeline.begin(settings, position, iterator, draw, is_new=is_new)
+        except BaseException:
+            pipeline.close()  # it may be inconsistent
+            raise
+        self.resumed, self._next_epoch = None, position.epoch + 1
+        return pipeline, planner
+
+    def pipeline_for(self, settings: Settings, *, is_new: bool) -> Pipeline:
+        """Return the pipeline of the last iteration; a new one if there is none, or `is_new`."""
+        if self.pipeline is None or is_new:
+            self.pipeline = Pipeline(settings, self.recorders, self.trace)
+            self._pipelines.add(self.pipeline)
+        return self.pipeline
+
+    def refresh(self) -> None:
+        """See `DataLoader.refresh`."""
+        for pipeline in self._pipelines:
+            pipeline.refresh()
+
+    def close(self) -> None:
+        """Stop the workers; the position is kept."""
+        for pipeline in list(self._pipelines):
+            pipeline.close()
+        self.trace.publication.remove()
+
+    # ---- position ------------------------------------------------------------------------------
+
+    def position(self, settings: Settings) -> Position:
+        """Return the position; at the end of an epoch it is the start of the next one."""
+        if self.resumed is not None:
+            return self.resumed
+        pipeline = self.pipeline
+        planner = None if pipeline is None else pipeline.planner
+        if pipeline is None or planner is None or planner.epoch < 0:
+            return self._start(settings, self._next_epoch, 0)
+        if pipeline.feed is not None:
+            planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
+        states, is_over = planner.worker_states, not planner.has_next()
+        sampler_states, values = planner.sampler_states()
+        epoch = planner.epoch + is_over
+        position = self._start(settings, epoch, planner.origin_of(epoch))
+        position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=values)
+        if settings.is_iterable and settings.is_local and states:
+            position = replace(
+                position, dataset=None
+            )  # the worker state is that of the same object
+        if is_over:
+            lives_on = pipeline.keeps_workers or settings.is_local
+            return replace(
+                position,
+                worker_states=tuple(each._replace(phase="before") for each in states if lives_on),
+                draws_base_seed=not (
+                    settings.loader.persistent_workers and settings.by_torchs_rules
+                ),
+            )
         return replace(
             position,
-            worker_states=tuple(each._replace(phase="before") for each in states if lives_on),
-            draws_base_seed=not (settings.loader.persistent_workers and settings.by_torchs_rules),
+            batch=planner.batch,
+            sample=planner.sample,
+            length=planner.start.length,
+            counts_samples=planner.start.by_sample,
+            generator=pipeline.generator_before if settings.draws else None,
+            draws_base_seed=pipeline.drew_base_seed,
+            worker_states=tuple(states),
+            next_worker=planner.next_worker,
         )
-    return replace(
-        position,
-        batch=planner.batch,
-        sample=planner.sample,
-        length=planner.start.length,
-        counts_samples=planner.start.by_sample,
-        generator=pipeline.generator_before if settings.draws else None,
-        draws_base_seed=pipeline.drew_base_seed,
-        worker_states=tuple(states),
-        next_worker=planner.next_worker,
-    )
 
+    def _start(self, settings: Settings, epoch: int, origin: int) -> Position:
+        """Return the position before an epoch that has not begun."""
+        loader, dataset = settings.loader, settings.loader.dataset
+        mixture = settings.plan.mixture if settings.plan else None
+        if self.pipeline is not None:
+            mixture = self.pipeline.mixture
+        draws = loader.generator is not None and settings.draws
+        return Position(
+            made_with=settings.made_with,
+            epoch=epoch,
+            origin=origin,
+            seed=loader.seed,
+            set_epoch=self.recorders.values(),
+            sampler=None if settings.is_iterable else states_of(settings.index_sampler),
+            dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
+            generator=state_of_generator(loader.generator) if draws else None,
+            mixture=None if mixture is None else mixture.state(),
+        )
 
-def _start(
-    loader: Any, settings: Settings, pipeline: Pipeline | None, epoch: int, origin: int
-) -> Position:
-    """Return the position before an epoch that has not begun."""
-    dataset, own = loader.dataset, loader.generator
-    mixture = settings.plan.mixture if settings.plan else None
-    if pipeline is not None:
-        mixture = pipeline.mixture
-    return Position(
-        made_with=settings.made_with,
-        epoch=epoch,
-        origin=origin,
-        seed=loader.seed,
-        set_epoch=loader._recorders.values(),
-        sampler=None if settings.is_iterable else states_of(settings.index_sampler),
-        dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
-        generator=state_of_generator(own) if own is not None and settings.draws else None,
-        mixture=None if mixture is None else mixture.state(),
-    )
+    def resume(self, position: Position) -> None:
+        """Begin the next iteration at a position; iterators that began before return no more."""
+        if self.pipeline is not None:
+            self.pipeline.reader = None
+        self.pipeline = None
+        self.recorders.restore(position.set_epoch)
+        self.resumed, self._next_epoch = position, position.epoch
+
+    def set_weights(self, settings: Settings, weights: tuple[float, ...]) -> None:
+        """Use other weights for the sources of a mixture, starting with the next batch."""
+        pipeline = self.pipeline_for(settings, is_new=False)
+        if self.resumed is None:
+            pipeline.set_weights(weights)
+        else:
+            assert pipeline.mixture is not None
+            self.resumed = self.resumed.reweighted(pipeline.mixture, weights)
+
+    # ---- what was returned ---------------------------------------------------------------------
+
+    def mask(self) -> torch.Tensor:
+        """Return the mask of the last batch; see `DataLoader.mask`."""
+        if self.pipeline is None or self.pipeline.last is None:
+            raise OptionError("mask describes the last batch, and no batch was returned yet")
+        request, failures = self.pipeline.last
+        if isinstance(request.index, list) and None in request.index:
+            raise OptionError(
+                "mask is not available for an iterable dataset, whose samples are not planned"
+            )
+        index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
+        counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
+        for failure in failures:  # left out of the batch, so also here
+            at = index.index(failure.source)
+            del index[at], counts[at]
+        return torch.tensor(counts, dtype=torch.bool)
+
+    def statistics(self, settings: Settings) -> Statistics:
+        """Return the statistics over all iterations; see `DataLoader.statistics`."""
+        loader, pipeline = settings.loader, self.pipeline
+        feeds = [each.feed for each in self._pipelines if each.feed is not None]
+        waiting = [each for feed in feeds for each in feed.waiting()]
+        epoch, batch = self._next_epoch - 1, 0
+        ready: list[tuple[int, int]] = []
+        sources: dict[str, tuple[int, float]] = {}
+        if pipeline is not None and pipeline.planner is not None:
+            planner = pipeline.planner
+            epoch, batch = planner.epoch, planner.batch
+            sources = pipeline.samples_by_source(getattr(loader.dataset, "datasets", ()))
+            if pipeline.feed is not None and loader.in_order:
+                ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
+        if self.resumed is not None and self.resumed.batch:
+            epoch, batch = self.resumed.epoch, self.resumed.batch
+        return Statistics(
+            epoch=epoch,
+            batch=batch,
+            ready_batches=len(waiting),
+            ready_bytes=sum(nbytes for _, nbytes in waiting),
+            ready_from=ready[0] if ready else None,
+            ready_to=ready[-1] if ready else None,
+            in_flight=sum(feed.in_flight for feed in feeds),
+            failures=self.failures.total,
+            sources=sources,
+            **totals_of(self.trace),
+        )
 
 
 def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
@@ -118,99 +271,3 @@ _NO_STATE = (
     "the state includes that of a {0}, but {1} has no load_state_dict\n"
     "  Nothing was changed. Make the loader with the {0} that it was saved with."
 )
-
-
-def reweighted(position: Position, mixture: Mixture | None, weights: tuple[float, ...]) -> Position:
-    """Return a position after which the sources of a mixture have other weights."""
-    assert mixture is not None
-    mixture = replace(mixture, **position.mixture or {})
-    if position.seed is None:  # no batch was made yet
-        changed = replace(mixture, weights=weights)
-    else:
-        changed = mixture.changed(weights, position.seed, position.origin + position.sample)
-    return replace(position, mixture=changed.state())
-
-
-def mask_of(pipeline: Pipeline | None) -> torch.Tensor:
-    """Return the mask of the last batch; see `DataLoader.mask`."""
-    if pipeline is None or pipeline.last is None:
-        raise OptionError("mask describes the last batch, and no batch was returned yet")
-    request, failures = pipeline.last
-    if isinstance(request.index, list) and None in request.index:
-        raise OptionError(
-            "mask is not available for an iterable dataset, whose samples are not planned"
-        )
-    index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
-    counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
-    for failure in failures:  # left out of the batch, so also here
-        at = index.index(failure.source)
-        del index[at], counts[at]
-    return torch.tensor(counts, dtype=torch.bool)
-
-
-def statistics_of(
-    loader: Any, pipelines: Iterable[Pipeline], trace: Trace, failures: int
-) -> Statistics:
-    """Return a loader's statistics over all its iterations; `pipelines` are those in use."""
-    feeds = [each.feed for each in pipelines if each.feed is not None]
-    waiting = [each for feed in feeds for each in feed.waiting()]
-    position, pipeline = loader._resumed, loader._pipeline
-    planner = None if pipeline is None else pipeline.planner
-    epoch, batch = loader._next_epoch - 1, 0
-    ready: list[tuple[int, int]] = []
-    if planner is not None:
-        epoch, batch = planner.epoch, planner.batch
-        if pipeline.feed is not None and loader.in_order:
-            ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
-    if position is not None and position.batch:
-        epoch, batch = position.epoch, position.batch
-    return Statistics(
-        epoch=epoch,
-        batch=batch,
-        ready_batches=len(waiting),
-        ready_bytes=sum(nbytes for _, nbytes in waiting),
-        ready_from=ready[0] if ready else None,
-        ready_to=ready[-1] if ready else None,
-        in_flight=sum(feed.in_flight for feed in feeds),
-        failures=failures,
-        sources={}
-        if planner is None
-        else pipeline.samples_by_source(getattr(loader.dataset, "datasets", ())),
-        **totals_of(trace),
-    )
-
-
-def setup_of(loader: Any, settings: Settings, trace: Trace) -> Setup:
-    """Return how a loader is set up, as far as its speed depends on it."""
-    depth, buffer = settings.depth(), loader.buffer
-    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
-    return Setup(
-        num_workers=trace.num_workers if is_auto else loader.num_workers,
-        most_workers=int(loader.num_workers) if is_auto else None,
-        backend=loader.backend if cluster is None else "ray",
-        cores=usable_cores() / local_ranks() if cluster is None else None,
-        prefetch_factor=loader.prefetch_factor or 1,
-        takes_turns=settings.by_torchs_rules,
-        in_order=loader.in_order or not settings.by_torchs_rules,
-        keeps_workers=settings.keeps_workers,
-        crosses_epochs=settings.runs_ahead,
-        buffer_bytes=None if buffer is None else buffer.nbytes,
-        buffer_batches=None if buffer is None else buffer.max_batches,
-        refill_below=None if buffer is None else low_mark_of(buffer),
-        batch_size=settings.batch_size,
-        is_iterable=settings.is_iterable,
-        is_sliced=settings.is_sliced,
-        prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
-    )
-
-
-def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
-    """Return why the user of a loader waits."""
-    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
-    since = ""
-    if trace.decisions:  # with another number of workers before
-        since, began = " since the number of workers changed", trace.decisions[-1][0]
-        steps = [each for each in steps if each.asked_at >= began]
-        batches = [each for each in batches if each.ended_at - each.seconds >= began]
-    slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup, slowest, pressure(), since)

@@ -19,6 +19,7 @@ from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
+from forebay.plan.mixture import Mixture
 from forebay.units import counted
 
 VERSION = 2
@@ -116,6 +117,15 @@ class Position:
         """Where to begin in the epoch."""
         by_sample = self.batch > 0 and self.counts_samples
         return Start(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin)
+
+    def reweighted(self, mixture: Mixture, weights: tuple[float, ...]) -> Position:
+        """Return the position after which the sources of a mixture have other weights."""
+        mixture = replace(mixture, **self.mixture or {})
+        if self.seed is None:  # no batch was made yet
+            changed = replace(mixture, weights=weights)
+        else:
+            changed = mixture.changed(weights, self.seed, self.origin + self.sample)
+        return replace(self, mixture=changed.state())
 
     def to_state(self) -> dict[str, Any]:
         """Return a dict, JSON-serializable if the states of the user's objects are."""

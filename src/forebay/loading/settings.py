@@ -140,6 +140,11 @@ class Settings:
         """Whether workers are kept from epoch to epoch."""
         return self.loader.buffer is not None or self.loader.persistent_workers
 
+    @property
+    def keeps_iterator(self) -> bool:
+        """Whether one iterator serves all epochs, as in torch if workers persist."""
+        return self.by_torchs_rules and self.loader.num_workers > 0 and self.keeps_workers
+
     @functools.cached_property
     def is_sliced(self) -> bool:
         """Whether batches are slices of tensors in memory, made in the trainer's thread."""

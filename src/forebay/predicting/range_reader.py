@@ -18,7 +18,7 @@ from forebay.devices.device_api import Device
 from forebay.devices.which_device import copying_device
 from forebay.failures import Failure
 from forebay.loader import DataLoader
-from forebay.loading.loader_progress import diagnosis_of, setup_of
+from forebay.loading.loader_facts import diagnosis_of, setup_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.pipeline import feed_of
 from forebay.loading.planner import Planner
@@ -108,7 +108,7 @@ class RangeReader:
     def diagnosis(self, trace: Trace) -> Diagnosis:
         """Return why the model waited, while a trace was recorded."""
         loader = self._loader(self.num_workers or 0, self.backend)
-        setup = setup_of(loader, Settings(loader), trace)
+        setup = setup_of(Settings(loader), trace)
         return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
 
     def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
