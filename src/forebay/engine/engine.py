@@ -89,7 +89,6 @@ class Engine:
     ) -> None:
         """Initialize; the first `step` starts the workers."""
         self.finished = False
-        self.stopped = False
         self._pool = pool
         self._flow = Flow(limits)
         self._source = source if source is not None else iter(())
@@ -103,17 +102,16 @@ class Engine:
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
         self._perform(self._flow.start(clock()))
 
-    def put(self, tasks: Sequence[NewTask], *, ended: bool = False) -> None:
-        """Queue tasks, in increasing order of their numbers.
+    def put(self, tasks: Sequence[NewTask]) -> None:
+        """Queue one or more tasks, in increasing order of their numbers.
 
         Args:
             tasks: The tasks; either all of them or none have a `worker_id`.
-            ended: Whether these are the last tasks.
         """
-        keys, payloads, ids = zip(*tasks, strict=True) if tasks else ((), (), ())
+        keys, payloads, ids = zip(*tasks, strict=True)
         self._payloads.update(zip(keys, payloads, strict=True))
-        is_bound = bool(ids) and ids[0] is not None
-        self._handle([TasksQueued(keys, ended, ids if is_bound else None)])
+        worker_ids = None if ids[0] is None else ids
+        self._handle([TasksQueued(keys, ended=False, worker_ids=worker_ids)])
 
     def forget(self, before: int) -> None:
         """Drop undelivered tasks with lower numbers; a `DropTask` follows for each."""
@@ -184,7 +182,6 @@ class Engine:
 
     def close(self) -> None:
         """Stop the workers and drop open tasks."""
-        self.stopped = True
         self._pool.close()
 
     def _handle(self, events: Sequence[Event]) -> None:

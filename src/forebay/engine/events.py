@@ -21,7 +21,7 @@ class TasksQueued(NamedTuple):
     """There are new tasks, from the source after `FetchTasks`, or from `Engine.put`.
 
     Attributes:
-        tasks: Their numbers, increasing.
+        tasks: Their numbers, increasing from one event to the next, too.
         ended: Whether these are the last tasks.
         worker_ids: For each task, the only worker that may run it; None if any worker may.
     """

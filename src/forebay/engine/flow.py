@@ -71,13 +71,12 @@ MAX_DEATHS_IN_A_ROW = 10
 
 @dataclass(slots=True)
 class _Task:
-    """One task and its state; `attempt` counts from 1, `place` is its position in the source.
+    """One task and its state; `attempt` counts from 1.
 
     Only the worker with ID `worker_id` may run it (None: any). An unwanted task is dropped when its
     current attempt ends.
     """
 
-    place: int
     worker_id: int | None = None
     unwanted: bool = False
     state: State = State.QUEUED
@@ -113,8 +112,7 @@ class Flow:
         self._workers: dict[int, _Worker] = {}
         self._surplus = 0  # workers beyond num_workers that still hold tasks
         self._next_incarnation = 0
-        self._next_place = 0
-        self._queue: deque[int] = deque()  # by place: new tasks, and those put back
+        self._queue: deque[int] = deque()  # by number: new tasks, and those put back
         self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
         # By worker ID: the failure that ended its stream. Its later tasks fail with it.
         self._blocked: dict[int, Failure] = {}
@@ -122,7 +120,7 @@ class Flow:
         self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
         self._sent_alone: int | None = None  # the last suspect that was sent alone
-        self._order: deque[int] = deque()  # tasks to deliver: by place with in_order, or as ended
+        self._order: deque[int] = deque()  # tasks to deliver: by number with in_order, or as ended
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
         self._filling = True
@@ -187,15 +185,13 @@ class Flow:
     def _on_queued(self, event: TasksQueued) -> None:
         self._fetching = False
         self._source_ended = event.ended
-        tasks, place = self._tasks, self._next_place
         if event.worker_ids is None:
-            tasks.update((key, _Task(at)) for at, key in enumerate(event.tasks, place))
+            self._tasks.update((key, _Task()) for key in event.tasks)
             self._queue.extend(event.tasks)
         else:
-            for at, key in enumerate(event.tasks):
-                tasks[key] = _Task(place + at, event.worker_ids[at])
+            for key, worker_id in zip(event.tasks, event.worker_ids, strict=True):
+                self._tasks[key] = _Task(worker_id)
                 self._queue_of(key).append(key)
-        self._next_place += len(event.tasks)
         self.counts[State.QUEUED] += len(event.tasks)
         if self.limits.in_order:
             self._order.extend(event.tasks)
@@ -401,12 +397,12 @@ class Flow:
                 self._end(queue.popleft(), Move.ABANDONED, failure, commands)
 
     def _put_back(self, key: int, commands: list[Command]) -> None:
-        """Queue a task at its place in the source: before all that have not been sent yet."""
+        """Queue a task in the order of the source: before all that have not been sent yet."""
         if self._tasks[key].unwanted:
             self._drop(key, commands)
             return
-        place, at, queue = self._tasks[key].place, 0, self._queue_of(key)
-        while at < len(queue) and self._tasks[queue[at]].place < place:
+        at, queue = 0, self._queue_of(key)
+        while at < len(queue) and queue[at] < key:
             at += 1
         queue.insert(at, key)
 
@@ -506,7 +502,7 @@ class Flow:
         return len(surplus) - len(idle)
 
     def _send_tasks(self, now: float, commands: list[Command]) -> None:
-        """Send work to every worker that has room for it."""
+        """Send work to every worker that needs more."""
         counts = self.counts
         if self._sent_alone is not None:
             if counts[State.RUNNING]:
@@ -530,13 +526,13 @@ class Flow:
             queue = self._suspects if alone else self._retries or bound or self._queue
             if not queue:
                 continue
-            room = 1 if alone else self._room(worker, queue, now)
-            if not room:
+            size = 1 if alone else self._group_size(worker, queue, now)
+            if not size:
                 continue
             # The task that all delivery waits for must not itself wait for a free slot.
             awaited = self.limits.in_order and queue[0] == self._order[0]
             free = self._free_slots(awaited and not counts[State.LEASED])
-            count = min(room, free, len(queue))
+            count = min(size, free, len(queue))
             if count <= 0:
                 continue
             keys = [queue.popleft() for _ in range(count)]
@@ -555,7 +551,7 @@ class Flow:
                 (self._sent_alone,) = keys
                 return
 
-    def _room(self, worker: _Worker, queue: deque[int], now: float) -> int:
+    def _group_size(self, worker: _Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send to a worker now: about `group_s` of work."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
