@@ -40,6 +40,7 @@ from forebay.loading.workers import Workers, pool_for
 from forebay.observe.trace import Trace
 from forebay.randomness import generators_lent
 
+# Batches to release in one call, where releasing them earlier has no effect.
 RELEASED_TOGETHER = 16
 CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from forebay.devices.device_api import Device
 from forebay.devices.which_device import copying_device
 from forebay.loading.messages import BatchRequest, BatchResult
+from forebay.loading.settings import Settings
 from forebay.plan.seeds import DEVICE, seed_of
 from forebay.randomness import generators_seeded, seeded_generator
 
@@ -19,14 +18,15 @@ class HandOut:
     """Moves and transforms the batches of one loader, in the thread that takes them.
 
     Args:
-        loader: The loader.
+        settings: The settings of the loader.
 
     Attributes:
         device: Where the feed copies batches in advance; None if they stay in host memory.
         is_needed: Whether a batch has to be moved or transformed when it is returned.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, settings: Settings) -> None:
+        loader = settings.loader
         pins = bool(loader.pin_memory)
         self.device: Device | None = copying_device(loader.device, pins=pins)
         self._transform: Callable[..., Any] | None = loader.device_transform
@@ -34,8 +34,7 @@ class HandOut:
         moves = loader.device is not None and self.device is not None
         self.is_needed = moves or self._transform is not None
         self._takes_generator = _takes_generator(self._transform)
-        is_iterable = isinstance(loader.dataset, IterableDataset)
-        self._replays = loader.seed is not None and not is_iterable
+        self._replays = loader.seed is not None and not settings.is_iterable
 
     def __call__(self, request: BatchRequest, result: BatchResult, seed: int | None) -> Any:
         """Return the batch on the device, transformed.

@@ -43,18 +43,16 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
-        began = time.perf_counter()
-        self._progress.trace.begin(began)
+        settings, progress, began = Settings(loader), self._progress, time.perf_counter()
+        progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = self._progress.begin_epoch(
-            Settings(loader), self, draw, is_new=is_new
-        )
-        self._hand_out = self.pipeline.hand_out(loader)
-        self.pipeline.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
+        self.pipeline, self._planner = progress.begin_epoch(settings, self, draw, is_new=is_new)
+        self._hand_out = self.pipeline.hand_out(settings)
+        progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
-            first = range(self.pipeline.trace.num_workers)
+            first = range(progress.trace.num_workers)
             self._workers = [WorkerHandle(feed, each) for each in first]
 
     def __next__(self) -> Any:

@@ -71,7 +71,7 @@ class Pipeline:
         self.keeps_workers = settings.keeps_workers
         self.reader: int | None = None
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
-        self.recorders, self.trace = recorders, trace
+        self.recorders, self._trace = recorders, trace
         self._tuning = settings.tuning(trace)
         self.generator_before: str | None = None
         self.drew_base_seed = True
@@ -173,8 +173,8 @@ class Pipeline:
             self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
-            device = self.hand_out(loader).device
-            feed = self.feed = feed_of(settings, spec, self.trace, self._tuning, device)
+            device = self.hand_out(settings).device
+            feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
         return planner, feed
 
     def _check_ranks(self, settings: Settings, position: Position) -> None:
@@ -249,10 +249,10 @@ class Pipeline:
             return False
         return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
 
-    def hand_out(self, loader: Any) -> HandOut:
+    def hand_out(self, settings: Settings) -> HandOut:
         """Return what moves and transforms the batches; create it if there is none."""
         if self._hand_out is None:
-            self._hand_out = HandOut(loader)
+            self._hand_out = HandOut(settings)
         return self._hand_out
 
     def refresh(self) -> None:

@@ -396,11 +396,11 @@ class Planner:
         return NewTask(task, request, worker)
 
     def _next_turn(self, epoch: PlannedEpoch) -> int | None:
-        """Return the worker whose turn it is; None if none has data left and room for a request."""
+        """Return the worker whose turn it is; None if none has data left or may get a request."""
         for _ in range(self._turns):
             worker = epoch.next_worker
             epoch.next_worker = (worker + 1) % self._turns
-            if self._has_more(epoch, worker) and (self._in_order or self._has_room(worker)):
+            if self._has_more(epoch, worker) and (self._in_order or self._may_request(worker)):
                 return worker
         return None
 
@@ -409,7 +409,7 @@ class Planner:
         at_end = self._feed.exhausted.get(worker, -1) >= epoch.first_task
         return not at_end and worker not in epoch.ended
 
-    def _has_room(self, worker: int) -> bool:
+    def _may_request(self, worker: int) -> bool:
         held = sum(request.worker_id == worker for request in self._requests.values())
         active = self._turns - len(self._epochs[-1].ended)
         return held < max(self._depth.now, self._depth.usual) // max(active, 1)

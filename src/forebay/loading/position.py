@@ -170,11 +170,8 @@ class Position:
         counts = {name: getattr(self, name) for name in ("epoch", "batch", "sample", "origin")}
         counts |= {"next_worker": self.next_worker, "num_workers": made.num_workers}
         counts |= {"length": self.length or 0, "dataset's length": made.length or 0}
-        counts |= (
-            {"global_batch_size": 1}
-            if made.global_batch_size is None
-            else {"global_batch_size": made.global_batch_size}
-        )
+        size = made.global_batch_size
+        counts |= {"global_batch_size": 1 if size is None else size}
         counts |= {f"length of {name}": length for name, length in sources.items()}
         for name, value in counts.items():
             if type(value) is not int or not 0 <= value < MOST:

@@ -64,7 +64,7 @@ def replayed(
     assert isinstance(result, BatchResult), "the dataset is a map-style one"
     if result.is_empty:
         raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
-    return pipeline.hand_out(loader)(request, result, pipeline.seed)
+    return pipeline.hand_out(settings)(request, result, pipeline.seed)
 
 
 def _plan_source(

@@ -226,7 +226,7 @@ class SamplerSource(Source):
         as_tensors: Whether indices are tensors, if the samplers are torch's.
 
     Attributes:
-        begun: The iterator over the sampler that torch created, for the next `open`; else None.
+        iterator: The iterator over the sampler that torch created, for the next `open`; else None.
     """
 
     def __init__(
