@@ -12,6 +12,7 @@ from forebay.batches import pinned
 from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure
 from forebay.loading.feed import CLOSED
+from forebay.loading.loader_arguments import LoaderArguments
 from forebay.loading.loader_progress import LoaderProgress
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
@@ -31,17 +32,17 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         progress: How far the loader has got.
     """
 
-    def __init__(self, loader: Any, progress: LoaderProgress) -> None:
+    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
         self._progress, self._ranks = progress, loader.ranks
         self._loader = None if Settings(loader).keeps_iterator else loader
         self._begin(loader, partial(super().__init__, loader), is_new=True)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: LoaderArguments, first_iter: bool = False) -> None:
         self._begin(loader, partial(super()._reset, loader, first_iter), is_new=False)
 
-    def _begin(self, loader: Any, draw: Callable[[], None], *, is_new: bool) -> None:
+    def _begin(self, loader: LoaderArguments, draw: Callable[[], None], *, is_new: bool) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         settings, progress, began = Settings(loader), self._progress, time.perf_counter()
         progress.trace.begin(began)

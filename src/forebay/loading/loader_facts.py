@@ -17,6 +17,7 @@ from typing import Any
 from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.live.live_page import LivePage
 from forebay.live.recent_work import RecentWork
+from forebay.loading.loader_arguments import LoaderArguments
 from forebay.loading.loader_progress import LoaderProgress
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.settings import Settings
@@ -24,7 +25,7 @@ from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, cluster_of
+from forebay.options import AutoWorkers, Ray, cluster_of
 from forebay.ranks import local_ranks
 from forebay.reports.environment import environment
 from forebay.reports.loader_report import loader_html
@@ -44,7 +45,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
-        backend=loader.backend if cluster is None else "ray",
+        backend="ray" if isinstance(loader.backend, Ray) else loader.backend,
         cores=usable_cores() / local_ranks() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
@@ -111,7 +112,7 @@ def _arguments(settings: Settings) -> dict[str, str]:
         "buffer": None if loader.buffer is None else capacity_shown(loader.buffer),
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
-        "backend": "ray" if cluster_of(loader.backend) is not None else loader.backend,
+        "backend": "ray" if isinstance(loader.backend, Ray) else loader.backend,
         "seed": loader.seed,
         "collate_fn": _name_of(loader.collate_fn),
         "in_order": loader.in_order,
@@ -140,7 +141,7 @@ class LiveLoader:
         progress: How far it has got; not kept alive either.
     """
 
-    def __init__(self, loader: Any, progress: LoaderProgress) -> None:
+    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
         self._page, self._recent = LivePage(), RecentWork()
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
         self._verdict, self._verdict_due = "", 0.0
@@ -159,7 +160,7 @@ class LiveLoader:
         self._page.remove()
 
     def _state(
-        self, loader: Any, pipeline: Pipeline | None, trace: Trace, now: float
+        self, loader: LoaderArguments, pipeline: Pipeline | None, trace: Trace, now: float
     ) -> dict[str, Any]:
         if now >= self._verdict_due:
             found = loader.diagnose()

@@ -39,7 +39,7 @@ from forebay.plan.batch_plan import Plan
 from forebay.plan.mixture import Mixture
 from forebay.plan.seeds import worker_seed_of
 from forebay.randomness import generators_kept, generators_locked
-from forebay.ranks import check_agreement, check_still
+from forebay.ranks import Ranks, check_agreement, check_still
 
 
 class Pipeline:
@@ -157,7 +157,7 @@ class Pipeline:
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
         if loader.ranks is not None and not self._has_agreed:
-            self._check_ranks(settings, position)
+            self._check_ranks(loader.ranks, settings, position)
         feed = self.feed
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
             self.close()
@@ -177,11 +177,11 @@ class Pipeline:
             feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
         return planner, feed
 
-    def _check_ranks(self, settings: Settings, position: Position) -> None:
+    def _check_ranks(self, ranks: Ranks, settings: Settings, position: Position) -> None:
         """Raise an error unless all ranks have the same settings and position."""
         loader = settings.loader
         if loader.world_size == "auto":
-            check_still(loader.ranks)
+            check_still(ranks)
         facts: dict[str, Any] = {
             "seed": self.seed,
             "epoch": position.epoch,
@@ -192,7 +192,7 @@ class Pipeline:
         }
         if self.mixture is not None:
             facts["weights"] = self.mixture.weights
-        self._has_agreed = check_agreement(loader.ranks, facts)
+        self._has_agreed = check_agreement(ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""

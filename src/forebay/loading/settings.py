@@ -29,12 +29,13 @@ from forebay.engine.limits import Limits
 from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.depth import LOOKAHEAD, TINY_DEPTH, Depth
 from forebay.loading.feed import RELEASED_TOGETHER
+from forebay.loading.loader_arguments import LoaderArguments
 from forebay.loading.messages import BatchSpec, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, planned_sampler, resized
 from forebay.loading.workers import Workers
 from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, cluster_of
+from forebay.options import AutoWorkers, Ray, cluster_of
 from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
 
@@ -68,7 +69,7 @@ class Settings:
             iterable dataset, decides the order.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: LoaderArguments) -> None:
         self.loader = loader
         self.by_torchs_rules: bool = loader._by_torchs_rules
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
@@ -91,7 +92,7 @@ class Settings:
             return None
         return Plan(
             length=0,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size or 1,
             seed=0,
             world_size=ranks.world_size,
             rank=ranks.rank,
@@ -256,10 +257,9 @@ class Settings:
         loader = self.loader
         context = loader.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
-        cluster = cluster_of(loader.backend)
-        backend: Any = loader.backend if cluster is None else "ray"
+        backend: Any = "ray" if isinstance(loader.backend, Ray) else loader.backend
         directory = None if loader.buffer is None else loader.buffer.directory
-        return Workers(backend, loader.num_workers, start, directory, cluster)
+        return Workers(backend, loader.num_workers, start, directory, cluster_of(loader.backend))
 
     def tuning(self, trace: Trace) -> WorkerTuning | None:
         """Return what changes the number of workers; None unless `num_workers="auto"`."""
