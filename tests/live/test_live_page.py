@@ -76,6 +76,18 @@ def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
     assert "too little" not in seen[1]
 
 
+def test_a_closed_loader_is_shown_no_more(folder) -> None:
+    """Until it is used again."""
+    with DataLoader(Slow(), num_workers=0) as loader:
+        trace = loader._loader_progress.trace
+        for _ in range(2):
+            next(iter(loader))
+            trace.publication.renew(trace, time.perf_counter())
+            assert [each.suffix for each in folder.iterdir()] == [".page"]
+            loader.close()
+            assert list(folder.iterdir()) == []
+
+
 def test_a_reader_never_sees_half_a_page(folder) -> None:
     """While a process writes as fast as it can, every look finds one state or none."""
     code = """

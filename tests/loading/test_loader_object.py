@@ -74,6 +74,36 @@ def test_a_copy_of_a_used_loader_begins_anew(copied, arguments):
         assert len(list(iterator)) == 2
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
+def test_a_copy_of_a_resumed_loader_resumes_too(copied):
+    """A state that was loaded and not used yet is copied."""
+    loader, other = (DataLoader(list(range(12)), batch_size=4, seed=1) for _ in range(2))
+    first, *rest = [batch.tolist() for batch in loader]
+    iterator = iter(loader)
+    assert next(iterator).tolist() == first
+    other.load_state_dict(loader.state_dict())
+    again = copied(other)
+    assert again.epoch == 1
+    assert [batch.tolist() for batch in again] == rest
+    assert [batch.tolist() for batch in other] == rest
+
+
+def test_an_epoch_that_cannot_begin_leaves_no_workers():
+    """Those of the epoch before end with it, and the next attempt has new ones."""
+    with DataLoader(Squares(8), num_workers=1, buffer="1MB", seed=0) as loader:
+        list(loader)
+        (worker,) = iter(loader)._workers
+        pid = worker.pid
+        loader.generator = "not a generator"
+        with pytest.raises(TypeError):
+            iter(loader)
+        until(lambda: not os.path.exists(f"/proc/{pid}"))
+        loader.generator = None
+        assert sum(1 for _ in loader) == 8
+
+
 @pytest.mark.parametrize("arguments", [{}, {"seed": 0}, {"buffer": "1MB"}], ids=repr)
 def test_close_ends_the_workers_of_a_pass_that_is_under_way(arguments):
     """Whoever made them, torch's rules or a stream."""

@@ -136,6 +136,20 @@ def test_weights_changed_before_the_first_epoch_and_between_epochs():
     assert shares(indices(loader)) == (0, 0, 500)
 
 
+def test_weights_may_change_between_a_resume_and_its_first_batch():
+    """They hold from the position that was loaded, in the second epoch here."""
+    loader, again = mixed(seed=3, shuffle=True), mixed(seed=3, shuffle=True)
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    again.load_state_dict(loader.state_dict())
+    for each in (loader, again):
+        each.set_weights({"web": 1, "code": 3, "math": 2})
+    assert indices(again) == [index for (batch,) in iterator for index in batch.tolist()]
+    assert indices(again) == indices(loader)
+
+
 def test_statistics_name_the_sources():
     """How many samples of each were handed out over all ranks, and how many of its epochs."""
     loaders = [mixed(seed=3, world_size=2, rank=rank, batch_size=5) for rank in range(2)]

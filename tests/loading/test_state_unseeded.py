@@ -137,6 +137,27 @@ def test_without_a_seed_a_generator_makes_all_epochs_follow(make, num_workers):
     assert_same_epochs(epochs_of(resumed(state, made), 2), expected[1:])
 
 
+def test_the_generator_of_an_iterable_dataset_goes_on():
+    """Its workers are seeded from it, in the epoch after the state, too."""
+
+    def made(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(DrawingStream(), num_workers=1, generator=generator)
+
+    loader = made(2)
+    list(loader)
+    again = made(3)
+    again.load_state_dict(loader.state_dict())
+    assert_same(list(again), list(loader))
+
+
+class DrawingStream(IterableDataset):
+    """Three random numbers."""
+
+    def __iter__(self):
+        return iter(torch.rand(3))
+
+
 def indices(samples):
     """Leave out what is random."""
     return [sample[0] for sample in samples]
