@@ -28,6 +28,12 @@ def on_cluster() -> Batches:
     return _forebay("ray")
 
 
+def direct() -> Batches:
+    import forebay
+
+    return _forebay(forebay.Ray(direct=True))
+
+
 def local() -> Batches:
     return _forebay("process")
 
@@ -69,11 +75,11 @@ def stacked() -> Batches:
 
 
 LOADERS: dict[str, Callable[[], Batches]] = {
-    each.__name__: each for each in (on_cluster, local, data, stacked)
+    each.__name__: each for each in (on_cluster, direct, local, data, stacked)
 }
 
 
-def _forebay(backend: str) -> Batches:
+def _forebay(backend: Any) -> Batches:
     from benchmarks.loading.datasets import image
     from forebay import DataLoader
 

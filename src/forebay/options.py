@@ -35,6 +35,10 @@ class Ray:
         max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.
         runtime_env: Ray's runtime environment: what each node installs or sets first.
+        direct: Whether a DataLoader's batches are sent from other nodes to the trainer over TCP,
+            instead of through Ray's object store, which takes several times the processor time. The
+            trainer then listens on a port of its node's address, which the system chooses. A
+            connection must begin with a random key; what it carries is not encrypted.
 
     Raises:
         OptionError: A setting is impossible.
@@ -46,6 +50,7 @@ class Ray:
     resources: Mapping[str, float] | None = None
     max_workers: int | None = None
     runtime_env: Mapping[str, Any] | None = None
+    direct: bool = False
 
     def __post_init__(self) -> None:
         """Check each setting."""
@@ -85,6 +90,7 @@ class Ray:
             self.max_workers,
             "1, 2, 3, … or None",
         )
+        _check(isinstance(self.direct, bool), "Ray(direct=)", self.direct, "True or False")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ CORE = {
     "test_no_workers_are_refused",
     "test_a_batch_whose_worker_is_killed_is_made_again",
     "test_losing_a_node_costs_no_input_a_try",
+    "test_the_object_store_does_not_hold_them",
     "test_predictions_of_a_cluster_are_those_of_a_local_run",
     # Of the pool's conformance suite: order, exceptions, deaths, hangs, size, and room.
     "test_tasks_are_answered_in_order_one_by_one",

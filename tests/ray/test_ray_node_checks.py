@@ -216,7 +216,13 @@ def verdict(answer, folder=None):
 
 
 def seen(**changes):
-    fine = {"versions": node_checks.versions(), "unloadable": "", "folder": "", "missing": ()}
+    fine = {
+        "versions": node_checks.versions(),
+        "unloadable": "",
+        "folder": "",
+        "missing": (),
+        "unreachable": "",
+    }
     return NodeFacts(**fine | changes)
 
 

@@ -1,7 +1,8 @@
 """Handle batches in the host of a worker on a cluster, without importing torch.
 
     worker ── slot of its host's slab ──> host ── message: the bytes, or on the trainer's machine
-                                                  the slot itself, which is lent
+                                            │              the slot itself, which is lent
+                                            └── or the bytes over TCP (`sending.py`)
 
 Importing torch takes a second or more. The worker imports it too, and starts only after its host.
 """
@@ -18,6 +19,8 @@ import numpy as np
 from forebay.engine.events import Event, TaskFinished, TasksReturned
 from forebay.engine.job import Answer, Assignment
 from forebay.engine.memory.lending import Lender
+from forebay.engine.memory.packed_batch import PackedBatch
+from forebay.engine.memory.sending import Address, Sender
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 from forebay.engine.pools.base import Pool
@@ -33,12 +36,14 @@ class BatchHosting:
 
     Args:
         spec: How batches are made, pickled.
+        trainer: Where bytes are sent over TCP; None to send them in messages.
     """
 
     is_shared = False  # each worker has a stream of batches of its own
 
-    def __init__(self, spec: bytes) -> None:
+    def __init__(self, spec: bytes, trainer: Address | None) -> None:
         self._spec = spec
+        self._trainer = trainer
         self._slots: dict[int, Slot] = {}
         self._leaving: list[Slot] = []
 
@@ -53,6 +58,7 @@ class BatchHosting:
         self._slab = Slab()
         self._lender = Lender(self._slab)
         self._has_offered = False
+        self._sender = None if self._trainer is None else Sender(self._trainer, self._slab)
         job = RemoteJob(self._spec, self._slab.fileno(), self._slab.extent)
         return ProcessPool(cloudpickle.dumps(job), max_workers, keep=(self._slab.fileno(),))
 
@@ -67,7 +73,7 @@ class BatchHosting:
         return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
-        """Lend the slot of a batch, or attach its bytes to its in-band pickle, without a copy."""
+        """Lend the slot of a batch, or send its bytes: in the message, without a copy, or apart."""
         if isinstance(event, TasksReturned):
             for task in event.tasks:
                 self._free(task)
@@ -86,15 +92,19 @@ class BatchHosting:
         if loan is not None:
             batch = batch._replace(loan=loan)
         else:
-            self._leaving.append(slot)
-            body = np.frombuffer(self._slab.view(slot), np.uint8, batch.end)
             offer = None if self._has_offered else self._lender.offer
             self._has_offered = True
-            batch = batch._replace(body=body, offer=offer)
+            batch = self._with_bytes(batch._replace(offer=offer), slot)
         return event._replace(result=result._replace(batch=batch))
 
+    def _with_bytes(self, batch: PackedBatch, slot: Slot) -> PackedBatch:
+        if self._sender is not None:
+            return batch._replace(sent=self._sender.send(slot, batch.end))
+        self._leaving.append(slot)
+        return batch._replace(body=np.frombuffer(self._slab.view(slot), np.uint8, batch.end))
+
     def sent(self) -> None:
-        """Free the slots whose bytes were sent."""
+        """Free the slots whose bytes were in messages, which were sent."""
         for slot in self._leaving:
             self._slab.give_back(slot)
         self._leaving.clear()

@@ -1,7 +1,7 @@
 """Receive batches from hosts: those of other machines are sent and copied into the local slab.
 
     worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of the slab
-                        │
+                        │                  └───── or TCP (`sending.py`) ───┘
                         └── on this machine: lent to the feed, which returns it (`lending.py`)
 
 The host's slab holds a batch until it is sent, and the object store until it is received. So the
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forebay.engine.events import TaskFinished
+from forebay.engine.events import Event, TaskFinished, as_received
 from forebay.engine.memory.lending import Borrower
 from forebay.engine.memory.packed_batch import PackedBatch
 from forebay.engine.memory.packing import copy_into_slab
+from forebay.engine.memory.sending import Receiver, Sent
+from forebay.engine.pools.ray.cluster import joined
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.shipping import shipped
@@ -47,17 +49,24 @@ def pool_on_cluster(
         borrows: Whether batches of hosts on this machine may stay in the slabs of those hosts.
     """
     payload = shipped(spec)
-    hosting = BatchHosting(payload)
-    return RayPool(
-        hosting,
-        cluster,
-        NodeCheck(payload),
-        max_workers,
-        grows=False,
-        ahead=MESSAGES_AHEAD,
-        receiver=BatchReceiver(slots, borrows=borrows),
-        say=note,
-    )
+    with joined(cluster.address, note) as here:
+        direct = Receiver(here) if cluster.direct else None
+        receiver = BatchReceiver(slots, direct, borrows=borrows)
+        address = None if direct is None else direct.address
+        try:
+            return RayPool(
+                BatchHosting(payload, address),
+                cluster,
+                NodeCheck(payload, trainer=None if address is None else address[:2]),
+                max_workers,
+                grows=False,
+                ahead=MESSAGES_AHEAD,
+                receiver=receiver,
+                say=note,
+            )
+        except BaseException:
+            receiver.close()
+            raise
 
 
 class BatchReceiver:
@@ -65,18 +74,37 @@ class BatchReceiver:
 
     Args:
         slots: See `pool_on_cluster`.
+        direct: Receives what hosts send over TCP; None if they send messages alone.
         borrows: See `pool_on_cluster`.
     """
 
-    def __init__(self, slots: BatchSlots, *, borrows: bool) -> None:
+    def __init__(self, slots: BatchSlots, direct: Receiver | None, *, borrows: bool) -> None:
         self._slab, self._slots = slots.slab, slots.by_task
+        self._direct = direct
+        self._senders: dict[int, bytes] = {}  # by host
         self._borrows = borrows
         self._borrowers: dict[int, Borrower] = {}  # by host
 
-    def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
-        """Copy a batch from the object store into the slab, or map it, as soon as it arrives.
+    def complete(self, host: int, events: list[Any]) -> list[Any]:
+        """Receive the bytes of batches that were sent over TCP; called in the host's thread."""
+        if self._direct is None:
+            return events
+        received = [as_received(each) for each in events]
+        sent = [(at, each) for at, event in enumerate(received) if (each := _sent(event))]
+        if sent:
+            self._senders[host] = sent[0][1].sender
+            bodies = self._direct.receive([each for _, each in sent])
+            for (at, _), body in zip(sent, bodies, strict=True):
+                result: BatchResult = received[at].result
+                batch = result.batch._replace(body=body, sent=None)
+                received[at] = received[at]._replace(result=result._replace(batch=batch))
+        return received
 
-        It may have to wait for earlier batches, and must not occupy the object store meanwhile.
+    def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
+        """Copy a batch from where it arrived into the slab, or map it, at once.
+
+        It may have to wait for earlier batches, and must not occupy the object store meanwhile, or
+        the memory of its connection.
         """
         result = event.result
         if isinstance(result, SealedResult):
@@ -106,5 +134,20 @@ class BatchReceiver:
         return batch._replace(offer=None)
 
     def host_ended(self, host: int) -> None:
-        """Unmap the slab of a host that has ended, once nothing views its batches."""
+        """Close its connection, and unmap its slab once nothing views its batches."""
         self._borrowers.pop(host, None)
+        sender = self._senders.pop(host, None)
+        if self._direct is not None and sender is not None:
+            self._direct.forget(sender)
+
+    def close(self) -> None:
+        """Stop listening; whoever waits for bytes gets an error."""
+        if self._direct is not None:
+            self._direct.close()
+
+
+def _sent(event: Event) -> Sent | None:
+    """Return what a host sends apart from the message with this event, if anything."""
+    result = event.result if isinstance(event, TaskFinished) else None
+    batch = result.batch if isinstance(result, BatchResult) else None
+    return batch.sent if isinstance(batch, PackedBatch) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.engine.memory.lending import Loan, Offer
+from forebay.engine.memory.sending import Sent
 from forebay.engine.memory.slab import Slab
 from forebay.engine.memory.slab_layout import Slot
 
@@ -28,6 +29,7 @@ class PackedBatch(NamedTuple):
         refused: Why the slab's disk had no room, if the bytes are therefore in `in_band`.
         offer: Where a reader on the same machine finds the slab that the bytes came from.
         loan: The slot that has the bytes, if that reader has accepted the offer.
+        sent: What to receive, if the bytes are sent apart from this message.
     """
 
     in_band: bytes
@@ -38,6 +40,7 @@ class PackedBatch(NamedTuple):
     refused: str | None = None
     offer: Offer | None = None
     loan: Loan | None = None
+    sent: Sent | None = None
 
     @property
     def end(self) -> int:

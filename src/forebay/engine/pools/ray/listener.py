@@ -49,6 +49,7 @@ def listen(
     room: int,
     workers: Sequence[tuple[int, int]],
     ahead: int,
+    complete: Callable[[list[Any]], list[Any]],
     report: Callable[[Message | HostEnded], None],
     closed: threading.Event,
 ) -> None:
@@ -61,6 +62,7 @@ def listen(
         workers: Incarnations and worker IDs of the first ones.
         ahead: Messages that may wait on the host's node before it blocks, while one is processed
             here; -1 for any number, here and there.
+        complete: Returns events with what the host has sent apart from their message.
         report: Called with each message, and with the end.
         closed: Set when a lost host need not be reported any more.
     """
@@ -79,6 +81,7 @@ def listen(
                 if reference is None:
                     break
                 message = Message(number, ray.get(reference))
+            message.events = complete(message.events)
             report(message)
             if ahead >= 0:
                 # One message of each worker at a time: others would fill the local object store,

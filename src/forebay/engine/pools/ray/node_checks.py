@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ from forebay.errors import ForebayError, OptionError, OutputError
 
 # How long a node may take to answer; importing a large library from a slow disk takes a while.
 PATIENCE_S = 120.0
+# How long a connection to the trainer may take.
+CONNECT_S = 10.0
 _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
@@ -39,11 +42,13 @@ class NodeCheck:
         work: The job, pickled.
         folder: The folder or URL that outputs are staged in; None if there are none.
         inputs: Local paths that must exist.
+        trainer: Host and port of the trainer, to which nodes connect; None if they do not.
     """
 
     work: bytes
     folder: str | None = None
     inputs: tuple[str, ...] = ()
+    trainer: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,14 @@ class NodeFacts:
         unloadable: Why the work cannot be loaded there; "" if it can.
         folder: Why the folder cannot be used there; "" if it can, "absent" if it is another folder.
         missing: The inputs that do not exist there.
+        unreachable: Why it cannot connect to the trainer; "" if it can.
     """
 
     versions: dict[str, str]
     unloadable: str
     folder: str
     missing: tuple[str, ...]
+    unreachable: str
 
 
 def check_nodes(
@@ -154,7 +161,13 @@ def inspect_node(
         except Exception as error:  # noqa: BLE001 - whatever a file system raises
             folder = f"{type(error).__name__}: {error}"
     missing = tuple(path for path in check.inputs if not os.path.exists(path))
-    return NodeFacts(versions(), unloadable, folder, missing)
+    unreachable = ""
+    if check.trainer is not None:
+        try:
+            socket.create_connection(check.trainer, CONNECT_S).close()
+        except OSError as error:
+            unreachable = str(error)
+    return NodeFacts(versions(), unloadable, folder, missing, unreachable)
 
 
 def versions() -> dict[str, str]:
@@ -231,6 +244,13 @@ def _verdict(
         return OptionError(
             f"node {node.name} does not see the inputs: {seen.missing[0]!r} is not there\n"
             "  Put them in a folder that every node mounts at the same path, or in a bucket."
+        )
+    if seen.unreachable and check.trainer is not None:
+        host, port = check.trainer
+        return OptionError(
+            f"node {node.name} cannot connect to the trainer at {host}, port {port}: "
+            f"{seen.unreachable}\n  forebay.Ray(direct=True) needs that. Open the trainer's ports "
+            "to the nodes, or leave `direct` out."
         )
     return None
 

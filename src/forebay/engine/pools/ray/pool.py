@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, final
 
 from forebay.engine.events import (
@@ -96,6 +97,21 @@ class _Member:
 class AnswerReceiver(Protocol):
     """Takes answers out of the object store, in the thread of `wait`."""
 
+    def complete(self, host: int, events: list[Any]) -> list[Any]:
+        """Wait for what a host has sent apart from a message; in the host's own thread.
+
+        Args:
+            host: The number of the host.
+            events: The events of the message, in the form of `as_sent`.
+
+        Returns:
+            The events.
+
+        Raises:
+            ConnectionError: It will not arrive; the host is lost.
+        """
+        ...
+
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Return the answer for the engine, which must not refer to the object store.
 
@@ -108,6 +124,9 @@ class AnswerReceiver(Protocol):
 
     def host_ended(self, host: int) -> None:
         """Record that a host has ended; no more answers come from it."""
+
+    def close(self) -> None:
+        """End every wait in `complete`."""
 
 
 @final
@@ -287,6 +306,8 @@ class RayPool(Pool):
         finally:  # also if Ctrl-C ends that wait
             for host in self._hosts.values():
                 self._kill(host)
+            if self._receiver is not None:
+                self._receiver.close()
             self._join_listeners(CLOSE_S)
             with suppress(ConnectionError), shutdown_guard().held():
                 self._hosts.clear()
@@ -370,10 +391,11 @@ class RayPool(Pool):
             self._messages.put(Message(None, list(deaths)))
             return
         number, self._hosts_started = self._hosts_started, self._hosts_started + 1
-        put, closed = self._messages.put, self._closed
+        put, closed, receiver = self._messages.put, self._closed, self._receiver
+        complete = list if receiver is None else partial(receiver.complete, number)
         listener = threading.Thread(
             target=listen,
-            args=(number, actor, room, workers, self._ahead, put, closed),
+            args=(number, actor, room, workers, self._ahead, complete, put, closed),
             name=f"forebay-listener-{number}",
             daemon=True,
         )
@@ -471,6 +493,8 @@ class RayPool(Pool):
         if self._receiver is not None:
             self._receiver.host_ended(ended.number)
         host = self._hosts.pop(ended.number, None)
+        if host is not None:
+            self._kill(host)  # it may be alive, and unable to reach us
         deaths: list[Event] = []
         for incarnation in sorted(host.workers) if host is not None else ():
             # A host that was killed because this worker hung does not count as lost.
