@@ -133,17 +133,15 @@ class LoaderProgress:
         position = self._start(settings, epoch, planner.origin_of(epoch))
         position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=values)
         if settings.is_iterable and settings.is_local and states:
-            position = replace(
-                position, dataset=None
-            )  # the worker state is that of the same object
+            # The state of the worker is that of the same object.
+            position = replace(position, dataset=None)
         if is_over:
             lives_on = pipeline.keeps_workers or settings.is_local
+            keeps_seed = settings.loader.persistent_workers and settings.by_torchs_rules
             return replace(
                 position,
                 worker_states=tuple(each._replace(phase="before") for each in states if lives_on),
-                draws_base_seed=not (
-                    settings.loader.persistent_workers and settings.by_torchs_rules
-                ),
+                draws_base_seed=not keeps_seed,
             )
         return replace(
             position,
