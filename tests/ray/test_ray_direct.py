@@ -120,7 +120,7 @@ def test_a_connection_that_breaks_costs_no_batch() -> None:
 
 
 def _receivers(loader: DataLoader) -> list[Receiver]:
-    pipeline: Any = loader._pipeline
+    pipeline: Any = loader._loader_progress.pipeline
     return [pipeline.feed.pool._receiver._direct]
 
 
