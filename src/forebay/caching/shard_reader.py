@@ -25,7 +25,7 @@ import pyarrow as pa
 import torch
 
 from forebay.caching import sample_layout as layout
-from forebay.caching.columns import Spec, from_json
+from forebay.caching.columns import Spec, from_json, schema_of
 from forebay.caching.index import CachePlan, shard_name
 from forebay.errors import InputError
 from forebay.units import counted
@@ -78,6 +78,9 @@ class Shard:
             if header["format"] != FORMAT:
                 raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
             self.specs = [from_json(spec) for spec in header["columns"]]
+            names = layout.names_of(layout.from_json(header["structure"]))
+            if self._reader.schema != schema_of(names, self.specs):
+                raise InputError("its columns are not those that it describes")
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
