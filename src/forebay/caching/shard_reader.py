@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -180,8 +181,9 @@ class Shards:
 
 def _mapped(path: Path) -> Bytes:
     """Return a file as an array over a private map, which does not keep it open."""
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    with path.open("rb") as file:  # torch takes only names that are UTF-8
+        name, size = f"/proc/self/fd/{file.fileno()}", os.fstat(file.fileno()).st_size
+        return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
 
 
 def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
