@@ -57,6 +57,11 @@ def test_sizes_are_rounded_up():
     assert pad(multiple_of=(1, 4, 8))(samples).shape == (2, 3, 8, 8)
 
 
+def test_a_multiple_may_be_an_integer_of_numpy():
+    """As one that was computed from the sizes of a dataset."""
+    assert pad(multiple_of=np.int64(4))([ones(3)]).shape == (1, 4)
+
+
 def test_lengths_and_a_mask_come_along():
     """The mask is True where a sample's own values are."""
     batch = pad(-1, multiple_of=4, lengths=True)([ones(2, 3), ones(5, 1), ones(0, 1)])
@@ -94,6 +99,14 @@ def test_what_cannot_be_padded_is_named(samples, words):
     assert words in str(caught.value).splitlines()[0]
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_tensors_are_named():
+    """torch cannot allocate one without its scale."""
+    samples = [torch.quantize_per_tensor(ones(2), 0.1, 0, torch.quint8)] * 2
+    with pytest.raises(forebay.InputError, match=r"it is a tensor of shape \(2,\), quint8"):
+        pad()(samples)
+
+
 @pytest.mark.parametrize(
     "samples", [[(ones(2), 1)] * 2, [{"x": ones(2)}] * 2], ids=["tuple", "dict"]
 )
@@ -106,10 +119,10 @@ def test_the_way_to_pad_a_field_is_named(samples):
 @pytest.mark.parametrize("asked", [{"lengths": True}, {"multiple_of": 8}], ids=str)
 def test_too_few_dimensions_are_said(asked):
     """A number has no length."""
-    with pytest.raises(
-        forebay.InputError, match="a batch of 2 cannot be made: every sample is a tensor of"
-    ):
+    with pytest.raises(forebay.InputError) as caught:
         pad(**asked)([ones(()), ones(())])
+    assert "a batch of 2 cannot be made: every sample is a tensor of" in str(caught.value)
+    assert "need 1 dimension or more" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +152,7 @@ def test_minus_infinity_is_a_value_of_floats():
         lambda: pad([ones(2)]),
         lambda: pad(multiple_of=0),
         lambda: pad(multiple_of=(1, 1.5)),
+        lambda: pad(multiple_of=8.0),
         by_field,
         lambda: by_field(image=pad),
         lambda: by_field(image="pad"),

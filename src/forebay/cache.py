@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch.utils.data import IterableDataset
+
 from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
 from forebay.caching.index import CachePlan, Index, check_size
@@ -175,7 +177,8 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def _length_of(dataset: Any) -> int:
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_map or isinstance(dataset, IterableDataset):
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
             f"{type(dataset).__name__}"

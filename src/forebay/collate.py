@@ -13,7 +13,7 @@ default_collate does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from forebay.collating.byte_packing import Pack
@@ -56,7 +56,7 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
             f"pad(value=...) takes a number; got {described(value)}\n"
             "  pad is not a collate_fn itself but makes one: write collate_fn=pad()."
         )
-    multiples = (multiple_of,) if isinstance(multiple_of, int) else tuple(multiple_of)
+    multiples = tuple(multiple_of) if isinstance(multiple_of, Sequence) else (multiple_of,)
     if not all(map(_is_multiple, multiples)):
         raise OptionError(
             f"pad(multiple_of={multiple_of!r}) takes integers of at least 1\n"
@@ -136,7 +136,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_multiple(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, Integral) and int(value) > 0
 
 
 def _is_rule(rule: object) -> bool:

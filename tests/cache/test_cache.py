@@ -70,6 +70,11 @@ def test_indices_are_those_of_a_sequence(pictures):
             cached[index]
     with pytest.raises(IndexError):
         cached.__getitems__([0, 40])
+    chosen = torch.utils.data.Subset(cached, torch.tensor([3, 39, -40]))
+    assert [sample["label"] for sample in chosen.__getitems__([0, 1, 2])] == [3, 39, 0]
+    for index in (1.0, "1", slice(1)):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            cached[index]
 
 
 def test_one_sample_is_a_cache_and_none_is_not(tmp_path):
@@ -313,10 +318,21 @@ def test_a_damaged_index_is_an_error(pictures, change):
         forebay.open_cache(folder)
 
 
+class Counted(torch.utils.data.IterableDataset):
+    """Has a length, and torch's `__getitem__`, which always raises."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter(range(3))
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
         (iter(()), {}, "needs a map-style Dataset"),
+        (Counted(), {}, "needs a map-style Dataset, .* got Counted"),
         (Pictures(), {"directory": "s3://bucket/cache"}, "is a URL"),
         (Pictures(), {"shard_bytes": 0}, "shard_bytes=0"),
         (Pictures(), {"backend": "grid"}, "backend='grid'"),
@@ -328,6 +344,23 @@ def test_impossible_calls_start_nothing(dataset, options, words, tmp_path):
     with pytest.raises(forebay.OptionError, match=words):
         forebay.cache(dataset, **arguments)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):
+    """Of forebay, whether it is to be made or opened."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(forebay.OutputError, match="file"):
+        make(Pictures(), tmp_path / "file")
+    with pytest.raises(forebay.InputError, match="holds no finished cache"):
+        forebay.open_cache(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_name_of_the_folder_may_be_any_bytes(tmp_path):
+    """torch opens only files whose names are UTF-8."""
+    folder = tmp_path / os.fsdecode(b"odd\xff\n")
+    make(Pictures(), folder)
+    assert forebay.open_cache(folder)[39]["label"] == 39
 
 
 def test_a_named_tuple_is_the_users_own(tmp_path):

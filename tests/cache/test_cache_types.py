@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 from collections import OrderedDict
 
@@ -153,6 +154,8 @@ REFUSED = {
     "a meta tensor": (lambda: torch.ones(1, device="meta"), "on the device meta"),
     "a parameter": (lambda: torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
     "a tuple as key": (lambda: {(1, 2): 3}, "the key (1, 2), of type tuple"),
+    "NaN as key": (lambda: {math.nan: 3}, "the key nan, of type float"),
+    "a lone surrogate as key": (lambda: {"x": {"a\udc80": 3}}, r"'x' has the key 'a\udc80'"),
     "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which contains nothing to store"),
     "an own dict": (lambda: type("Mine", (dict,), {})(a=1), "of type Mine"),
 }

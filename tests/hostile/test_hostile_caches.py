@@ -71,6 +71,14 @@ SHARDS = {
     "a huge shape": told(shape=[1 << 62]),
     "another dtype": told(dtype="complex128"),
     "another kind": told(kind="array", dtype="O"),
+    "another name": lambda table: (
+        table.set_column(0, "x", table["number"]),
+        None,
+    ),
+    "another type": lambda table: (
+        table.set_column(0, "number", table["number"].cast(pa.uint64())),
+        None,
+    ),
     "no column": lambda table: (table.drop_columns(table.column_names[-1]), None),
     "a column less": without_last,
     "no words": lambda table: (table.replace_schema_metadata(None), None),

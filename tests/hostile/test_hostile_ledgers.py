@@ -133,6 +133,15 @@ def test_ordinals_may_be_anything(inputs, output, ordinal):
             call(inputs, output)
 
 
+def test_a_table_definition_that_is_not_utf8_is_damage(inputs, output):
+    """SQLite quotes it in its message, which Python then cannot decode."""
+    file = output / ".forebay" / "ledger.sqlite"
+    whole = file.read_bytes()
+    assert b"CREATE TABLE meta" in whole
+    file.write_bytes(whole.replace(b"CREATE TABLE meta", b"CREATE \xffABLE meta"))
+    refused(inputs, output, "damaged")
+
+
 def test_text_that_is_not_utf8_is_damage(inputs, output):
     """What SQLite takes for text and Python does not."""
     doctor(output, "UPDATE inputs SET source = CAST(x'ff' AS TEXT) WHERE ordinal = 1")

@@ -86,6 +86,21 @@ def test_numbers_keep_their_type(tmp_path, dtype):
     assert table["prediction"].to_pylist() == torch.arange(5.0).to(dtype).tolist()
 
 
+@pytest.mark.parametrize("group_bytes", [1, 1 << 24])
+def test_a_dict_may_have_its_keys_in_any_order(tmp_path, monkeypatch, group_bytes):
+    """Columns are those of the same name, in the order of the first batch."""
+    monkeypatch.setattr("forebay.predicting.parts.GROUP_BYTES", group_bytes)
+
+    def model(batch):
+        named = {"a": batch[:, 0], "b": batch}
+        return named if batch[0, 0] % 16 == 0 else dict(reversed(named.items()))
+
+    _, table = predicted(model, Numbers(60), tmp_path)
+    assert table.column_names == ["index", "a", "b"]
+    assert table["a"].to_pylist() == [*range(60)]
+    assert table["b"].to_pylist() == [[index] * 4 for index in range(60)]
+
+
 def test_lazily_negated_numbers_are_numbers(tmp_path):
     """torch gives the imaginary part of a conjugate as a view that NumPy cannot read."""
     _, table = predicted(lambda batch: (batch[:, 0] * 1j).conj().imag, Numbers(5), tmp_path)
@@ -323,6 +338,18 @@ MISFITS = {
     "nested": (
         lambda batch: torch.nested.nested_tensor([*batch], layout=torch.jagged),
         "'prediction' as a nested tensor",
+    ),
+    "a masked array": (
+        lambda batch: np.ma.masked_equal(batch.numpy(), 3),
+        "'prediction' as a masked array",
+    ),
+    "a lone surrogate": (
+        lambda batch: {"a": np.array(["\u00e9" * 5] * 7 + ["x\ud800"])},
+        r"returned '.*x\\ud800' in a string of 'a', which Parquet cannot store",
+    ),
+    "a column with a lone surrogate": (
+        lambda batch: {"x\ud800": batch},
+        r"returned 'x\\ud800' in the name of a column, which Parquet cannot store",
     ),
     "an empty dict": (lambda batch: {}, "an empty dict"),
     "an empty tuple": (lambda batch: (), "an empty tuple"),

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -80,6 +81,57 @@ def test_a_batch_that_cannot_be_cut_is_loaded_again(tmp_path):
 
     _, rows = predicted(lambda batch: picky(batch.rows), Numbers(60), tmp_path, collate_fn=Anything)
     assert rows == without(60, 17, 40)
+
+
+class Named(Numbers):
+    """Samples with a label, for models that change their batch."""
+
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index), "label": index}
+
+
+def doubles(batch):
+    return batch["x"].mul_(2), batch["label"]
+
+
+def doubles_arrays(batch):
+    numbers = batch["x"]
+    numbers *= 2
+    return torch.from_numpy(numbers), batch["label"]
+
+
+def takes_out(batch):
+    return batch["x"] * 2, batch.pop("label")
+
+
+def arrays(samples):
+    numbers = np.stack([one["x"].numpy() for one in samples])
+    return {"x": numbers, "label": [one["label"] for one in samples]}
+
+
+@pytest.mark.parametrize("error", [ValueError, torch.OutOfMemoryError])
+@pytest.mark.parametrize(
+    ("change", "collate_fn"),
+    [(doubles, None), (takes_out, None), (doubles_arrays, arrays)],
+    ids=["in place", "container", "arrays in place"],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_batch_that_the_model_changed_is_loaded_again(
+    tmp_path, change, collate_fn, error, inference
+):
+    """Its halves hold other values than the samples, or lack a field."""
+
+    def model(batch):
+        doubled, _ = change(batch)
+        if (doubled == 2 * 17).any():
+            raise error("no")
+        return doubled.clone()
+
+    with torch.inference_mode(inference):
+        _, rows = predicted(model, Named(24), tmp_path, collate_fn=collate_fn)
+    assert rows == without(24, 17)
+    found = pq.read_table(tmp_path)["prediction"].to_pylist()
+    assert found == [[2.0 * index] * 4 for index in rows]
 
 
 def test_samples_that_do_not_fit_one_batch_are_predicted_apart(tmp_path):

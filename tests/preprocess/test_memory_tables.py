@@ -104,6 +104,14 @@ def test_a_file_that_a_row_names_is_watched(tmp_path):
     assert (report.done, report.resumed) == (3, 2)
 
 
+def test_objects_in_polars_are_refused():
+    """As bytes, they would be their addresses in memory."""
+    frame = pytest.importorskip("polars").DataFrame({"a": [object()]})
+    words = "the DataFrame: pyarrow cannot read it: a column holds Python objects"
+    with pytest.raises(forebay.InputError, match=words):
+        forebay.from_table(frame)
+
+
 def test_row_labels_of_pandas_are_left_out(tmp_path):
     """Whether they have a name, and however rows were selected; `reset_index` keeps them."""
     frame = pd.DataFrame({"n": [1, 2, 3, 4]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     rate = 40 / report.elapsed_s
     assert summary["totals"]["rate"] == pytest.approx(rate, rel=1e-4)
     assert f"{rate:,.1f} inputs/s" in repr(report)
+
+
+def test_a_message_that_is_not_unicode_is_escaped(tmp_path, inputs) -> None:
+    """As in the table; the bytes of a file's name, which it quotes, may be any."""
+
+    def refuse(source, out):
+        if source.stem == "07":
+            raise ValueError(f"cannot read {os.fsdecode(b'odd-' + bytes([255]))}")
+
+    report = forebay.preprocess(refuse, inputs, tmp_path / "out", num_workers=0, progress=False)
+    page = check_self_contained(report.save(tmp_path / "run.html").read_text())
+    assert "cannot read odd-\\udcff" in "".join(page.text)
 
 
 def test_a_continued_run_counts_what_it_did_itself(tmp_path, inputs) -> None:

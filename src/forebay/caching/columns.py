@@ -174,6 +174,12 @@ def arrow_type(spec: Spec) -> pa.DataType:
     return pa.fixed_shape_tensor(value, shape) if shape else value
 
 
+def schema_of(names: list[str], specs: list[Spec]) -> pa.Schema:
+    """Return the schema of a shard, without metadata."""
+    pairs = zip(names, specs, strict=True)
+    return pa.schema([pa.field(name, arrow_type(spec)) for name, spec in pairs])
+
+
 def nbytes_of(value: Any) -> int:
     """Return the approximate size of a leaf in a column, in bytes."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):

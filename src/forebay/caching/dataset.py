@@ -6,6 +6,7 @@ index ── // per_shard ──> shard, mapped when first read ──> leaves �
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import index as as_index
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class CachedDataset(Dataset[Any]):
 
         Raises:
             IndexError: There is no such sample.
+            TypeError: The index is not an integer.
             InputError: Its shard is missing or damaged.
         """
         sample = self._read(self._position(index))
@@ -107,7 +109,8 @@ class CachedDataset(Dataset[Any]):
         return CachedDataset, (self.directory, self._plan, self.transform, classes)
 
     def _position(self, index: int) -> int:
-        position = index if index >= 0 else index + self._plan.samples
+        at = as_index(index)  # also of a tensor, as the indices of a Subset may be
+        position = at if at >= 0 else at + self._plan.samples
         if not 0 <= position < self._plan.samples:
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         return position

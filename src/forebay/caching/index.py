@@ -147,7 +147,7 @@ class Index:
             index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
             if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except InputError:
             raise

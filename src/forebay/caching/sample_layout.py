@@ -122,12 +122,17 @@ def _kind_of(value: Any, path: tuple[str, ...] = ()) -> str | None:
 
 
 def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
-    odd = [key for key in keys if type(key) not in _KEYS]
+    odd = [key for key in keys if type(key) not in _KEYS or key != key or not _is_unicode(key)]
     if odd:
         raise MisfitError(
             f"{shown(path)} has the key {odd[0]!r}, of type {type(odd[0]).__qualname__}; a cache "
-            "can restore keys that are strings or numbers"
+            "can restore keys that are Unicode strings or numbers, but not NaN"
         )
+
+
+def _is_unicode(key: Any) -> bool:
+    """Tell whether a key can be part of a column's name; a lone surrogate cannot."""
+    return str(key).encode(errors="replace").decode() == str(key)
 
 
 def shown(path: tuple[str, ...]) -> str:

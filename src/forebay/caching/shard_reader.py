@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,7 @@ import pyarrow as pa
 import torch
 
 from forebay.caching import sample_layout as layout
-from forebay.caching.columns import Spec, from_json
+from forebay.caching.columns import Spec, from_json, schema_of
 from forebay.caching.index import CachePlan, shard_name
 from forebay.errors import InputError
 from forebay.units import counted
@@ -78,6 +79,9 @@ class Shard:
             if header["format"] != FORMAT:
                 raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
             self.specs = [from_json(spec) for spec in header["columns"]]
+            names = layout.names_of(layout.from_json(header["structure"]))
+            if self._reader.schema != schema_of(names, self.specs):
+                raise InputError("its columns are not those that it describes")
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
@@ -177,8 +181,9 @@ class Shards:
 
 def _mapped(path: Path) -> Bytes:
     """Return a file as an array over a private map, which does not keep it open."""
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    with path.open("rb") as file:  # torch takes only names that are UTF-8
+        name, size = f"/proc/self/fd/{file.fileno()}", os.fstat(file.fileno()).st_size
+        return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
 
 
 def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:

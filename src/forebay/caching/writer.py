@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.caching import columns
-from forebay.caching.columns import Column, Spec, arrow_type, nbytes_of, spec_of, widened
+from forebay.caching.columns import Column, Spec, nbytes_of, spec_of, widened
 from forebay.caching.sample_layout import MisfitError, Node, leaves_of, names_of, to_json
 from forebay.caching.shard_reader import FORMAT, KEY, Shard
 
@@ -77,13 +77,8 @@ class ShardWriter:
             "columns": [columns.to_json(spec) for spec in specs],
             "first": self._first,
         }
-        self._schema = pa.schema(
-            [
-                pa.field(name, arrow_type(spec))
-                for name, spec in zip(self._names, specs, strict=True)
-            ],
-            {KEY: json.dumps(header)},
-        )
+        schema = columns.schema_of(self._names, specs)
+        self._schema = schema.with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
         self._writer = pa.ipc.new_file(self._file, self._schema)
 

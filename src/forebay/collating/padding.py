@@ -62,10 +62,10 @@ class Pad(Collation):
         """See `pad`."""
         tensors = _tensors(samples, path)
         first = tensors[0]
-        needed = max(len(self.multiples), self.lengths)
+        needed = max(len(self.multiples), int(self.lengths))
         if first.dim() < needed:
             odd = Misfit(path, None, described(first), "")
-            advice = f"multiple_of and lengths need {needed} dimensions or more."
+            advice = f"multiple_of and lengths need {counted(needed, 'dimension')} or more."
             raise refusal(odd, len(tensors), advice)
         self._check_value(first.dtype, path)
         shapes = [tensor.shape for tensor in tensors]
@@ -170,7 +170,8 @@ def _tensor(sample: Any, index: int, count: int, path: Path) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         odd = Misfit(path, index, f"{described(sample)}, which is not a tensor ({error})", "")
         raise _no_tensor(odd, count) from error
-    if sample.layout is not torch.strided or sample.is_nested or sample.requires_grad:
+    is_dense = sample.layout is torch.strided and not (sample.is_nested or sample.is_quantized)
+    if not is_dense or sample.requires_grad:
         grad = ", with a gradient: detach() it" if sample.requires_grad else ""
         raise _no_tensor(Misfit(path, index, described(sample) + grad, ""), count)
     return sample

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from forebay import trees
 from forebay.batches import halves
 from forebay.failures import Failure
 from forebay.observe.event_log import log
 from forebay.predicting.range_reader import Loaded
+from forebay.torch_internals import version_of
 
 
 class Predicted(NamedTuple):
@@ -27,7 +30,7 @@ class Bisection:
 
     Args:
         model: Called with a batch.
-        load: Loads samples again, for a batch that cannot be split.
+        load: Loads samples again, for a batch that cannot be split, or that the model has changed.
     """
 
     def __init__(
@@ -50,10 +53,13 @@ class Bisection:
             if not count:
                 continue
             if self._most is None or count <= self._most:
+                before = _state(one.batch)
                 outcome = self._tried(one)
                 if outcome is not None:
                     yield outcome
                     continue
+                if _state(one.batch) != before:  # its halves would be predicted from other values
+                    one = one._replace(batch=None)
             left += reversed(self._halves(one))
 
     def _tried(self, one: Loaded) -> Predicted | Failure | None:
@@ -80,3 +86,15 @@ class Bisection:
         if cut is not None:
             return [Loaded(*pair) for pair in zip(indices, cut, strict=True)]
         return [loaded for half in indices for loaded in self._load(half)]
+
+
+def _state(batch: Any) -> list[tuple[Any, ...]]:
+    """Return a list that differs after a batch was changed, in place or as a container."""
+    return [(id(leaf), _version(leaf)) for leaf in trees.leaves(batch)]
+
+
+def _version(leaf: Any) -> object:
+    if isinstance(leaf, np.ndarray):
+        return object()  # an array does not tell, so it counts as changed
+    version = version_of(leaf) if isinstance(leaf, torch.Tensor) else 0
+    return object() if version < 0 else version

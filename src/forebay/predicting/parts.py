@@ -162,7 +162,7 @@ class PartWork:
         if self._known is None:
             self._known = specs
         check_specs(self._known, specs, predicted.indices[0])
-        writer.add(predicted.indices, columns)
+        writer.add(predicted.indices, {name: columns[name] for name in self._known})
 
     def _stop_if_all_fail(self, failure: Failure) -> None:
         """Raise FailuresError if all samples so far failed alike; counts over all parts."""

@@ -27,7 +27,8 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
     """Return a model's outputs by column, each a new array with one row per sample.
 
     Raises:
-        OutputError: They are not dense tensors or arrays, or do not have one row per sample.
+        OutputError: They are not dense tensors or arrays, do not have one row per sample, or have
+            strings that are not Unicode.
     """
     columns: Columns = {}
     for name, value in _named(outputs):
@@ -43,10 +44,11 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
                 "  It has to return tensors or arrays whose first dimension is the batch, or a "
                 "dict, NamedTuple or tuple of them. Wrap the model in a function that does."
             )
-        if isinstance(value, torch.Tensor) and (odd := _oddity(value)):
+        if odd := _oddity(value):
             raise OutputError(
-                f"the model returned {name!r} as a {odd} tensor, which Parquet cannot store\n"
-                "  Return a dense tensor: to_dense(), to_padded_tensor() or dequantize() makes one."
+                f"the model returned {name!r} as a {odd}, which Parquet cannot store\n"
+                "  Return a dense tensor or a plain array: to_dense(), to_padded_tensor(), "
+                "dequantize() or filled() makes one."
             )
         rows = value.shape[0] if value.ndim else 0
         if rows != len(indices):
@@ -61,7 +63,7 @@ def columns_of(outputs: Any, indices: list[int]) -> Columns:
                 f"the model returned {name!r} of shape {tuple(value.shape)}: its rows are empty\n"
                 "  Nothing of this part was kept. Leave it out of what the model returns."
             )
-        columns[name] = _array(name, value)
+        columns[_storable(name, "the name of a column")] = _array(name, value)
     if not columns:
         raise OutputError(
             f"the model returned an empty {type(outputs).__name__} for the batch of samples "
@@ -79,7 +81,7 @@ def specs_of(columns: Columns) -> dict[str, Spec]:
 
 
 def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int) -> None:
-    """Check that a batch has the columns of the run.
+    """Check that a batch has the columns of the run, in any order.
 
     Args:
         known: The columns of the run.
@@ -89,21 +91,16 @@ def check_specs(known: Mapping[str, Spec], found: Mapping[str, Spec], index: int
     Raises:
         OutputError: They differ.
     """
-    if known == found:
-        return
     for name in dict.fromkeys((*known, *found)):
-        was, now = _spec_text(known.get(name)), _spec_text(found.get(name))
+        was, now = known.get(name), found.get(name)
         if was != now:
             raise OutputError(
-                f"sample {index} has {now} as {name!r}, and the samples before had {was}\n"
+                f"sample {index} has {_spec_text(now)} as {name!r}, and the samples before had "
+                f"{_spec_text(was)}\n"
                 "  A column has one type and one shape. Nothing of this part was kept. Have the "
                 "model return the same for every sample: pad, cut or reduce what varies. "
                 "To switch to the new columns, start over: resume=False, or --restart."
             )
-    raise OutputError(
-        f"sample {index} has the columns {[*found]}, and the samples before had {[*known]}\n"
-        "  Nothing of this part was kept. Return them in the same order for every sample."
-    )
 
 
 def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
@@ -117,13 +114,15 @@ def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
         yield ALONE, outputs
 
 
-def _oddity(tensor: torch.Tensor) -> str:
-    """Return the kind of a tensor that is not a plain array of numbers; "" for one that is."""
-    if tensor.is_nested:
-        return "nested"
-    if tensor.layout != torch.strided:
-        return "sparse"
-    return "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else ""
+def _oddity(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    """Return the kind of a value that is not a plain array; "" for one that is."""
+    if isinstance(value, np.ndarray):
+        return "masked array" if isinstance(value, np.ma.MaskedArray) else ""
+    if value.is_nested:
+        return "nested tensor"
+    if value.layout != torch.strided:
+        return "sparse tensor"
+    return "quantized tensor" if value.is_quantized else "meta tensor" if value.is_meta else ""
 
 
 def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
@@ -139,6 +138,8 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
         array = np.array(value, order="C")
     if array.dtype.kind == "b" and array.ndim > 1:
         array = array.view(np.uint8)  # Arrow has no tensors of bool
+    if array.dtype.kind == "U":
+        _storable("".join(array.flat), f"a string of {name!r}")
     storable = "biuf" if array.ndim > 1 else "biufU"
     if array.dtype.kind not in storable or array.dtype.char == "g":  # a long double
         raise OutputError(
@@ -149,6 +150,21 @@ def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 _FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+def _storable(text: str, what: str) -> str:
+    """Return a string; raise OutputError if it has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = slice(max(error.start - 20, 0), error.end + 20)
+        raise OutputError(
+            f"the model returned {text[at]!r} in {what}, which Parquet cannot store: it is not "
+            "valid Unicode\n"
+            "  Nothing of this part was kept. Replace such characters: "
+            "text.encode(errors='replace').decode()."
+        ) from None
+    return text
 
 
 def _spec_text(spec: Spec | None) -> str:

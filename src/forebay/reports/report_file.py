@@ -42,7 +42,8 @@ def write_report(html: str, path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(errno.ENOENT, reason, str(target.parent))
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
+        # A name or a message may hold bytes that are not UTF-8, as lone surrogates.
+        with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(html)
         os.replace(temporary, target)
     except BaseException:

@@ -249,6 +249,17 @@ def test_csv_numbers_are_read_only_if_they_are_written_like_numbers(tmp_path):
     }  # fmt: skip
 
 
+def test_whole_numbers_among_others_are_floats_in_csv(tmp_path):
+    """As in JSONL; spreadsheets write 1.0 as 1."""
+    path = tmp_path / "numbers.csv"
+    path.write_text("a,b,codes\n1,-2,1\n2.5,,007\n,0.5,2.5\n")
+    assert read_table(path).to_pydict() == {
+        "a": [1.0, 2.5, None],
+        "b": [-2.0, None, 0.5],
+        "codes": ["1", "007", "2.5"],
+    }
+
+
 def test_jsonl_keeps_values_as_they_were_returned(tmp_path):
     """One object a line with all columns; what differs in type stays different."""
     path = tmp_path / "metadata.jsonl"

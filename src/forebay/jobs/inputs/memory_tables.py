@@ -72,8 +72,12 @@ def arrow_table(table: Any) -> pyarrow.Table:
     """
     import pyarrow
 
-    pandas = sys.modules.get("pandas")  # a DataFrame cannot exist before its library is imported
+    # A DataFrame cannot exist before its library is imported.
+    pandas, polars = map(sys.modules.get, ("pandas", "polars"))
     try:
+        objects = polars is not None and isinstance(table, polars.DataFrame) and polars.Object
+        if objects and objects in table.dtypes:  # Arrow would be given their addresses
+            raise TypeError("a column holds Python objects")
         if pandas is not None and isinstance(table, pandas.DataFrame):
             # Otherwise row labels would be a column or not, depending on how rows were selected.
             arrow = pyarrow.Table.from_pandas(table, preserve_index=False)

@@ -272,7 +272,7 @@ def in_words(path: Path) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:
         raise  # a bug of forebay's, such as a call after `close`
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote damaged bytes
         name = getattr(error, "sqlite_errorname", "")
         kind = BusyError if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else LedgerError
         raise kind(f"{_first_line(path, name)}\n  {_advice(name)} (SQLite: {error})") from error

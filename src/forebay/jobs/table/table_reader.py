@@ -233,10 +233,12 @@ def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     import pyarrow
     import pyarrow.compute
 
+    whole = "0|-?[1-9][0-9]*"
+    other = "-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf"
     shapes = (
         ("^(true|false)$", pyarrow.bool_()),
-        ("^(0|-?[1-9][0-9]*)$", pyarrow.int64()),
-        ("^(-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf)$", pyarrow.float64()),
+        (f"^({whole})$", pyarrow.int64()),
+        (f"^({whole}|{other})$", pyarrow.float64()),
     )
     for pattern, kind in shapes:
         # A column without a value would match every type; it stays a string column.
@@ -244,6 +246,7 @@ def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
             cells.null_count < len(cells)
             and pyarrow.compute.all(pyarrow.compute.match_substring_regex(cells, pattern)).as_py()
         ):
-            with suppress(pyarrow.ArrowInvalid):  # integers beyond 64 bits stay strings
+            with suppress(pyarrow.ArrowInvalid):
                 return cells.cast(kind)
+            return cells  # integers beyond 64 bits
     return cells
