@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -58,6 +59,10 @@ _FIXED = (
     *("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail"),
     *("device", "device_transform"),
 )
+
+# A copy creates these when they are first used. A `__setstate__` that creates them would be called
+# by the wrappers of Accelerate, which forward what they lack, in place of restoring the wrapper.
+_NOT_COPIED = ("_pipelines", "_trace")
 
 
 class DataLoader(TorchDataLoader[_T_co]):
@@ -169,25 +174,24 @@ class DataLoader(TorchDataLoader[_T_co]):
         num_workers = checked_workers(num_workers)
         self.buffer = buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
-        self.ranks = ranks_of(world_size, rank)
-        self.seed = 0 if seed is None and self.ranks is not None else seed
+        self._ranks = ranks_of(world_size, rank)
+        self.seed = 0 if seed is None and self._ranks is not None else seed
         self._own_seed = seed  # the argument; loading a state changes `seed`
         self.on_error, self.tail = on_error, tail
-        # Unchanged arguments: some libraries make a new loader from the attributes of another.
+        # Unchanged arguments, and nothing else in public attributes: some libraries make a new
+        # loader from all of them.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
-        self.prefetch_is_set = prefetch_factor is not None
+        self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
         is_named = is_named or isinstance(num_workers, AutoWorkers)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
-        self._trace = Trace()
         self._failures = FailureLog()
         self._pipeline: Pipeline | None = None  # of the last iteration
-        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
         self._resumed: Position | None = None  # where the next iteration begins, if loaded
         self._next_epoch = 0
         arguments: Any = (
@@ -369,7 +373,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The state does not fit; the message names both values. Nothing was changed.
         """
         settings = Settings(self)
-        world_size = 1 if self.ranks is None else self.ranks.world_size
+        world_size = 1 if self._ranks is None else self._ranks.world_size
         position = Position.from_state(state)
         position = position.fitted(
             settings.made_with,
@@ -448,6 +452,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._trace.publication.remove()
         self._iterator = None
 
+    @cached_property
+    def _trace(self) -> Trace:
+        return Trace()
+
+    @cached_property
+    def _pipelines(self) -> weakref.WeakSet[Pipeline]:
+        return weakref.WeakSet()
+
     # ---- object protocol -----------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -456,15 +468,10 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
-        fresh = dict.fromkeys(("_pipeline", "_pipelines", "_iterator", "_trace"))
         epoch = 0 if self._resumed is None else self._resumed.epoch
-        made = {"_failures": FailureLog(), "_next_epoch": epoch}
-        return {**self.__dict__, **fresh, **made}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the attributes of a copy."""
-        self.__dict__.update(state)
-        self._pipelines, self._trace = weakref.WeakSet(), Trace()
+        fresh = {"_pipeline": None, "_iterator": None, "_next_epoch": epoch}
+        state = {**self.__dict__, **fresh, "_failures": FailureLog()}
+        return {name: value for name, value in state.items() if name not in _NOT_COPIED}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""

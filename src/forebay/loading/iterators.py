@@ -33,7 +33,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
         self._failures = loader._failures
-        self._ranks = loader.ranks
+        self._ranks = loader._ranks
         self._loader = None if loader._keeps_iterator else loader
         self._begin(loader, partial(super().__init__, loader), is_new=True)
 

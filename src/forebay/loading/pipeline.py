@@ -156,7 +156,7 @@ class Pipeline:
             self.close()
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
-        if loader.ranks is not None and not self._has_agreed:
+        if loader._ranks is not None and not self._has_agreed:
             self._check_ranks(settings, position)
         feed = self.feed
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
@@ -181,7 +181,7 @@ class Pipeline:
         """Raise an error unless all ranks have the same settings and position."""
         loader = settings.loader
         if loader.world_size == "auto":
-            check_still(loader.ranks)
+            check_still(loader._ranks)
         facts: dict[str, Any] = {
             "seed": self.seed,
             "epoch": position.epoch,
@@ -192,7 +192,7 @@ class Pipeline:
         }
         if self.mixture is not None:
             facts["weights"] = self.mixture.weights
-        self._has_agreed = check_agreement(loader.ranks, facts)
+        self._has_agreed = check_agreement(loader._ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
