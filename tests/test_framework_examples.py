@@ -64,10 +64,12 @@ def train(folder: Path, name: str, *changes: tuple[str, str], ranks: int = 0) ->
     if ranks:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    # Buffered, each rank writes its lines at its end, so that those of two ranks do not mix.
+    buffered = {"PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         [sys.executable, *launcher, "train.py"],
         cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **buffered},
         capture_output=True,
         text=True,
         timeout=300,

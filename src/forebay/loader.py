@@ -160,15 +160,16 @@ class DataLoader(TorchDataLoader[_T_co]):
         num_workers = checked_workers(num_workers)
         self.buffer = buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
-        self.ranks = ranks_of(world_size, rank)
-        self.seed = 0 if seed is None and self.ranks is not None else seed
+        self._ranks = ranks_of(world_size, rank)
+        self.seed = 0 if seed is None and self._ranks is not None else seed
         self._own_seed = seed  # the argument; loading a state changes `seed`
         self.on_error, self.tail = on_error, tail
-        # Unchanged arguments: some libraries make a new loader from the attributes of another.
+        # Unchanged arguments, and nothing else in public attributes: some libraries make a new
+        # loader from all of them.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
-        self.prefetch_is_set = prefetch_factor is not None
+        self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
         is_named = is_named or isinstance(num_workers, AutoWorkers)
@@ -321,7 +322,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The state does not fit; the message names both values. Nothing was changed.
         """
         settings = Settings(self)
-        world_size = 1 if self.ranks is None else self.ranks.world_size
+        world_size = 1 if self._ranks is None else self._ranks.world_size
         position = Position.from_state(state)
         position = position.fitted(
             settings.made_with,
@@ -397,6 +398,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
+        # There is no `__setstate__`: wrappers that forward what they lack would call it.
         return {
             **self.__dict__,
             "_iterator": None,

@@ -481,7 +481,7 @@ REMADE = {
         "seed": 3,
     },
 }
-KEPT = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail", "ranks")
+KEPT = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail", "_ranks")
 
 
 @pytest.mark.slow

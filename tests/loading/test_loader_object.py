@@ -104,6 +104,44 @@ def test_an_epoch_that_cannot_begin_leaves_no_workers():
         assert sum(1 for _ in loader) == 8
 
 
+class Wrapping:
+    """A loader in an object that forwards what it lacks, and is pickled as Accelerate's are."""
+
+    def __init__(self, dataset=range(3)):
+        self.loader = DataLoader(dataset, batch_size=4)
+
+    def __getattr__(self, name):
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __reduce__(self):
+        return Wrapping, (), self.__dict__
+
+
+def test_a_wrapped_loader_can_be_pickled():
+    """The state is the wrapper's, and the wrapper takes it."""
+    other = pickle.loads(pickle.dumps(Wrapping(range(8))))
+    assert [batch.tolist() for batch in other.loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"seed": 1, "buffer": "1MB", "num_workers": 1}, {"world_size": 2, "rank": 1}],
+    ids=["torch's alone", "seed and buffer", "ranks"],
+)
+def test_a_loader_is_made_from_the_public_attributes_of_another(arguments):
+    """As by pytorch-ignite: each of them is an argument."""
+    with DataLoader(range(12), batch_size=2, shuffle=True, **arguments) as loader:
+        found = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+        del found["batch_sampler"]  # excludes batch_size
+        with DataLoader(**found) as other:
+            torch.manual_seed(0)
+            expected = [batch.tolist() for batch in loader]
+            torch.manual_seed(0)
+            assert [batch.tolist() for batch in other] == expected
+
+
 @pytest.mark.parametrize("arguments", [{}, {"seed": 0}, {"buffer": "1MB"}], ids=repr)
 def test_close_ends_the_workers_of_a_pass_that_is_under_way(arguments):
     """Whoever made them, torch's rules or a stream."""

@@ -324,7 +324,7 @@ def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
         monkeypatch.setenv(name, value)
     for world_size in ("auto", 3):
         loader = DataLoader(Squares(9), world_size=world_size)
-        assert loader.ranks == (3, 2)
+        assert loader._ranks == (3, 2)
     with pytest.raises(OptionError, match="one of 3"):
         DataLoader(Squares(9), world_size=4)
     monkeypatch.setenv(next(name for name in environment if name.endswith(("K", "D"))), "3")
@@ -347,7 +347,7 @@ def test_a_loader_made_before_the_ranks_are_known_is_refused(monkeypatch, looks)
 def test_auto_alone_is_one_rank():
     """The same script runs without a launcher."""
     loader = DataLoader(Squares(9), world_size="auto", batch_size=2)
-    assert loader.ranks == (1, 0)
+    assert loader._ranks == (1, 0)
     assert len(epochs_of(loader, 1)[0]) == 5
 
 

@@ -39,11 +39,11 @@ class LoaderArguments(Protocol):
     seed: int | None
     on_error: Literal["raise", "skip"]
     world_size: int | Literal["auto"] | None
-    ranks: Ranks | None
     tail: Literal["repeat", "uneven"]
     device: str | torch.device | None
     device_transform: Callable[..., Any] | None
-    prefetch_is_set: bool  # whether `prefetch_factor` was given
+    _ranks: Ranks | None
+    _prefetch_is_set: bool  # whether `prefetch_factor` was given
     _by_torchs_rules: bool  # see `Settings`
 
     def diagnose(self) -> Diagnosis:

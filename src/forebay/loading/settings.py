@@ -87,7 +87,7 @@ class Settings:
     @functools.cached_property
     def shared(self) -> Plan | None:
         """How ranks share each batch, as a plan without a length; None if they do not."""
-        ranks, loader = self.loader.ranks, self.loader
+        ranks, loader = self.loader._ranks, self.loader
         if ranks is None:
             return None
         return Plan(
@@ -275,7 +275,7 @@ class Settings:
         # More requests than torch makes, if that has no visible effect.
         grows = (
             self.by_torchs_rules
-            and not loader.prefetch_is_set
+            and not loader._prefetch_is_set
             and type(loader.sampler) in (*_TORCHS_OWN, DistributedSampler)
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
@@ -327,8 +327,8 @@ class Settings:
         parts = [shown, f"batch_size={self.batch_size}", f"num_workers={loader.num_workers}"]
         if loader.buffer is not None:
             parts.append(f"buffer={capacity_shown(loader.buffer)}")
-        if loader.ranks is not None:
-            parts.append("rank={1} of {0}".format(*loader.ranks))
+        if loader._ranks is not None:
+            parts.append("rank={1} of {0}".format(*loader._ranks))
         usual = {
             "device": None,
             "seed": None,
