@@ -169,7 +169,8 @@ class Receiver:
 
     def close(self) -> None:
         """Stop listening, and close all connections: whoever waits for bytes gets an error."""
-        self._closed.set()
+        with self._lock:  # no connection is accepted after this
+            self._closed.set()
         _end(self._listening)
         for sender in list(self._connections):
             self.forget(sender)
