@@ -16,6 +16,7 @@ from same import assert_same
 
 from forebay import DataLoader, OptionError, Ray
 from forebay.engine.memory.sending import Receiver
+from forebay.loading import remote
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,4 +139,11 @@ def test_a_node_that_cannot_connect_is_refused_before_work(monkeypatch: Any) -> 
     with pytest.raises(OptionError, match="cannot connect to the trainer at") as caught:
         next(iter(loader_of(Large(COUNT), backend=DIRECT)))
     assert "Connection refused" in str(caught.value)
+    assert "leave `direct` out" in str(caught.value)
+
+
+def test_an_address_that_is_not_the_trainers_is_refused() -> None:
+    """As where Ray was told another one, which leads to this machine from outside."""
+    with pytest.raises(OptionError, match=r"cannot listen on 198\.51\.100\.1") as caught:
+        remote._receiver_at("198.51.100.1")
     assert "leave `direct` out" in str(caught.value)

@@ -24,6 +24,7 @@ from forebay.engine.pools.ray.cluster import joined
 from forebay.engine.pools.ray.node_checks import NodeCheck
 from forebay.engine.pools.ray.pool import RayPool
 from forebay.engine.pools.ray.shipping import shipped
+from forebay.errors import OptionError
 from forebay.loading.hosting import BatchHosting
 from forebay.loading.messages import BatchResult, BatchSpec, SealedResult
 from forebay.observe.progress import note
@@ -50,7 +51,7 @@ def pool_on_cluster(
     """
     payload = shipped(spec)
     with joined(cluster.address, note) as here:
-        direct = Receiver(here) if cluster.direct else None
+        direct = _receiver_at(here) if cluster.direct else None
         receiver = BatchReceiver(slots, direct, borrows=borrows)
         address = None if direct is None else direct.address
         try:
@@ -67,6 +68,17 @@ def pool_on_cluster(
         except BaseException:
             receiver.close()
             raise
+
+
+def _receiver_at(here: str) -> Receiver:
+    try:
+        return Receiver(here)
+    except OSError as error:
+        raise OptionError(
+            f"the trainer cannot listen on {here}, the address of its node: {error}\n"
+            "  Nothing was started. forebay.Ray(direct=True) needs that: leave `direct` out to "
+            "have batches sent through Ray's object store."
+        ) from error
 
 
 class BatchReceiver:
