@@ -45,6 +45,11 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
     """
     if not sources:
         raise OptionError("mix() got no sources\n  Pass at least one: {'name': (dataset, 1.0)}.")
+    if not isinstance(sources, Mapping):
+        raise OptionError(
+            f"mix() takes sources by name; got {type(sources).__name__}\n"
+            "  Name each of them: {'name': (dataset, 1.0)}."
+        )
     datasets, weights = {}, {}
     pair: Any
     for name, pair in sources.items():

@@ -36,7 +36,13 @@ from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Todo
 from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import PRIVATE, table_name
-from forebay.jobs.outputs.output_places import check_in_reach, in_reach, local_inputs, open_place
+from forebay.jobs.outputs.output_places import (
+    check_in_reach,
+    in_reach,
+    local_inputs,
+    open_place,
+    path_text,
+)
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.ledger_table import write_ledger_table
@@ -80,12 +86,12 @@ class Session:
         verb: str = "preprocess",
     ) -> None:
         self.options, self.starts_over = options, False
-        check_in_reach(os.fspath(output), options)
+        self.output = path_text(output)
+        check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
         self._work, self._describe = work, described or partial(describe, work)
-        self.output = os.fspath(output)
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self._verb = has_table, verb

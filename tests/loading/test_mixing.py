@@ -214,6 +214,7 @@ class Endless(IterableDataset):
 
 REFUSED = {
     "nothing": ({}, {}, "no sources"),
+    "no names": ([(Squares(3), 1)], {}, "takes sources by name; got list"),
     "no weight": ({"a": Squares(3)}, {}, "takes a dataset and a weight"),
     "an iterable": ({"a": (Endless(), 1)}, {}, "source 'a' is a Endless"),
     "an empty one": ({"a": ([], 1)}, {}, "source 'a' is empty"),

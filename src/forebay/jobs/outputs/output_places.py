@@ -116,9 +116,28 @@ def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
         return replace(snapshot, live=live or snapshot.live)
 
 
+def path_text(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string.
+
+    Raises:
+        OptionError: It is none.
+    """
+    text: Any = os.fspath(output) if isinstance(output, os.PathLike) else output
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(
+            f"{output!r} names no folder\n"
+            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
+        )
+    return text
+
+
 def local_path(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as a string; a file:// URL as a path."""
-    text = os.path.expanduser(os.fspath(output))
+    """Return a path or URL as a string; a file:// URL as a path.
+
+    Raises:
+        OptionError: It is none.
+    """
+    text = os.path.expanduser(path_text(output))
     if not text.startswith(_LOCAL) or "::" in text:
         return text
     from fsspec.implementations.local import LocalFileSystem
