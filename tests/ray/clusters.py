@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -103,3 +104,12 @@ def zygotes() -> list[int]:
         if b"forebay.engine.pools.zygote" in command and mark in environment.split(b"\0"):
             found.append(int(name))
     return found
+
+
+def kill_host() -> None:
+    """Kill the host of the first worker, and wait for the end of the process that forks workers."""
+    forker = min(zygotes())  # the worker is forked later
+    host = int(Path(f"/proc/{forker}/stat").read_text().rpartition(")")[2].split()[1])
+    assert b"forebay" not in Path(f"/proc/{host}/cmdline").read_bytes()
+    os.kill(host, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{forker}").exists())

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from datasets import Squares
+
 import forebay
 
 # How many samples the datasets have, where nothing else is said.
 COUNT = 40
+
+
+class Large(Squares):
+    """Samples of 48 KB with random numbers."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((300, 40), float(index)), torch.rand(3)
 
 
 def loader_of(dataset: Any, **options: Any) -> forebay.DataLoader:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from clusters import STORE_BYTES, until, zygotes
+from clusters import STORE_BYTES, kill_host, until
 from datasets import Squares
-from loaders import COUNT, batches_of, loader_of
+from loaders import COUNT, Large, batches_of, loader_of
 from same import assert_same
 
 from forebay import DataLoader, OptionError, Ray
@@ -24,13 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 DIRECT = Ray(direct=True)
-
-
-class Large(Squares):
-    """Samples of 48 KB with random numbers."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((300, 40), float(index)), torch.rand(3)
 
 
 class Huge(Squares):
@@ -96,11 +88,7 @@ def test_a_host_that_is_killed_costs_no_batch() -> None:
     with loader_of(Large(400), backend=DIRECT, buffer="1MB") as loader:
         iterator = iter(loader)
         found = [next(iterator) for _ in range(4)]
-        forker = min(zygotes())  # the worker is forked later
-        host = int(Path(f"/proc/{forker}/stat").read_text().rpartition(")")[2].split()[1])
-        assert b"forebay" not in Path(f"/proc/{host}/cmdline").read_bytes()
-        os.kill(host, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{forker}").exists())
+        kill_host()
         found += iterator
         assert_same(found, expected)
         assert loader.statistics().restarts == 0

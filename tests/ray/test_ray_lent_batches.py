@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from clusters import QUICK_DEATHS, STORE_BYTES, ray, until, zygotes
-from datasets import Squares
+from clusters import QUICK_DEATHS, STORE_BYTES, kill_host, ray
 from driving import MARK
-from loaders import COUNT, batches_of, loader_of
+from loaders import COUNT, Large, batches_of, loader_of
 from same import assert_same
 
 from forebay.testing.fake_device import FakeDevice
@@ -25,13 +23,6 @@ pytestmark = [
     pytest.mark.usefixtures("node"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-
-
-class Large(Squares):
-    """Samples of 48 KB with random numbers."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((300, 40), float(index)), torch.rand(3)
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +81,7 @@ def test_what_was_taken_outlives_a_host_that_is_killed() -> None:
     with loader_of(Large(COUNT), buffer="1MB") as loader:
         iterator = iter(loader)
         found = [next(iterator) for _ in range(4)]
-        forker = min(zygotes())  # the worker is forked later
-        host = int(Path(f"/proc/{forker}/stat").read_text().rpartition(")")[2].split()[1])
-        assert b"forebay" not in Path(f"/proc/{host}/cmdline").read_bytes()
-        os.kill(host, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{forker}").exists())
+        kill_host()
         found += iterator
         assert_same(found, expected)
         assert loader.statistics().restarts == 0, "no batch is to blame"
