@@ -29,8 +29,6 @@ from forebay.errors import ForebayError, OptionError, OutputError
 
 # How long a node may take to answer; importing a large library from a slow disk takes a while.
 PATIENCE_S = 120.0
-# How long a connection to the trainer may take.
-CONNECT_S = 10.0
 _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
@@ -164,7 +162,7 @@ def inspect_node(
     unreachable = ""
     if check.trainer is not None:
         try:
-            socket.create_connection(check.trainer, CONNECT_S).close()
+            socket.create_connection(check.trainer, cluster.CONNECT_S).close()
         except OSError as error:
             unreachable = str(error)
     return NodeFacts(versions(), unloadable, folder, missing, unreachable)
