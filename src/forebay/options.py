@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from forebay.errors import OptionError
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
@@ -285,6 +285,13 @@ def cluster_of(backend: str | Ray) -> Ray | None:
     if isinstance(backend, Ray):
         return backend
     return Ray() if backend == "ray" else None
+
+
+def backend_name(
+    backend: Literal["process", "thread", "ray"] | Ray,
+) -> Literal["process", "thread", "ray"]:
+    """Return the name of a backend."""
+    return "ray" if isinstance(backend, Ray) else backend
 
 
 def worker_resources(where: Ray) -> dict[str, float]:

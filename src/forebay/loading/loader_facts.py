@@ -25,7 +25,7 @@ from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, Ray, cluster_of
+from forebay.options import AutoWorkers, backend_name, cluster_of
 from forebay.ranks import local_ranks
 from forebay.reports.environment import environment
 from forebay.reports.loader_report import loader_html
@@ -45,7 +45,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
-        backend="ray" if isinstance(loader.backend, Ray) else loader.backend,
+        backend=backend_name(loader.backend),
         cores=usable_cores() / local_ranks() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
@@ -112,7 +112,7 @@ def _arguments(settings: Settings) -> dict[str, str]:
         "buffer": None if loader.buffer is None else capacity_shown(loader.buffer),
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
-        "backend": "ray" if isinstance(loader.backend, Ray) else loader.backend,
+        "backend": backend_name(loader.backend),
         "seed": loader.seed,
         "collate_fn": _name_of(loader.collate_fn),
         "in_order": loader.in_order,

@@ -35,7 +35,7 @@ from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, planned_sampler, resized
 from forebay.loading.workers import Workers
 from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, Ray, cluster_of
+from forebay.options import AutoWorkers, backend_name, cluster_of
 from forebay.plan.batch_plan import Plan
 from forebay.ranks import Ranks, process_group
 
@@ -257,7 +257,7 @@ class Settings:
         loader = self.loader
         context = loader.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
-        backend: Any = "ray" if isinstance(loader.backend, Ray) else loader.backend
+        backend = backend_name(loader.backend)
         directory = None if loader.buffer is None else loader.buffer.directory
         return Workers(backend, loader.num_workers, start, directory, cluster_of(loader.backend))
 
