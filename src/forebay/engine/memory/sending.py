@@ -31,7 +31,7 @@ _ACCEPTED = b"\1"
 _CONNECT_S = 10.0
 _MOST_STRANGERS = 64
 # A machine that stops answering without closing its connections counts as lost after 20 s.
-_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Address(NamedTuple):
@@ -228,9 +228,8 @@ class _Connection:
 def _keep_alive(connection: socket.socket) -> None:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _end(connection: socket.socket) -> None:
