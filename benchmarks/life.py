@@ -48,7 +48,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "perform": ("forebay.engine.engine:Engine._perform",),
     "loop": ("forebay.run:run",),
     "record": ("forebay.jobs.ledger.ledger:Ledger.record",),
-    "rename": ("forebay.jobs.outputs.output_folder:OutputFolder.perform",),
+    "rename": ("forebay.jobs.outputs.commits:Commits.advance",),
     "perform pending": ("forebay.session:Session.perform_pending",),
     "table": ("forebay.session:Session._update_table",),
     "close": (

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.call import Call
+from benchmarks.work import PIECES
 
 SOURCES = "sources"
 # A peer that takes longer has hung. None of them takes a quarter of it.
@@ -89,9 +90,9 @@ class Ground:
             answer = json.loads(call.answer(LIMIT_S))
         if "missing" in answer:
             raise Missing(answer["missing"])
-        found = outputs(folder)
-        if answer["results"] != count or found != count:
-            raise RuntimeError(f"{peer}: {answer['results']} results, {found} files of {count}")
+        found, files = outputs(folder), count * PIECES.get(task, 1)
+        if answer["results"] != count or found != files:
+            raise RuntimeError(f"{peer}: {answer['results']} results, {found} files of {files}")
         return float(answer["seconds"])
 
 
@@ -110,7 +111,8 @@ def outputs(folder: Path) -> int:
         with tarfile.open(shard) as tar:
             whole += sum(member.name.isdecimal() and member.size == 10 for member in tar)
     for entry in os.scandir(folder):
-        whole += entry.name.isdecimal() and entry.stat().st_size == 10
+        if entry.name.isdecimal():
+            whole += outputs(Path(entry)) if entry.is_dir() else entry.stat().st_size == 10
     return whole
 
 

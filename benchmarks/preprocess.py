@@ -1,4 +1,4 @@
-"""The overhead of preprocess: tiny inputs, compared with peers, and the use of cores at 5 ms.
+"""The overhead of preprocess: tiny inputs and files, compared with peers; the use of cores at 5 ms.
 
 Rates are without start-up: the slope between two sizes, (large - small) / (seconds for large -
 seconds for small), from the medians, where the costs of a whole call, such as starting workers,
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.measure import Ground, Missing
 from benchmarks.peers import NAMES
-from benchmarks.work import SPINS, spins_for
+from benchmarks.work import PIECES, SPINS, spins_for
 
 BURN_S = 0.005
 
@@ -83,6 +83,33 @@ def tiny(ground: Ground, quick: bool) -> None:
         "imported beforehand (pandas too, which pyarrow loads where it is installed). Start-up\n"
         f"left out: the slope from {n:,} to {4 * n:,} inputs; noise where that is less than the\n"
         "smaller size varied by. Rates are medians. All outputs are kept until the end."
+    )
+
+
+def pieces(ground: Ground, quick: bool) -> None:
+    """Print the table of inputs that are cut into many files."""
+    n, rounds = (50, 1) if quick else (200, 5)
+    peers = ("pool", "forebay", "loop", "executor")
+    print(
+        f"{n} inputs: read a file of 10 bytes, write {PIECES['split']} files of 10 bytes in a new\n"
+        "folder, return a dict; 2 workers"
+    )
+    times = dict(_interleaved(ground, "split", [Entry(peer, (n,), rounds) for peer in peers]))
+    pool = times["pool"]
+    assert pool is not None
+    rows: list[tuple[str, ...]] = []
+    for peer in peers:
+        runs = times[peer]
+        assert runs is not None
+        seconds, among = _median(runs[n]), runs[n]
+        files = [n * PIECES["split"] / each for each in (seconds, max(among), min(among))]
+        whole, slowest, fastest = map(_thousands, files)
+        relative = f"{_median(pool[n]) / seconds:.2f}"
+        rows.append((NAMES[peer], whole, relative, f"{slowest}-{fastest}", str(len(among))))
+    show(("", "files/s", "x Pool", "slowest-fastest", "runs"), rows)
+    print(
+        "forebay publishes a new folder with one rename. files/s: the whole call, start-up in,\n"
+        "libraries imported beforehand. Rates are medians. All outputs are kept until the end."
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # Settings travel in the environment: it reaches the workers of every peer, forked or spawned.
 SPINS = "BENCHMARK_SPINS"
 LOG = "BENCHMARK_LOG"
+# How many files a task writes for one input, unless it is one.
+PIECES = {"split": 100}
 
 
 def read(source: str, target: str = "") -> dict[str, int]:  # noqa: ARG001 - like the others
@@ -24,6 +27,21 @@ def copy(source: str, target: str) -> dict[str, int]:
         body = file.read()
     with open(target, "wb") as file:
         file.write(body)
+    return {"n": len(body)}
+
+
+def split(source: str, target: str) -> dict[str, int]:
+    """Copy one small file to each of a hundred in a new folder, as if it were cut into pieces."""
+    os.mkdir(target)
+    return _pieces(source, lambda name: os.path.join(target, name))
+
+
+def _pieces(source: str, path: Callable[[str], str | Path]) -> dict[str, int]:
+    with open(source, "rb") as file:
+        body = file.read()
+    for number in range(PIECES["split"]):
+        with open(path(str(number)), "wb") as file:
+            file.write(body)
     return {"n": len(body)}
 
 
@@ -44,7 +62,7 @@ def traced(source: str, target: str) -> dict[str, int]:
     return burn(source, target)
 
 
-TASKS = {"read": read, "copy": copy, "burn": burn, "traced": traced}
+TASKS = {"read": read, "copy": copy, "split": split, "burn": burn, "traced": traced}
 
 
 class Into:
@@ -66,6 +84,8 @@ class Staged:
         self._writes = task != "read"
 
     def __call__(self, source: Path, out: Any) -> dict[str, int]:
+        if self._task is split:
+            return _pieces(os.fspath(source), lambda name: out.file(f"{source.name}/{name}"))
         target = out.file(source.name) if self._writes else ""
         return self._task(os.fspath(source), target)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from forebay.cli import main
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.outputs import commits, output_folder
+from forebay.jobs.outputs import output_folder, publishing
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.packed import shards
 from forebay.jobs.table import ledger_table
@@ -54,11 +55,6 @@ def is_table(_: Any, target: Any) -> bool:
     return Path(target).name.startswith("metadata.")
 
 
-def has_file_changes(_: Any, file_changes: Any) -> bool:
-    """Tell whether there is anything to publish."""
-    return len(file_changes) > 0
-
-
 class Third:
     """True for the third output that is published."""
 
@@ -72,25 +68,26 @@ class Third:
         return self.left == 0
 
 
-def before_the_second_part() -> None:
-    """Publish one file at a time, and die before the second."""
-    commits.PUBLISHED_AT_ONCE = 1
-    seen: list[bool] = []
+def within_perform(parts: int | None) -> None:
+    """Die when so many renames of a commit are done, or all (None), and the ledger knows none."""
+    original = OutputFolder.perform
 
-    def is_second(_: Any, file_changes: Any) -> bool:
-        seen.extend([True] * has_file_changes(_, file_changes))
-        return len(seen) == 2
+    def killed(self: OutputFolder, file_changes: Any) -> Iterator[Any]:
+        yield from islice(original(self, file_changes), parts)
+        if file_changes:
+            die()
 
-    before(OutputFolder, "perform", is_second)
+    publishing.PUBLISHED_AT_ONCE = 1
+    OutputFolder.perform = killed  # type: ignore[method-assign]
 
 
 POINTS: dict[str, Callable[[], None]] = {
     "before the flush": lambda: before(OutputFolder, "flush"),
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
-    "in the midst of publishing": lambda: before(output_folder, "rename_new", Third()),
-    "between two parts of a commit": before_the_second_part,
-    "after publishing": lambda: after(OutputFolder, "perform", has_file_changes),
+    "in the midst of publishing": lambda: before(publishing, "rename_new", Third()),
+    "between two parts of a commit": lambda: within_perform(1),
+    "after publishing": lambda: within_perform(None),
     "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),
     "before the table": lambda: before(ledger_table, "write_metadata"),
     "before the table has its name": lambda: before(output_folder, "rename_new", is_table),

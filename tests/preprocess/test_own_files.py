@@ -16,7 +16,7 @@ from forebay.cli import cli
 from forebay.errors import OutputError
 from forebay.formats import TABLE_FORMATS
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.outputs import output_folder, renames
+from forebay.jobs.outputs import publishing, renames
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.table import ledger_table
 from forebay.preprocess import retry
@@ -287,14 +287,14 @@ def test_a_pending_rename_that_cannot_be_done_costs_its_input(three, output, obs
 
 def test_a_rename_that_the_system_forbids_costs_its_input(three, output, monkeypatch):
     """A folder that may not be written to, and others that may."""
-    real = output_folder.rename_new
+    real = publishing.rename_new
 
     def forbid(old, new):
         if new.endswith("0001.txt"):
             raise PermissionError(errno.EACCES, "Permission denied", new)
         real(old, new)
 
-    monkeypatch.setattr(output_folder, "rename_new", forbid)
+    monkeypatch.setattr(publishing, "rename_new", forbid)
     report = run(copy, three, output)
     assert (report.done, report.failed) == (2, 1)
     assert report.failures[0].message.startswith("'0001.txt' cannot be published: Permission den")
@@ -378,7 +378,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    where = {"rename_new": output_folder, "flush": OutputFolder}.get(place, os)
+    where = {"rename_new": publishing, "flush": OutputFolder}.get(place, os)
     with monkeypatch.context() as patch:
         patch.setattr(where, place, fail)
         for call in (lambda: run(work, three, output), lambda: verify(output)):
@@ -393,7 +393,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
 
 def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypatch):
     """What is recorded and not yet published is published by the next call."""
-    real, calls = output_folder.rename_new, []
+    real, calls = publishing.rename_new, []
 
     def fail_at_the_second(old, new):
         calls.append(new)
@@ -402,7 +402,7 @@ def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypa
         real(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(output_folder, "rename_new", fail_at_the_second)
+        patch.setattr(publishing, "rename_new", fail_at_the_second)
         with pytest.raises(OutputError, match="cannot be moved into place"):
             run(copy, three, output)
     assert len(published(output)) == 1

@@ -14,7 +14,7 @@ from forebay.errors import OutputError
 from forebay.failures import Failure
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Input
-from forebay.jobs.outputs import commits as module
+from forebay.jobs.outputs import commits, publishing
 from forebay.jobs.outputs.commits import Commits, perform_pending
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import STAGING
@@ -40,6 +40,11 @@ def nothing(_: Any) -> None:
     """Record nothing."""
 
 
+def full_disk(*_: object) -> None:
+    """Fail as a rename does on a full disk."""
+    raise FULL
+
+
 def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
     """Return commits of which one has published a part of its three files."""
     ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
@@ -53,8 +58,8 @@ def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputFolder:
     """An output folder; two files are published at a time, once there are three results."""
-    monkeypatch.setattr(module, "PUBLISHED_AT_ONCE", 2)
-    monkeypatch.setattr(module, "COMMIT_RESULTS", 3)
+    monkeypatch.setattr(publishing, "PUBLISHED_AT_ONCE", 2)
+    monkeypatch.setattr(commits, "COMMIT_RESULTS", 3)
     return OutputFolder(tmp_path / "out")
 
 
@@ -97,7 +102,7 @@ def test_nothing_is_recorded_after_files_that_could_not_be_published(
     with place.ledger() as ledger:
         commits = half_published(ledger, place)
         with monkeypatch.context() as full:
-            full.setattr(place, "perform", lambda _: (_ for _ in ()).throw(FULL))
+            full.setattr(publishing, "rename_new", full_disk)
             with pytest.raises(OutputError):
                 commits.advance()
         commits.add([staged(place, 4)], nothing)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -84,17 +83,17 @@ class Bucket:
         """Only check that no other machine took over: uploaded files are durable."""
         self._copy.check()
 
-    def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove objects as the ledger says. Safe to do twice.
 
         Returns:
-            Nothing: workers upload outputs to their names.
+            Nothing to iterate over: workers upload outputs to their names.
 
         Raises:
             LedgerError: A name leads out of the folder; nothing was touched.
         """
         self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
-        return []
+        return iter(())
 
     def complete_shards(self, ledger: Ledger) -> None:
         """Do nothing: only a local folder has shards."""
@@ -148,7 +147,7 @@ class Uploads:
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input, with a new folder."""
-        return _Scratch(source, Path(tempfile.mkdtemp(dir=str(self._staging.folder))))
+        return Output(source, self._staging, own=self._staging.own_folder())
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names.
@@ -180,14 +179,6 @@ class Uploads:
 
     def close(self) -> None:
         """Do nothing: every file was closed by the function."""
-
-
-class _Scratch(Output):
-    """An `out` with a folder that is removed together with its files."""
-
-    def discard(self) -> None:
-        super().discard()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

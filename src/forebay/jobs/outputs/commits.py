@@ -22,7 +22,7 @@ from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, Repor
 from forebay.errors import OutputError
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.name_conflicts import Recorded
-from forebay.jobs.ledger.records import Done, FailedInput, FileChange, OutputFile
+from forebay.jobs.ledger.records import Done, FailedInput, OutputFile
 from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.waiting import wait_until
 
@@ -31,8 +31,6 @@ COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 CHECK_S = 0.02
-# How many files are published before the loop serves the workers: some milliseconds' work.
-PUBLISHED_AT_ONCE = 256
 
 # Records tasks, and the seconds that each took.
 Took = Callable[[Sequence[tuple[int, float]]], None]
@@ -229,8 +227,8 @@ class Commits:
         self._has_changed = bool(file_changes)
         while file_changes:
             unpublished = []
-            for part in _parts(file_changes):
-                unpublished += self._folder.perform(part)
+            for part in self._folder.perform(file_changes):
+                unpublished += part
                 yield None
             if not unpublished:
                 break
@@ -242,15 +240,6 @@ class Commits:
         metadata = [done.metadata for done in delivered]
         lost = len(late)
         yield Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
-
-
-def _parts(file_changes: Sequence[FileChange]) -> Iterator[Sequence[FileChange]]:
-    """Split file changes, unless some are removals: one may belong to a rename that replaces."""
-    size = PUBLISHED_AT_ONCE
-    if any(staged is None for _, staged in file_changes):
-        size = len(file_changes)
-    for start in range(0, len(file_changes), size):
-        yield file_changes[start : start + size]
 
 
 def perform_pending(ledger: Ledger, folder: OutputPlace) -> list[str]:
@@ -269,7 +258,7 @@ def perform_pending(ledger: Ledger, folder: OutputPlace) -> list[str]:
         while file_changes := ledger.file_changes():
             # Otherwise an older copy would list outputs that no longer exist.
             folder.copy_ledger(ledger, now=True)
-            unpublished = folder.perform(file_changes)
+            unpublished = [one for part in folder.perform(file_changes) for one in part]
             folder.flush()
             if unpublished:
                 ledger.take_back(unpublished)

@@ -164,6 +164,21 @@ def removable_name(name: object) -> str:
     return staged_name(name) if is_staged else recorded_name(name)
 
 
+def worker_folder(run: str, worker: int) -> str:
+    """Return the folder where a worker stages the files of all its inputs."""
+    return f"{_IN_STAGING}{run}-{worker}"
+
+
+def own_folder(run: str, worker: int, number: int) -> str:
+    """Return a folder where a worker stages the files of one input alone."""
+    return f"{_IN_STAGING}{run}-{worker}-{number}"
+
+
+def is_in_own_folder(staged: str) -> bool:
+    """Tell whether a staged file is in a folder of one input alone."""
+    return staged[len(_IN_STAGING) :].partition("/")[0].count("-") == 2
+
+
 def folders_of(name: str) -> list[str]:
     """Return every folder that contains a name: "a" and "a/b" for "a/b/c"."""
     return [name[:at] for at, character in enumerate(name) if character == "/"]

@@ -47,8 +47,8 @@ class OutputPlace(Protocol):
     def flush(self) -> None:
         """Flush what was written to disk."""
 
-    def perform(self, file_changes: Sequence[FileChange]) -> list[Unpublished]:
-        """Remove and publish files; return those that cannot be published."""
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove and publish files, part by part; yield what cannot be published of each part."""
         ...
 
     def complete_shards(self, ledger: Ledger) -> None:

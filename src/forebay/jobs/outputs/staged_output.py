@@ -13,11 +13,11 @@ from forebay.errors import OutputError, shortened
 from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import (
-    PRIVATE,
-    STAGING,
     asked_name,
     folders_of,
+    own_folder,
     packed_name,
+    worker_folder,
 )
 from forebay.jobs.packed.shard_writer import ShardWriter
 
@@ -32,11 +32,27 @@ class Output:
             for a sample of a Dataset its name, or its index as a string; "" for a row without one.
     """
 
-    def __init__(self, source: str, folder: Path, shards: ShardWriter | None = None) -> None:
-        """Stage files in `folder`, pack into `shards`."""
+    def __init__(
+        self,
+        source: str,
+        staging: Staging,
+        shards: ShardWriter | None = None,
+        own: Path | None = None,
+    ) -> None:
+        """Stage the files of one input.
+
+        Args:
+            source: See the attribute.
+            staging: The worker's end of the output folder.
+            shards: Takes packed outputs; None if there can be none.
+            own: A folder for this input alone, removed with it; None to make one if it is needed.
+        """
         self.source = source
-        self.folder = folder
+        self.folder = own or staging.folder
+        self._staging = staging
         self._shards = shards
+        self._own = own
+        self._own_folders: dict[str, Path] = {}  # those made in it, by their names
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
@@ -59,30 +75,50 @@ class Output:
         final = asked_name(name)
         if final in self._paths:
             return self._paths[final]
-        path = self.folder / final  # the folder is parsed already
-        staged = str(path)
-        if "/" in final or self._folders or os.path.lexists(staged):
+        if self._own or self._folders or "/" in final:
             path = self._place(final)
-            staged = str(path)
-        self._names[staged] = final
+        else:
+            path = self.folder / final  # the folder is parsed already
+            if os.path.lexists(path):  # an earlier input's, not published yet
+                path = self._in_own_folder(final)
+        self._names[str(path)] = final
         self._paths[final] = path
         return path
 
     def _place(self, final: str) -> Path:
-        """Return a free path for a name that needs folders, or that an earlier input uses."""
-        folders = folders_of(final)
-        other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
+        """Return a free path for a name when there are folders.
+
+        The folder is this input's own if its outputs begin in a folder that is not published yet:
+        that can be published as a whole. All outputs lie to each other as their names do, unless
+        an earlier input uses one of them.
+        """
+        folder = final.rpartition("/")[0]
+        other = self._folders.get(final)
+        if folder not in self._folders:
+            folders = folders_of(final)
+            other = other or next((one for one in folders if one in self._paths), None)
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
                 "  A name cannot be both a file and a folder. Rename one of the two."
             )
-        self._folders.update(dict.fromkeys(folders, final))
-        path, number = self.folder / final, 0
-        while not _make_room(path, alone=not number and "/" not in final):
-            number += 1  # that of an earlier input, not published yet
-            path = self.folder / f"{PRIVATE}{number}" / final
-        return path
+        if folder not in self._folders:
+            self._folders.update(dict.fromkeys(folders, final))
+        if self._own is None and (self._paths or not self._staging.is_new(folder)):
+            path = self.folder / final
+            if _make_room(path):
+                return path
+        return self._in_own_folder(final)
+
+    def _in_own_folder(self, final: str) -> Path:
+        if self._own is None:
+            self._own = self._staging.own_folder()
+        folder, _, name = final.rpartition("/")
+        parent = self._own_folders.get(folder)
+        if parent is None:
+            parent = self._own_folders[folder] = self._own / folder
+            os.makedirs(parent, exist_ok=True)
+        return parent / name
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
         """Append one small output to a shard, a tar file in the folder `packed`.
@@ -194,6 +230,12 @@ class Output:
                 import shutil
 
                 shutil.rmtree(staged, ignore_errors=True)
+        if self._own is not None:
+            import shutil
+
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own = None
+            self._own_folders.clear()
         self._names.clear()
         self._paths.clear()
         self._folders.clear()
@@ -216,15 +258,14 @@ def _as_bytes(name: object, data: Any) -> bytes:
         ) from None
 
 
-def _make_room(path: Path, alone: bool) -> bool:
-    """Create the folder of a path unless it exists (`alone`); return whether the path is free."""
+def _make_room(path: Path) -> bool:
+    """Create the folder of a path; return whether the path is free."""
     if os.path.lexists(path):
         return False
-    if not alone:
-        try:
-            os.makedirs(path.parent, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
-            return False
+    try:
+        os.makedirs(path.parent, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
+        return False
     return True
 
 
@@ -240,12 +281,16 @@ class Staging:
         self._is_far = False
         # Not just a number: an abandoned thread of an earlier run may still write to its folder.
         self._run = os.urandom(4).hex()
+        self._worker = 0
         self.folder = Path()
+        self._own_folders = 0  # made so far
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self.folder = Path(self._root, STAGING, f"{self._run}-{worker}")
+        self._worker = worker
+        self.folder = Path(self._root, worker_folder(self._run, worker))
         os.makedirs(self.folder, exist_ok=True)
+        self._own_folders = 0
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
@@ -256,7 +301,18 @@ class Staging:
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input."""
-        return Output(source, self.folder, self._shards)
+        return Output(source, self, self._shards)
+
+    def is_new(self, folder: str) -> bool:
+        """Tell whether a folder is not in the output folder yet."""
+        return not os.path.isdir(f"{self._root}/{folder}")
+
+    def own_folder(self) -> Path:
+        """Make a folder for the files of one input alone."""
+        self._own_folders += 1
+        path = Path(self._root, own_folder(self._run, self._worker, self._own_folders))
+        os.mkdir(path)
+        return path
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Return the staged files and the packed outputs of one input."""

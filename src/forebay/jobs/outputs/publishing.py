@@ -1,0 +1,230 @@
+"""Publishing: staged files get the names that the ledger has for them, and others are removed.
+
+    file changes ── removals, then ── a folder at once ─── if it is new, and one input's alone
+                                 └─── a file at a time ─── otherwise
+
+A file gets its name only if nothing has that name, so a file that the ledger does not know is never
+overwritten; and only if no folder on its path is a symbolic link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from pathlib import Path
+
+from forebay.jobs.ledger.records import FileChange, Unpublished
+from forebay.jobs.outputs.output_names import (
+    PRIVATE,
+    folders_of,
+    is_in_own_folder,
+    is_packed,
+    recorded_name,
+    removable_name,
+    staged_name,
+)
+from forebay.jobs.outputs.renames import rename_new
+
+# How many files are published before the loop serves the workers: some milliseconds' work.
+PUBLISHED_AT_ONCE = 256
+# The most folders about which something is remembered. An output folder can have millions.
+FOLDERS_KNOWN = 100_000
+# Errors of a rename that are due to the file's name. All others are errors of the disk.
+_OF_THE_NAME = frozenset(
+    {
+        *(errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
+        *(errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ),
+    }
+)
+
+
+class Publisher:
+    """Performs the file changes of a ledger in a local output folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Publish in this folder, which exists."""
+        self._root = str(path)
+        self._real = os.path.realpath(path)
+        self._plain = {""}  # folders known to be reached without a link
+        self._made = {""}  # folders known to exist
+
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove and publish files as the ledger says, removals first. Safe to do twice.
+
+        A name that is removed and published is replaced in one step. Folders that removals leave
+        empty are removed, too: a file may have that name next.
+
+        Yields:
+            After some milliseconds' work: what could not be published, and why.
+
+        Raises:
+            LedgerError: A name leads out of the folder; nothing was touched.
+            OSError: The disk is full or broken.
+        """
+        removed, published = set(), []
+        for given, staged in file_changes:
+            if staged is not None:
+                published.append((recorded_name(given), staged_name(staged)))
+            elif not is_packed(name := removable_name(given)):  # its shard is written again
+                removed.add(name)
+        replaced = removed & {name for name, _ in published}
+        self._remove(removed - replaced)
+        reasons = self._publish(published, replaced)
+        while part := list(islice(reasons, PUBLISHED_AT_ONCE)):
+            yield [one for one in part if one is not None]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        parents = set()
+        for name in names:
+            parent = os.path.dirname(name)
+            if self._leads_elsewhere(parent) is not None:
+                continue
+            # It is already gone, or not a file of forebay's.
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(f"{self._root}/{name}")
+            if not name.startswith(f"{PRIVATE}/"):
+                parents.add(parent)
+        for parent in sorted(parents, key=len, reverse=True):
+            while parent:
+                try:
+                    os.rmdir(f"{self._root}/{parent}")
+                except OSError:
+                    break
+                self._made.discard(parent)
+                parent = os.path.dirname(parent)
+
+    def _publish(
+        self, files: Iterable[tuple[str, str]], replaced: Collection[str]
+    ) -> Iterator[Unpublished | None]:
+        """Publish files, given their names and staged names; yield what came of each rename."""
+        for folders, same in groupby(files, _own_folders):
+            if folders is None:
+                for name, staged in same:
+                    yield self._publish_file(name, staged, name in replaced)
+                continue
+            group = list(same)
+            if self._publish_folder(*folders, [name.rpartition("/")[2] for name, _ in group]):
+                yield None
+            else:
+                for name, staged in group:
+                    yield self._publish_file(name, staged, name in replaced)
+            if folders[1] in self._plain:
+                self._remove_emptied(*folders)
+
+    def _publish_folder(self, folder: str, staged: str, files: Sequence[str]) -> bool:
+        """Publish a staged folder in one step, if that is possible; return whether it was.
+
+        The folder must be new, and these files must be all that the function left there.
+        """
+        parent, path = folder.rpartition("/")[0], f"{self._root}/{staged}"
+        if not folder or folder in self._made:
+            return False
+        if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
+            return False
+        try:
+            if sorted(os.listdir(path)) != sorted(files):
+                return False
+            self._make_folder(parent)
+            rename_new(path, f"{self._root}/{folder}")
+        except OSError:
+            return False  # each of its files will say why
+        return True
+
+    def _remove_emptied(self, folder: str, staged: str) -> None:
+        """Remove the staging folders of an input that has been published, as far as it is."""
+        own = staged.removesuffix(f"/{folder}")
+        while len(staged) >= len(own):
+            try:
+                os.rmdir(f"{self._root}/{staged}")
+            except FileNotFoundError:
+                pass  # it was published
+            except OSError:
+                break  # the input has another folder, or its function left something
+            staged = staged.rpartition("/")[0]
+
+    def _publish_file(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
+        """Give a staged file its name; return the reason if that is impossible."""
+        final, parent = f"{self._root}/{name}", name.rpartition("/")[0]
+        elsewhere = self._leads_elsewhere(parent)
+        if elsewhere is not None:
+            reason = (
+                f"{name!r} would leave the output folder: a symbolic link leads to {elsewhere!r}\n"
+                "  Nothing was written there. Remove the link, or name the output differently."
+            )
+            return Unpublished(name, staged, reason)
+        try:
+            self._make_folder(parent)
+            if self._leads_elsewhere(staged.rpartition("/")[0]) is not None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+            (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
+            return None
+        except FileNotFoundError:
+            if os.path.lexists(final):
+                return None  # done before
+            self._made.discard(parent)
+            reason = (
+                f"{name!r} vanished between being staged and being published\n"
+                f"  Something else removes files in {f'{self._root}/{PRIVATE}'!r}, or its folder. "
+                "The next run creates it again."
+            )
+        except OSError as error:
+            if error.errno not in _OF_THE_NAME:
+                raise
+            reason = self._obstacle(name, error)
+        return Unpublished(name, staged, reason)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._made:
+            if len(self._made) >= FOLDERS_KNOWN:
+                self._made = {""}
+            os.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            self._made.update([folder, *folders_of(folder)])
+
+    def _obstacle(self, name: str, error: OSError) -> str:
+        """Return why a file cannot have its name, as a message."""
+        path = next(
+            (one for one in folders_of(name) if not os.path.isdir(f"{self._root}/{one}")), None
+        )
+        if path is not None and os.path.lexists(f"{self._root}/{path}"):
+            return (
+                f"{name!r} needs a folder, but there is a file: {path!r}\n"
+                "  Nothing was written there. Name one of the two differently."
+            )
+        if os.path.lexists(f"{self._root}/{name}"):
+            if os.path.isdir(f"{self._root}/{name}"):  # of another input's outputs, perhaps
+                what, kind = " as a folder", "folder"
+            else:
+                what, kind = ", and no input of forebay's made it", "file"
+            return (
+                f"{name!r} exists already{what}\n"
+                f"  It was left as it is. Name the output differently, or move the {kind} away."
+            )
+        return (
+            f"{name!r} cannot be published: {error.strerror}\n"
+            "  Nothing was written there. Check the permissions of its folder, or name the output "
+            "differently."
+        )
+
+    def _leads_elsewhere(self, folder: str) -> str | None:
+        """Return the real path of a folder that is a symbolic link; None if it is not a link."""
+        if folder in self._plain:
+            return None
+        real = os.path.realpath(f"{self._root}/{folder}")
+        if real != os.path.join(self._real, folder):
+            return real
+        if os.path.isdir(real):  # otherwise a link may still be created there
+            if len(self._plain) >= FOLDERS_KNOWN:
+                self._plain = {""}
+            self._plain.add(folder)
+        return None
+
+
+def _own_folders(file: tuple[str, str]) -> tuple[str, str] | None:
+    """Return the folders of a name and of its staged file; None if that is not one input's own."""
+    name, staged = file
+    if not is_in_own_folder(staged) or not staged.endswith(f"/{name}"):
+        return None
+    return name.rpartition("/")[0], staged.rpartition("/")[0]
