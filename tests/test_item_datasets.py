@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -26,6 +27,14 @@ def tenfold(number):
 
 def name_and_number(row):
     return Path(row["destination"]).name, row["n"]
+
+
+def list_of_lengths(texts):
+    return torch.tensor([len(text) for text in texts])
+
+
+def save_nothing(sample, out):
+    return {}
 
 
 def copy(source, out):
@@ -83,6 +92,27 @@ def test_the_metadata_table_of_an_output_folder_is_no_sample(folder, tmp_path):
         "copied/y.txt",
     ]
     assert (tmp_path / "out" / "metadata.parquet").exists()
+
+
+def test_a_file_name_need_not_be_utf8(folder, tmp_path):
+    """A loader, a cache and predict read it; a table of inputs cannot hold it, which is said."""
+    path = folder / os.fsdecode(b"caf\xe9.txt")
+    try:
+        path.write_text("coffee")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    dataset = forebay.from_folder(folder, text_of, "*.txt")
+    assert dataset.source_of(1) == str(path)
+    assert list(forebay.DataLoader(dataset, batch_size=2, num_workers=1)) == [["b.txt", "coffee"]]
+    cached = forebay.cache(dataset, tmp_path / "cache", num_workers=0, progress=False)
+    assert list(cached) == ["b.txt", "coffee"]
+    report = forebay.predict(list_of_lengths, dataset, tmp_path / "out", progress=False)
+    assert report.done == 2
+    with pytest.raises(
+        forebay.InputError, match=r"caf\\udce9\.txt': its name is not UTF-8"
+    ) as caught:
+        forebay.preprocess(dataset, output=tmp_path / "saved", save=save_nothing, num_workers=0)
+    assert "ledger" not in str(caught.value)
 
 
 def test_folders_without_files_are_errors_at_once(folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -147,12 +149,26 @@ def test_minus_infinity_is_a_value_of_floats():
 
 
 @pytest.mark.parametrize(
+    "value", [Fraction(1, 4), np.float16(0.25), np.uint64(2**64 - 1), 10**30, True], ids=repr
+)
+def test_a_number_of_any_type_is_padded_with(value):
+    """Also those that torch does not take itself."""
+    for samples in ([ones(3), ones(1)], [ones(2, 2), ones(1, 3)]):
+        assert pad(value)(samples).flatten()[-1] == torch.tensor(float(value))
+    assert pad(Fraction(3))([[1], [1, 2]]).tolist() == [[1, 3], [1, 2]]
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: pad([ones(2)]),
         lambda: pad(multiple_of=0),
         lambda: pad(multiple_of=(1, 1.5)),
         lambda: pad(multiple_of=8.0),
+        lambda: pad(multiple_of=2**60),
+        lambda: pad(multiple_of=(2**30, 2**30)),
+        lambda: pad(10**400),
+        lambda: pad(lengths=None),
         by_field,
         lambda: by_field(image=pad),
         lambda: by_field(image="pad"),

@@ -21,7 +21,10 @@ MAX_BATCHES = 1 << 20
 
 # A smaller size is probably a mistake, such as a number of batches.
 LEAST_BYTES = 1 << 10
+# Sizes of files and of memory are smaller on every system.
+MOST_BYTES = 1 << 63
 
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", re.ASCII)
 _UNITS = {
     "": 1,
     "B": 1,
@@ -161,18 +164,18 @@ def parse_bytes(size: int | str) -> int:
     """Return a number of bytes written as a number, or as a string such as "30GB" or "50%".
 
     Raises:
-        OptionError: It is neither, or is less than one byte.
+        OptionError: It is neither, below one byte, or 2**63 bytes or more.
     """
     value = -1.0
     if isinstance(size, int) and not isinstance(size, bool):
         value = size
     elif isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", size)
+        match = _SIZE.fullmatch(size)
         if match and match[2] == "%":
             value = float(match[1]) / 100 * _memory_for(size)
         elif match and match[2].upper() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].upper()]
-    if value < 1:
+    if not 1 <= value < MOST_BYTES:
         raise OptionError(
             f"buffer={size!r} is not a size; it must be a number of bytes, or a string such as "
             "'800MB', '30GB', '30GiB' or '50%'"

@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import IterableDataset
-
 from forebay.caching.columns import nbytes_of
 from forebay.caching.dataset import CachedDataset
 from forebay.caching.index import CachePlan, Index, check_size
@@ -33,6 +31,7 @@ from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
 from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, workers_of_run
 from forebay.randomness import generators_kept, seed_generators, seed_of_text
+from forebay.sample_names import is_map_style
 from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -177,8 +176,7 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def _length_of(dataset: Any) -> int:
-    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not is_map or isinstance(dataset, IterableDataset):
+    if not is_map_style(dataset):
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
             f"{type(dataset).__name__}"

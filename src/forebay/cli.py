@@ -36,7 +36,8 @@ from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
 from forebay.jobs.verification import verify as verify_outputs
 from forebay.predict import predict
-from forebay.preprocess import is_dataset, preprocess, retry
+from forebay.preprocess import preprocess, retry
+from forebay.sample_names import is_map_style
 from forebay.sample_ranges import verb_of
 from forebay.units import counted
 
@@ -111,10 +112,10 @@ def preprocess_command(
             f"{paths[0]} … {paths[-1]}"
         )
     loaded = load_work(work)
-    if is_dataset(loaded) != (len(paths) == 1):
+    if is_map_style(loaded) != (len(paths) == 1):
         raise click.UsageError(
             f"{work} is a Dataset, which has its own inputs: give only OUTPUT"
-            if is_dataset(loaded)
+            if is_map_style(loaded)
             else f"{work} is a function, which needs INPUTS and OUTPUT; got only {paths[0]!r}"
         )
     report = preprocess(

@@ -12,6 +12,7 @@ default_collate does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -23,6 +24,9 @@ from forebay.collating.padding import Pad, Padded
 from forebay.collating.rules import Rule, default
 from forebay.errors import OptionError
 from forebay.packed_bytes import PackedBytes
+
+# The most values that a sample is padded to at least: no memory holds more.
+MOST_VALUES = 1 << 40
 
 __all__ = ["PackedBytes", "Padded", "as_list", "by_field", "default", "packed", "pad"]
 
@@ -49,20 +53,24 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
         represent `value`.
 
     Raises:
-        OptionError: `value` is not a number, or `multiple_of` is not positive.
+        OptionError: `value` is not a number, or `multiple_of` is not positive or is too large.
     """
-    if not _is_number(value):
+    number = _number(value)
+    if number is None:
         raise OptionError(
-            f"pad(value=...) takes a number; got {described(value)}\n"
+            f"pad(value=...) takes a number that a float can hold; got {described(value)}\n"
             "  pad is not a collate_fn itself but makes one: write collate_fn=pad()."
         )
     multiples = tuple(multiple_of) if isinstance(multiple_of, Sequence) else (multiple_of,)
-    if not all(map(_is_multiple, multiples)):
+    if not all(map(_is_multiple, multiples)) or math.prod(map(int, multiples)) > MOST_VALUES:
         raise OptionError(
-            f"pad(multiple_of={multiple_of!r}) takes integers of at least 1\n"
+            f"pad(multiple_of={multiple_of!r}) takes integers of at least 1, whose product is at "
+            f"most {MOST_VALUES:,}\n"
             "  Give one int for the first dimension, or one for each of the first dimensions."
         )
-    return Pad(value, multiples if max(multiples, default=1) > 1 else (), lengths)
+    if not isinstance(lengths, bool):
+        raise OptionError(f"pad(lengths={lengths!r}) is not valid; it must be True or False")
+    return Pad(number, multiples if max(multiples, default=1) > 1 else (), lengths)
 
 
 def packed() -> Pack:
@@ -131,8 +139,14 @@ def as_list(samples: list[Any]) -> list[Any]:
     return list(samples)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
+def _number(value: object) -> int | float | None:
+    """Return a number as torch takes it; None if there is none."""
+    if isinstance(value, Integral) and -(1 << 63) <= int(value) < 1 << 64:
+        return int(value)
+    try:
+        return float(value) if isinstance(value, Real) else None
+    except OverflowError:
+        return None
 
 
 def _is_multiple(value: object) -> bool:

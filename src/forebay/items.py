@@ -170,9 +170,10 @@ def from_table(
     """Return a dataset of the rows of a table, such as a manifest or what `preprocess` wrote.
 
     The table is read once, now. A row is a dict of its columns, in the table's order, with None
-    for a missing value. The column `destination` names an output of `preprocess`, relative to the
-    table; the row has the file's absolute path, which may not lead out of that folder. All other
-    columns are passed unchanged.
+    for a missing value. NaN is a number, except in a DataFrame of pandas and in a list of dicts,
+    which may come from one: there it is a missing value. The column `destination` names an output
+    of `preprocess`, relative to the table; the row has the file's absolute path, which may not lead
+    out of that folder. All other columns are passed unchanged.
 
     Args:
         table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; the

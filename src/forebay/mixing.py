@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from forebay.errors import OptionError
 from forebay.observe.notebook_html import summary
 from forebay.plan.mixture import Mixture
+from forebay.sample_names import is_map_style
 
 # Larger weights could overflow when they are added.
 MOST = 1e100
@@ -59,8 +60,7 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
                 f"  Write {{{name!r}: (dataset, 0.5)}}."
             )
         dataset, weights[name] = pair
-        is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if not is_map or isinstance(dataset, IterableDataset):
+        if not is_map_style(dataset):
             raise OptionError(
                 f"source {name!r} is a {type(dataset).__name__}, which has no samples to choose "
                 "from\n  mix() takes map-style datasets, with __getitem__ and __len__."

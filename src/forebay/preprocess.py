@@ -21,7 +21,7 @@ from forebay.jobs.report import Report
 from forebay.jobs.user_code.described_parts import describe_parts
 from forebay.jobs.user_code.fingerprint import Fingerprint, describe
 from forebay.options import PreprocessOptions, Ray, workers_of_run
-from forebay.sample_names import names_of
+from forebay.sample_names import is_map_style, names_of
 from forebay.sample_ranges import verb_of
 from forebay.session import Session
 from forebay.tracebacks import short_tracebacks
@@ -257,7 +257,7 @@ def listing_for(
             f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
             "line's way to name it."
         )
-    if is_dataset(work):
+    if is_map_style(work):
         _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)
@@ -300,11 +300,6 @@ def _check_dataset(dataset: Any, inputs: Any, folder: str | os.PathLike[str] | N
             f"folder={os.fspath(folder)!r} is for tables in memory, and a Dataset has its own "
             "inputs\n  Nothing was started. Leave folder out."
         )
-
-
-def is_dataset(work: object) -> bool:
-    """Tell whether `work` is a map-style Dataset, rather than a function."""
-    return hasattr(work, "__getitem__") and hasattr(work, "__len__")
 
 
 def _check_save(save: Any) -> None:

@@ -1,4 +1,4 @@
-"""The names of a Dataset's samples: of its own `source_of`, also if it is wrapped.
+"""Whether a Dataset is map-style, and the names of its samples, also if it is wrapped.
 
 Subset(ConcatDataset([named, unnamed]), indices) ──> indices[i] ──> named.source_of(…)
 """
@@ -12,6 +12,17 @@ from itertools import accumulate
 from typing import Any
 
 NameOf = Callable[[int], object]
+
+
+def is_map_style(dataset: object) -> bool:
+    """Tell whether samples have an index: whether there are `__getitem__` and `__len__`.
+
+    An IterableDataset of torch may have a length, and inherits a `__getitem__` that only raises.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+        return False
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
 def names_of(dataset: Any) -> NameOf | None:

@@ -31,18 +31,13 @@ from forebay.gc_threshold import collecting_seldom
 from forebay.jobs.failure_budget import FailureBudget
 from forebay.jobs.inputs.download import Download
 from forebay.jobs.inputs.listing import Listing
+from forebay.jobs.inputs.reach import check_in_reach, in_reach, local_inputs
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.ledger.ledger import Ledger
 from forebay.jobs.ledger.records import Counts, Todo
 from forebay.jobs.outputs.commits import perform_pending
 from forebay.jobs.outputs.output_names import PRIVATE, table_name
-from forebay.jobs.outputs.output_places import (
-    check_in_reach,
-    in_reach,
-    local_inputs,
-    open_place,
-    path_text,
-)
+from forebay.jobs.outputs.output_places import open_place, path_text
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.ledger_table import write_ledger_table

@@ -44,7 +44,10 @@ def test_a_size_is_a_buffer_of_that_size():
     assert buffer_of("800MB") == Buffer("800MB") == Buffer(max_bytes=800 * 10**6)
 
 
-@pytest.mark.parametrize("size", [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB"])
+NO_SIZES = [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB", 2**63, "\u0663GB"]
+
+
+@pytest.mark.parametrize("size", [*NO_SIZES, pytest.param("9" * 400 + "GB", id="400 digits")])
 def test_what_is_no_size_is_refused(size):
     """With examples of what is."""
     with pytest.raises(OptionError, match=r"is not a size; it must be .*'30GB'"):

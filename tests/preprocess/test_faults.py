@@ -18,7 +18,7 @@ import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
 from forebay.jobs import preprocess_job as work
-from forebay.jobs.outputs.output_places import local_inputs
+from forebay.jobs.inputs.reach import local_inputs
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0

@@ -357,6 +357,22 @@ def test_from_table_has_the_rows_of_each_library(make):
             forebay.from_table(bad)
 
 
+def test_what_nan_is_in_a_row(tmp_path):
+    """Missing where pandas may have written it, also among strings; a number where null exists."""
+    nan = float("nan")
+    frame = pd.DataFrame({"x": [1.5, nan], "label": ["cat", nan]})
+    for table in (frame, frame.to_dict("records")):
+        assert list(forebay.from_table(table)) == [
+            {"x": 1.5, "label": "cat"},
+            {"x": None, "label": None},
+        ]
+    arrow = pa.table({"x": [1.5, nan, None]})
+    pq.write_table(arrow, tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text('x\n1.5\nnan\n""\n')
+    for table in (arrow, tmp_path / "rows.parquet", tmp_path / "rows.csv"):
+        assert str([row["x"] for row in forebay.from_table(table)]) == "[1.5, nan, None]"
+
+
 def test_strings_that_are_not_utf8_are_found_at_once(tmp_path):
     """In a table in memory and in one in a file, whose writer checked nothing."""
     table = pa.table({"destination": BAD_STRING})

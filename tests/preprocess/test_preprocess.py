@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from driving import calls, make_inputs, published, staged
+from torch.utils.data import IterableDataset
 from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
@@ -140,6 +141,23 @@ def test_a_dataset_does_its_own_work(output):
         {"source": 0, "destination": None, "metadata": ["sim", "imp", "mpl", "ple"]},
         {"source": 1, "destination": None, "metadata": ["abc", "bcd"]},
     ]
+
+
+class Stream(IterableDataset):
+    """An iterable Dataset with a length: torch's base class has a `__getitem__` that raises."""
+
+    def __iter__(self):
+        return iter(range(3))
+
+    def __len__(self):
+        return 3
+
+
+def test_an_iterable_dataset_has_no_inputs(output):
+    """Even with a length, as IterableDatasets may have one: no sample has an index."""
+    with pytest.raises(OptionError, match="a map-style Dataset; got Stream"):
+        forebay.preprocess(Stream(), output=output)
+    assert not output.exists()
 
 
 def test_a_manifests_rows_come_as_dicts_and_stay_columns(tmp_path, output):

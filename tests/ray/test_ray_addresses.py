@@ -86,6 +86,29 @@ def test_an_address_that_is_none_says_so(monkeypatch):
     assert "forebay.Ray(address='local') works on this machine alone" in advice
 
 
+WITHOUT_TOKEN = """
+import socket
+import forebay
+
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    address = "127.0.0.1:%d" % listening.getsockname()[1]
+    try:
+        forebay.preprocess(print, ["a"], "out", backend=forebay.Ray(address=address))
+    except forebay.OptionError as error:
+        print(error)
+"""
+
+
+def test_a_missing_token_is_said(tmp_path):
+    """Ray's error has no base class in common with its others."""
+    setting = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "HOME": str(tmp_path)}
+    code, out, err = finish(start_driver(None, WITHOUT_TOKEN, tmp_path, **setting))
+    assert code == 0, err
+    first, advice, _ = out.split("\n")
+    assert "cannot be joined: Token authentication is enabled but no authentication token" in first
+    assert "the cluster's RAY_AUTH_TOKEN" in advice
+
+
 ALONE = """
 from functools import cache
 from pathlib import Path

@@ -23,6 +23,7 @@ from forebay.options import (
 )
 from forebay.predicting.metadata_rows import Table, open_table
 from forebay.predicting.range_reader import RangeReader
+from forebay.sample_names import is_map_style
 
 BATCH_SIZE = 64
 # Arguments of a loader that are used for its workers.
@@ -146,7 +147,7 @@ def _check_dataset(dataset: Any) -> None:
             f"  Nothing was started; got {type(dataset).__name__}. Give it __getitem__ and "
             "__len__."
         )
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if not is_map_style(dataset):
         raise OptionError(
             "data must be a map-style Dataset, a DataLoader, or a table or its path; got "
             f"{type(dataset).__name__}\n  Nothing was started."

@@ -195,7 +195,7 @@ def test_one_file_is_one_input_and_a_missing_one_is_refused(folder):
 
 
 def test_a_name_that_is_not_utf8_is_refused_and_shown_escaped(folder):
-    """Neither JSON nor SQLite could hold it; the message itself must be printable."""
+    """The table could not hold it; the message itself must be printable."""
     try:
         with open(b"bad\xff.wav", "wb"):
             pass

@@ -186,7 +186,7 @@ def _list_path(name: str) -> Listing:
     if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, _LEDGER)):
         return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
-        return list_folder(name)
+        return list_folder(name).through(_with_storable_names)
     if name.lower().endswith(SUFFIXES):
         if not stat.S_ISREG(mode):  # to open it could take for ever
             raise InputError(
@@ -202,6 +202,8 @@ def _list_path(name: str) -> Listing:
 
 def list_folder(name: str) -> Listing:
     """List all files under a folder, hidden ones left out, whatever the folder is.
+
+    A name that is not UTF-8 has lone surrogates, as everywhere in Python.
 
     Raises:
         InputError: There are none, or it cannot be read.
@@ -340,7 +342,7 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
         if key.endswith(os.sep):
             yield from _walk_folder(path[:-1], (*above, here))
         else:
-            yield _file(_storable(path))
+            yield _file(path)
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
@@ -436,13 +438,22 @@ def _path_text(path: object, what: str) -> str:
     return str(text)
 
 
+def _with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:
+    for each in listed:
+        _storable(each.source)
+        yield each
+
+
 def _storable(path: str) -> str:
-    """Refuse a name that is not UTF-8: neither JSON nor the ledger can store it."""
+    """Refuse a name that is not UTF-8: the metadata table cannot store it."""
     if path.isascii():  # the usual case
         return path
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        advice = "The ledger and the metadata only hold UTF-8. Rename the file, or leave it out."
+        advice = (
+            "The metadata table holds the name of each input as UTF-8, so the run stops here; what "
+            "is done is kept. Rename the file, or leave it out."
+        )
         raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
     return path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,13 +13,12 @@ from forebay.errors import OptionError
 from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import FileChange, Input, Unpublished
+from forebay.jobs.ledger.records import FileChange, Unpublished
 from forebay.jobs.ledger.snapshot import Snapshot, read_snapshot
 from forebay.jobs.outputs.bucket import Bucket, newest_copy
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import PRIVATE
 from forebay.jobs.preprocess_job import WorkerEnd
-from forebay.options import PreprocessOptions
 
 _LOCAL = ("file://", "local://")
 
@@ -143,46 +142,3 @@ def local_path(output: str | os.PathLike[str]) -> str:
     from fsspec.implementations.local import LocalFileSystem
 
     return str(LocalFileSystem._strip_protocol(text))
-
-
-def local_inputs(inputs: Any) -> tuple[str, ...]:
-    """Return local paths that every node must see: one of the inputs, or their folder.
-
-    Both are checked, since an unmounted folder exists but is empty.
-    """
-    first = inputs
-    if isinstance(inputs, list | tuple) and inputs:
-        first = inputs[0]
-    if not isinstance(first, str | os.PathLike):
-        return ()
-    text = local_path(first)
-    if "://" in text or (first is inputs and not os.path.isdir(text)):
-        return ()  # a manifest or a glob is read here
-    path = os.path.abspath(text)
-    if first is inputs:
-        with suppress(OSError):  # the listing reports it
-            path = min((each.path for each in os.scandir(path)), default=path)
-    return (path,)
-
-
-def check_in_reach(text: str, options: PreprocessOptions) -> None:
-    """Check that the workers can reach a path or URL.
-
-    Raises:
-        OptionError: It is in this process's own memory, and the workers are other processes.
-    """
-    if options.workers == 0 or options.backend == "thread":
-        return
-    if any(part.startswith("memory://") for part in text.split("::")):
-        raise OptionError(
-            f"{text} is in the memory of this process, but workers are other processes\n"
-            "  Nothing was started. Use num_workers=0, or backend='thread' if the call takes it."
-        )
-
-
-def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
-    """Yield the inputs after checking that the workers can read them."""
-    for each in listed:
-        if "://" in each.source:
-            check_in_reach(each.source, options)
-        yield each

@@ -158,12 +158,15 @@ def _lookup(address: str | None) -> tuple[str | None, str]:
 
 
 def _connect_to(address: str, at: str, options: dict[str, Any]) -> None:
+    ray = _ray()
     try:
-        _ray().init(address, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+        ray.init(address, **options)
+    # Ray says the same of another version as of a token that the cluster refuses.
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise OptionError(
             f"the Ray cluster at {at!r} cannot be joined: {first_line(error)}\n"
-            "  Nothing was started. It must run the same Ray as this process. "
+            "  Nothing was started. It must run the same Ray as this process. If it asks for a "
+            "token, this process needs RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN. "
             "forebay.Ray(address='local') works on this machine alone."
         ) from error
 
