@@ -172,3 +172,25 @@ def test_a_table_in_a_bucket_is_chained_by_its_url(thumbs, tmp_path, memory):
         )
         expected = [f"memory://thumbs/pieces/000{n}.txt" for n in range(3)]
         assert report.metadata["at"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_infinities_and_missing_numbers_go_through_all_steps(tmp_path, form):
+    """The level of silence in dB is minus infinity. A row of JSON lines has it as null."""
+    levels = {"0000": float("-inf"), "0001": float("inf"), "0002": float("nan")}
+    options = {"num_workers": 0, "progress": False, "metadata": form}
+
+    def measure(source, out):
+        return {"level": levels[source.stem]}
+
+    def louder(row, out):
+        level = row["level"] if form == "jsonl" else float(row["level"] or "nan")
+        return {"level": level, "is_silent": level == float("-inf")}
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    forebay.preprocess(measure, make_inputs(tmp_path / "in", 3), first, **options)
+    report = forebay.preprocess(louder, first / f"metadata.{form}", second, **options)
+    assert report.failed == 0
+    found = report.metadata["level"].to_pylist()
+    assert repr(found) == ("[None, None, None]" if form == "jsonl" else "[-inf, inf, nan]")
+    assert report.metadata["is_silent"].to_pylist() == [form != "jsonl", False, False]

@@ -173,7 +173,6 @@ BAD = {
     "object": ([{"a": object()}], "a value of type object"),
     "key": ([{"a": {1: 2}}], "a dict with the key 1, which is not a string"),
     "column": ([{1: 2}], "the list of dicts: the key 1 is not a string"),
-    "infinity": ([{"a": float("inf")}], "the list of dicts, row 1: a value that JSON"),
     "surrogate": ([{"a": "\ud800"}], "the list of dicts, row 1: a value that JSON"),
     "not dicts": ([{"a": 1}, "b.wav"], "the list of dicts, row 2: got str instead of a dict"),
     "no columns": ([{}], "the list of dicts: no columns"),

@@ -387,7 +387,7 @@ def test_a_jsonl_manifest_keeps_its_values_and_knows_all_its_columns(folder):
         ('{"a":1}\n\n[1]\n', "m.jsonl, line 3: a JSON list instead of an object\n"),
         ('{"a":NaN}\n', "m.jsonl, line 1: not JSON: NaN is not valid JSON"),
         ('{"a":1,"a":2}\n', "m.jsonl, line 1: not JSON: an object has the same key twice"),
-        ('{"a":1}\n{"a":1e999}\n', "m.jsonl, line 2: a value that JSON in UTF-8 cannot hold"),
+        ('{"a":1}\n{"a":1e999}\n', "m.jsonl, line 2: not JSON: 1e999 is more than a"),
         ('{"a":"\\ud800"}\n', "m.jsonl, line 1: a value that JSON in UTF-8 cannot hold"),
         ('{"a":' + "[" * 100_000, "m.jsonl, line 1: not JSON: "),
         (b'{"a":1}\n{"a":"\xff"}\n', "m.jsonl, line 2: byte 14 (0xff) is not UTF-8\n"),
@@ -468,8 +468,6 @@ def test_a_parquet_manifest_that_is_wrong_is_refused_by_name(folder):
     assert refused("m.parquet").startswith("m.parquet: two columns are called 'a'\n")
     parquet.write_table(pyarrow.table({"a": pyarrow.array([], "int64")}), "m.parquet")
     assert refused("m.parquet").startswith("m.parquet: no rows\n")
-    parquet.write_table(pyarrow.table({"a": [1.0, float("inf")]}), "m.parquet")
-    assert refused("m.parquet").startswith("m.parquet, row 2: a value that JSON in UTF-8 cannot")
 
 
 # ---- all of them -------------------------------------------------------------------------------

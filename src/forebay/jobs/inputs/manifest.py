@@ -14,6 +14,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,8 @@ _PAGE_ROWS = 64
 _MARK = "forebay: the next row"
 # What values raise that JSON in UTF-8 cannot hold, or that are nested too deep to be looked at.
 _UNFIT = (ValueError, TypeError, RecursionError)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# It writes the infinities as Python's `json` reads them. NaN is None here; see `plain`.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # A Parquet manifest with as many rows is not copied into the ledger.
 IN_PLACE_ROWS = 1 << 16
 
@@ -278,7 +280,9 @@ def _json_columns(name: str, file: BinaryIO) -> Sequence[str]:
 
 
 def _json_rows(name: str, file: BinaryIO) -> Iterator[LocatedRow]:
-    decode = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
+    decode = json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=_float, parse_constant=_constant
+    ).decode
     for number, line in enumerate(_text_lines(file, newline="\n"), 1):
         if not line.strip():
             continue
@@ -307,6 +311,13 @@ def _object(pairs: list[tuple[str, Any]]) -> _Row:
 
 def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON; write null")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is more than a float holds")
+    return value
 
 
 def _parquet_columns(name: str, file: BinaryIO) -> Sequence[str]:

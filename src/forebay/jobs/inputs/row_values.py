@@ -17,7 +17,8 @@ _AS_STRINGS = (Decimal, UUID, timedelta)
 def plain(value: Any) -> Any:
     """Return a value of a row as strings, numbers, booleans, None, lists and dicts.
 
-    NaN, NaT and pandas' NA are None: that is how tables mark a missing value, and JSON has no NaN.
+    NaN, NaT and pandas' NA are None: that is how tables mark a missing value. The infinities stay
+    floats: the level of silence in dB is one.
     A date or time is a string in ISO format; a path, Decimal, UUID or timedelta a string; numbers
     and arrays of numpy and torch are numbers and lists.
 
