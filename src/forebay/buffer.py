@@ -43,7 +43,8 @@ class Buffer:
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
             such as "30GB" (10^9) or "30GiB" (2^30), or a share of the memory that this process may
-            use, such as "50%". None: no limit by bytes.
+            use, such as "50%", for all ranks that torchrun started on this machine together. None:
+            no limit by bytes.
         max_batches: High mark: batches that are ready or being made. None: no limit by number.
         refill_below: Low mark: once full, pause until fewer batches than this are ready or being
             made. None: 80 % of the batches that it held when full.
@@ -140,16 +141,25 @@ def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: in
 
 
 def _warn_of_little_memory(nbytes: int) -> None:
-    memory = usable_memory()
-    if memory is not None and nbytes > memory:
-        warnings.warn(
-            f"a buffer of {byte_size(nbytes)} is larger than the memory that this process may "
-            f"use, {byte_size(memory)}\n"
-            "  It is created anyway; the system kills a process when memory runs out. Use "
-            'buffer="50%" for half of the memory, or Buffer(..., directory=) for a disk.',
-            RuntimeWarning,
-            stacklevel=_depth_in_forebay(),
-        )
+    memory, ranks = usable_memory(), _ranks_on_node()
+    if memory is None or nbytes * ranks <= memory:
+        return
+    several = "" if ranks == 1 else f", in each of {ranks} ranks on this machine,"
+    warnings.warn(
+        f"a buffer of {byte_size(nbytes)}{several} is larger than the memory that this process may "
+        f"use, {byte_size(memory)}\n"
+        "  It is created anyway; the system kills a process when memory runs out. Use "
+        'buffer="50%" for half of the memory, which all ranks on a machine share, or '
+        "Buffer(..., directory=) for a disk.",
+        RuntimeWarning,
+        stacklevel=_depth_in_forebay(),
+    )
+
+
+def _ranks_on_node() -> int:
+    from forebay.ranks import ranks_on_node  # it imports torch.distributed
+
+    return ranks_on_node()
 
 
 def _depth_in_forebay() -> int:
@@ -172,7 +182,7 @@ def parse_bytes(size: int | str) -> int:
     elif isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match and match[2] == "%":
-            value = float(match[1]) / 100 * _memory_for(size)
+            value = float(match[1]) / 100 * _memory_for(size) / _ranks_on_node()
         elif match and match[2].upper() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if not 1 <= value < MOST_BYTES:

@@ -80,8 +80,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory_device: See torch.
         in_order: See torch.
         buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
-            memory), or a `forebay.Buffer`. Only one iterator is valid at a time: `iter(loader)`
-            invalidates the previous one.
+            memory, for all ranks of a machine), or a `forebay.Buffer`. Only one iterator is valid
+            at a time: `iter(loader)` invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
             generators of the process: with `seed`, samples that draw from them are made by one

@@ -110,15 +110,20 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
     return None
 
 
-def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks torchrun started on this machine, which share its memory."""
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1
+
+
+def ranks_sharing_cores(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks share the cores that this process may use.
 
-    torchrun sets LOCAL_WORLD_SIZE. It counts only if this process may use all cores of the machine:
-    otherwise the launcher may have divided them already.
+    It is one if this process may not use all cores of the machine: the launcher may have divided
+    them already.
     """
-    count = environment.get("LOCAL_WORLD_SIZE", "")
     is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-    return max(1, int(count)) if count.isdecimal() and not is_bound else 1
+    return 1 if is_bound else ranks_on_node(environment)
 
 
 def check_still(found: Ranks) -> None:

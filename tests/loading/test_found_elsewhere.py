@@ -374,6 +374,17 @@ def test_a_buffer_is_given_as_a_share_of_the_memory():
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")
+def test_the_ranks_of_torchrun_share_the_memory(monkeypatch):
+    """Half of it is for all of them; and what they take together is compared with it."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert buffer_of("50%").nbytes == (12 << 30) // 8
+    words = r"^a buffer of 5 GB, in each of 8 ranks on this machine, is larger than .* 25.8 GB\n"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert buffer_of("5GB").nbytes == 5 * 10**9
+    assert buffer_of("3GB").nbytes == 3 * 10**9  # without a warning, which would be an error
+
+
+@pytest.mark.usefixtures("memory_of_24_gib")
 def test_a_buffer_on_a_disk_may_be_larger_than_the_memory(tmp_path):
     """No warning comes."""
     assert Buffer("300GB", directory=tmp_path).nbytes == 300 * 10**9

@@ -29,7 +29,7 @@ from forebay.loading.auto_workers import WorkerTuning
 from forebay.loading.loader_facts import setup_of
 from forebay.loading.settings import Settings
 from forebay.observe.trace import Trace
-from forebay.ranks import local_ranks
+from forebay.ranks import ranks_sharing_cores
 
 COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14
 WORLDS = (1, 2, 3, 4, 6, 8, 12)
@@ -354,15 +354,15 @@ def test_auto_alone_is_one_rank():
 def test_the_ranks_of_torchrun_share_the_cores(monkeypatch):
     """Unless bound to some: "auto" starts with fewer workers, and advice counts fewer cores."""
     own, torchrun = os.sched_getaffinity(0), {"LOCAL_WORLD_SIZE": "2"}
-    assert local_ranks({}) == local_ranks({"LOCAL_WORLD_SIZE": "many"}) == 1
+    assert ranks_sharing_cores({}) == ranks_sharing_cores({"LOCAL_WORLD_SIZE": "many"}) == 1
     if len(own) < os.cpu_count() or len(own) < 2:
         pytest.skip("this process may not use two cores, and all of them")
     os.sched_setaffinity(0, {min(own)})
     try:
-        assert local_ranks(torchrun) == 1
+        assert ranks_sharing_cores(torchrun) == 1
     finally:
         os.sched_setaffinity(0, own)
-    assert local_ranks(torchrun) == 2
+    assert ranks_sharing_cores(torchrun) == 2
     loader, trace = DataLoader(Squares(60)), Trace()
     cores = setup_of(Settings(loader), trace).cores
     workers = WorkerTuning(64, False, trace).num_workers

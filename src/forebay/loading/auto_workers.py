@@ -14,7 +14,7 @@ from collections.abc import Callable
 from forebay.observe.event_log import log
 from forebay.observe.trace import Trace
 from forebay.options import whole_cores
-from forebay.ranks import local_ranks
+from forebay.ranks import ranks_sharing_cores
 from forebay.tuning import Totals, Tuner
 
 # The shortest time between two decisions.
@@ -37,7 +37,7 @@ class WorkerTuning:
     def __init__(self, most: int, is_remote: bool, trace: Trace) -> None:
         self.due = 0.0
         self._trace = trace
-        cores = max(1, whole_cores() // local_ranks())
+        cores = max(1, whole_cores() // ranks_sharing_cores())
         self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
     @property

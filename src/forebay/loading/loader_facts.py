@@ -26,7 +26,7 @@ from forebay.observe.loader_setup import Setup
 from forebay.observe.machine import pressure, usable_cores
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, backend_name, cluster_of
-from forebay.ranks import local_ranks
+from forebay.ranks import ranks_sharing_cores
 from forebay.reports.environment import environment
 from forebay.reports.loader_report import loader_html
 from forebay.reports.loader_summary import loader_summary
@@ -46,7 +46,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
         backend=backend_name(loader.backend),
-        cores=usable_cores() / local_ranks() if cluster is None else None,
+        cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
         in_order=loader.in_order or not settings.by_torchs_rules,
