@@ -146,6 +146,7 @@ class LoaderProgress:
         return replace(
             position,
             batch=planner.batch,
+            outstanding=planner.outstanding(),
             sample=planner.sample,
             length=planner.start.length,
             counts_samples=planner.start.by_sample,
@@ -221,7 +222,7 @@ class LoaderProgress:
             planner = pipeline.planner
             epoch, batch = planner.epoch, planner.batch
             sources = pipeline.samples_by_source(getattr(loader.dataset, "datasets", ()))
-            if pipeline.feed is not None and loader.in_order:
+            if pipeline.feed is not None and settings.in_order:
                 ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
         if self.resumed is not None and self.resumed.batch:
             epoch, batch = self.resumed.epoch, self.resumed.batch
