@@ -261,9 +261,21 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 set_generator(torch.Generator(), state)
             except Exception as error:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
-    if position.dataset is not None:
+    if position.dataset is not None and not _are_equal(position.dataset, dataset.state_dict()):
         dataset.load_state_dict(copy.deepcopy(position.dataset))
     set_states(sampler, position.sampler)
+
+
+def _are_equal(state: Any, other: Any) -> bool:
+    """Return whether two states of a dataset are known to be equal.
+
+    A state that changes nothing must not be loaded: an iterable dataset may keep it as the place
+    where iteration begins, and copies of it in workers, which read other parts, would begin there.
+    """
+    try:
+        return bool(state == other)
+    except Exception:  # noqa: BLE001 - arrays, for example
+        return False
 
 
 _NO_STATE = (
