@@ -89,8 +89,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             generator meanwhile, its numbers and the samples depend on thread timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
-            after a resume. `random`, numpy and torch are seeded for each sample. For an iterable
-            dataset they are seeded once per worker and epoch, so there `num_workers` matters.
+            after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
+            `__getitems__`, as in Hugging Face datasets, they are seeded for each batch of a rank,
+            so there random numbers depend on `batch_size` and `world_size`. For an iterable dataset
+            they are seeded once per worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
             sample that runs past `timeout` is not left out: it ends the iteration. With
             `world_size`, a rank raises FailuresError for a batch of which no sample is left.
