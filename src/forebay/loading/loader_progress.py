@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from forebay.errors import OptionError
 from forebay.failures import FailureLog
@@ -261,20 +262,21 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 set_generator(torch.Generator(), state)
             except Exception as error:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
-    if position.dataset is not None and not _are_equal(position.dataset, dataset.state_dict()):
+    if position.dataset is not None and not _has_already(dataset, position.dataset):
         dataset.load_state_dict(copy.deepcopy(position.dataset))
     set_states(sampler, position.sampler)
 
 
-def _are_equal(state: Any, other: Any) -> bool:
-    """Return whether two states of a dataset are known to be equal.
+def _has_already(dataset: Any, state: Any) -> bool:
+    """Return whether an iterable dataset is known to have a state already.
 
-    A state that changes nothing must not be loaded: an iterable dataset may keep it as the place
-    where iteration begins, and copies of it in workers, which read other parts, would begin there.
+    Then it must not be loaded: the dataset may keep a loaded state as the position where iteration
+    begins, and its copies in workers, which read other parts, would begin there.
     """
+    is_iterable = isinstance(dataset, IterableDataset)
     try:
-        return bool(state == other)
-    except Exception:  # noqa: BLE001 - arrays, for example
+        return is_iterable and bool(state == dataset.state_dict())
+    except Exception:  # noqa: BLE001 - from the comparison of arrays, for example
         return False
 
 
