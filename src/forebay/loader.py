@@ -89,8 +89,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             generator meanwhile, its numbers and the samples depend on thread timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
-            after a resume. `random`, numpy and torch are seeded for each sample. For an iterable
-            dataset they are seeded once per worker and epoch, so there `num_workers` matters.
+            after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
+            `__getitems__`, as in Hugging Face datasets, they are seeded for each batch of a rank,
+            so there random numbers depend on `batch_size` and `world_size`. For an iterable dataset
+            they are seeded once per worker and epoch, so there `num_workers` matters.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
             sample that runs past `timeout` is not left out: it ends the iteration. With
             `world_size`, a rank raises FailuresError for a batch of which no sample is left.
@@ -295,18 +297,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         pass `generator`, or restore the global one with `torch.set_rng_state`. Workers continue
         where they were if the dataset or its iterator has `state_dict` and `load_state_dict`. An
         iterable dataset without them is read again from its beginning, and the samples that were
-        returned before are skipped.
+        returned before are skipped; with `in_order=False` they are not known, so that only a state
+        from before or after an epoch can be loaded.
 
         A batch that raised counts as returned, unless the sampler raised.
-
-        Raises:
-            OptionError: With `in_order=False` it is not known which batches are left.
         """
-        if not self.in_order and self.num_workers and self._by_torchs_rules:
-            raise OptionError(
-                "state_dict() is not possible with in_order=False: which batches are left depends "
-                "on how fast the workers were\n  Leave in_order=True, or set a seed."
-            )
         return self._loader_progress.position(Settings(self)).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

@@ -213,7 +213,7 @@ def test_an_error_says_where_it_is_from(way, load):
             next(iterator)
         with pytest.raises((ValueError, TypeError)) as caught:
             next(iterator)
-    what = {"samples": "sample 2", "group": "sample [2, 3]", "collate_fn": "samples [0, 1]"}
+    what = {"samples": "sample 2", "group": "samples [2, 3]", "collate_fn": "samples [0, 1]"}
     first, second = caught.value.__notes__
     assert first.startswith(f"forebay: {what[load]}, epoch 1, batch {batch}, ")
     where = {"here": "in this process", "threads": "worker thread "}.get(way, "worker process ")

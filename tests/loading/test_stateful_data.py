@@ -292,6 +292,49 @@ def test_the_state_of_the_dataset_is_restored_before_its_iterator_is_made():
     assert flat(again) == flat(iterator) == [56, 57, 58, 59]
 
 
+class Parts(IterableDataset):
+    """Four parts of five numbers; the state is what was read of each part that this copy reads.
+
+    As in Hugging Face's IterableDataset, every iteration begins where the loaded state ends.
+    """
+
+    def __init__(self):
+        self.read = [0] * 4
+        self.begin = None
+
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(4) if info is None else range(info.id, 4, info.num_workers)
+        self.read = [0] * len(own) if self.begin is None else list(self.begin)
+        for at, part in enumerate(own):
+            for number in range(self.read[at], 5):
+                self.read[at] += 1
+                yield 10 * part + number
+
+    def state_dict(self):
+        return {"read": list(self.read)}
+
+    def load_state_dict(self, state):
+        self.begin = state["read"]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 8])
+def test_the_trainers_copy_of_a_dataset_that_was_not_read_stays_unread(batches):
+    """Its state has other parts than those of workers, which would begin there."""
+
+    def make():
+        return DataLoader(Parts(), batch_size=2, num_workers=2)
+
+    with make() as loader:
+        iterator, _ = taken(loader, 0, batches)
+        state = loader.state_dict()
+        rest, whole = flat(iterator), flat(loader)
+    with resumed(state, make) as again:
+        assert again.dataset.begin is None
+        assert flat(again) == rest
+        assert flat(again) == whole
+
+
 # ---- random state that the dataset restores -----------------------------------------------------
 
 

@@ -74,6 +74,7 @@ class MapFetcher:
 
         Raises:
             SampleError: A sample raised.
+            Exception: `__getitems__` raised, which does not say for which sample.
         """
         index = request.index
         if self._sliced is not None:
@@ -87,9 +88,9 @@ class MapFetcher:
         if self._getitems is not None:
             try:
                 return self._call_seeded(request, SAMPLE, lambda: self._getitems(index))
-            except Exception as error:
+            except Exception:
                 if not self._spec.skip_errors:
-                    raise SampleError(index) from error
+                    raise
         return self._one_by_one(request, index, failures)
 
     def _one_by_one(

@@ -49,7 +49,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
-        in_order=loader.in_order or not settings.by_torchs_rules,
+        in_order=settings.in_order,
         keeps_workers=settings.keeps_workers,
         crosses_epochs=settings.runs_ahead,
         buffer_bytes=None if buffer is None else buffer.nbytes,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from forebay.errors import OptionError
 from forebay.failures import FailureLog
@@ -146,6 +147,7 @@ class LoaderProgress:
         return replace(
             position,
             batch=planner.batch,
+            outstanding=planner.outstanding(),
             sample=planner.sample,
             length=planner.start.length,
             counts_samples=planner.start.by_sample,
@@ -221,7 +223,7 @@ class LoaderProgress:
             planner = pipeline.planner
             epoch, batch = planner.epoch, planner.batch
             sources = pipeline.samples_by_source(getattr(loader.dataset, "datasets", ()))
-            if pipeline.feed is not None and loader.in_order:
+            if pipeline.feed is not None and settings.in_order:
                 ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
         if self.resumed is not None and self.resumed.batch:
             epoch, batch = self.resumed.epoch, self.resumed.batch
@@ -260,9 +262,22 @@ def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
                 set_generator(torch.Generator(), state)
             except Exception as error:
                 raise OptionError(DAMAGED.format("the state of a generator")) from error
-    if position.dataset is not None:
+    if position.dataset is not None and not _has_already(dataset, position.dataset):
         dataset.load_state_dict(copy.deepcopy(position.dataset))
     set_states(sampler, position.sampler)
+
+
+def _has_already(dataset: Any, state: Any) -> bool:
+    """Return whether an iterable dataset is known to have a state already.
+
+    Then it must not be loaded: the dataset may keep a loaded state as the position where iteration
+    begins, and its copies in workers, which read other parts, would begin there.
+    """
+    is_iterable = isinstance(dataset, IterableDataset)
+    try:
+        return is_iterable and bool(state == dataset.state_dict())
+    except Exception:  # noqa: BLE001 - from the comparison of arrays, for example
+        return False
 
 
 _NO_STATE = (

@@ -204,7 +204,7 @@ class Pipeline:
                 self.recorders,
                 settings.depth(),
                 turns=0 if settings.is_local and not settings.is_iterable else turns,
-                in_order=loader.in_order,
+                in_order=settings.in_order,
                 shares_dataset=loader.backend == "thread" or settings.is_local,
                 may_run_ahead=settings.runs_ahead,
                 worker_seed=loader.seed if settings.is_iterable else None,

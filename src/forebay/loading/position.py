@@ -1,5 +1,7 @@
 """The position of a loader: one record, and one JSON format, for every kind of loader.
 
+Long because the checks of a loaded position, and their messages, are beside the record.
+
     loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
                                                        └── from_state ──  loader.load_state_dict()
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from forebay.errors import OptionError
@@ -51,6 +54,7 @@ class MadeWith:
         num_workers: Number of workers, if the position depends on it; otherwise 0.
         shuffle: Whether the order is random; None if a sampler of the user decides that.
         sources: For a mixture: the length of each source, by name.
+        in_order: Whether batches are returned in the order of the sampler, or of the workers.
     """
 
     kind: str
@@ -60,6 +64,7 @@ class MadeWith:
     num_workers: int = 0
     shuffle: bool | None = None
     sources: dict[str, int] | None = None
+    in_order: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class Position:
         made_with: The properties of the loader.
         epoch: The epoch, from 0.
         batch: Global batches of the epoch that were returned.
+        outstanding: With `in_order=False`: numbers of the batches that were requested but not
+            returned, in order. The others below `batch + len(outstanding)` were returned.
         sample: Samples of the epoch that were returned, over all ranks.
         length: Samples of the epoch, if the dataset had another length when the epoch began.
         origin: Samples of all earlier epochs, over all ranks, if there is a plan.
@@ -93,6 +100,7 @@ class Position:
     made_with: MadeWith
     epoch: int = 0
     batch: int = 0
+    outstanding: tuple[int, ...] = ()
     sample: int = 0
     length: int | None = None
     origin: int = 0
@@ -116,7 +124,10 @@ class Position:
     def start(self) -> Start:
         """Where to begin in the epoch."""
         by_sample = self.batch > 0 and self.counts_samples
-        return Start(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin)
+        return Start(
+            *(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin),
+            self.outstanding,
+        )
 
     def reweighted(self, mixture: Mixture, weights: tuple[float, ...]) -> Position:
         """Return the position after which the sources of a mixture have other weights."""
@@ -131,7 +142,7 @@ class Position:
         """Return a dict, JSON-serializable if the states of the user's objects are."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["made_with"] = asdict(self.made_with)
-        state["set_epoch"] = list(self.set_epoch)
+        state["set_epoch"], state["outstanding"] = list(self.set_epoch), list(self.outstanding)
         state["worker_states"] = [list(each) for each in self.worker_states]
         return {"version": VERSION, **state}
 
@@ -154,6 +165,7 @@ class Position:
         try:
             values["made_with"] = MadeWith(**values["made_with"])
             values["set_epoch"] = tuple(values["set_epoch"])
+            values["outstanding"] = tuple(values["outstanding"])
             values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
             values["mixture"] = _mixture_of(values["mixture"])
             position = cls(**values)
@@ -176,7 +188,9 @@ class Position:
         for name, value in counts.items():
             if type(value) is not int or not 0 <= value < MOST:
                 raise ValueError(f"{name} {value!r}")
-        flags = made.drop_last, made.shuffle or False, self.counts_samples, self.draws_base_seed
+        flags: tuple[Any, ...] = made.drop_last, made.shuffle or False, made.in_order
+        flags += self.counts_samples, self.draws_base_seed
+        outstanding = -1, *self.outstanding, self.batch + len(self.outstanding)
         samplers: Any = [] if self.sampler is None else self.sampler
         is_known = (
             made.kind in list(KINDS)
@@ -184,6 +198,8 @@ class Position:
             and all(type(flag) is bool for flag in flags)
             and isinstance(values.generator, str | None)
             and type(values.seed) in (int, type(None))
+            and all(type(number) is int for number in self.outstanding)
+            and all(one < two for one, two in pairwise(outstanding))
             and len(self.set_epoch) <= 3
             and all(type(value) in (int, type(None)) for value in self.set_epoch)
             and isinstance(samplers, list)
@@ -237,6 +253,8 @@ class Position:
             )
         if strict and differing:
             raise OptionError(self._mismatch(now, differing[0], world_size))
+        if self.batch and (not was.in_order or self.outstanding):
+            self._check_known(is_same=not differing)
         if "length" in differing:
             length = length or was.length or 0
             self._check_length(length, now.length or 0, may_resize)
@@ -290,6 +308,31 @@ class Position:
             f"changed: the rest of that epoch cannot be loaded, because {why}.\n"
             "  Make the loader with the dataset as it was, or load a state of an epoch's end."
         )
+
+    def _check_known(self, *, is_same: bool) -> None:
+        """Raise an error if the batches that are left, after others in any order, are not known.
+
+        Args:
+            is_same: Whether the loader makes the same batches as the one that saved the state.
+        """
+        refused = {
+            "the loader makes other batches": not is_same,
+            "the dataset has no state_dict": (
+                self.made_with.kind == "iterable" and not self.knows_workers
+            ),
+            "the sampler has a state_dict of its own": any(
+                state and "state" in state for state in self.sampler or ()
+            ),
+        }
+        for why, is_refused in refused.items():
+            if is_refused:
+                raise OptionError(
+                    "the state was saved with in_order=False, in the middle of an epoch\n"
+                    f"  It was taken in epoch {self.epoch} after {counted(self.sample, 'sample')}. "
+                    "Nothing was changed: which samples are left is not known, because "
+                    f"{why}.\n"
+                    "  Load a state of an epoch's end, or save one with in_order=True."
+                )
 
     def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
         old, new = getattr(self.made_with, name), getattr(now, name)

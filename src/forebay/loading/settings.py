@@ -1,4 +1,7 @@
-"""A loader's settings, derived from its arguments."""
+"""A loader's settings, derived from its arguments.
+
+Long because one class derives all of them: many depend on each other.
+"""
 
 from __future__ import annotations
 
@@ -164,15 +167,21 @@ class Settings:
         return self.loader.num_workers == 0 or self.is_sliced
 
     @property
+    def in_order(self) -> bool:
+        """Whether batches are returned in the order of the sampler, or of the workers' turns."""
+        loader = self.loader
+        is_free = self.by_torchs_rules and not loader.in_order and not self.is_local
+        return not is_free or loader.num_workers == 1
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether batches are made for epochs that have not begun.
 
         Not for a datapipe, which is seeded when its epoch begins, and not with `in_order=False`,
         where batches of two epochs would mix.
         """
-        loader = self.loader
-        is_free = loader.in_order and not isinstance(loader.dataset, IterDataPipe)
-        return loader.buffer is not None and (is_free or not self.by_torchs_rules)
+        is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
+        return self.loader.buffer is not None and self.in_order and not is_seeded_late
 
     @property
     def tracks_state(self) -> bool:
@@ -196,6 +205,7 @@ class Settings:
             sources=getattr(self.loader.dataset, "lengths", None) if self.plan else None,
             length=None if self.is_iterable else self.plan.length if self.plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
+            in_order=self.in_order,
         )
 
     @property
@@ -308,7 +318,7 @@ class Settings:
                 limits,
                 # The planner limits the requests, so that no worker waits for another's slot.
                 slots=depth.most * 2 + RELEASED_TOGETHER,
-                in_order=loader.in_order,
+                in_order=self.in_order,
                 group_s=0.0,
                 max_group=max(depth.most, 1),
                 failure_ends_worker=self.is_iterable,

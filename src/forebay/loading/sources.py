@@ -67,6 +67,7 @@ class Start(NamedTuple):
         length: Samples of the epoch, if it differs from the present length of the source.
         by_sample: Skip `sample` samples, not `batch` batches: these had another size.
         origin: Samples of all earlier epochs, over all ranks; a mixture continues after them.
+        outstanding: See `Position`; the rest of the epoch begins with these batches.
     """
 
     epoch: int
@@ -75,6 +76,7 @@ class Start(NamedTuple):
     length: int | None = None
     by_sample: bool = False
     origin: int = 0
+    outstanding: tuple[int, ...] = ()
 
 
 class Reader:
@@ -269,7 +271,8 @@ class SamplerSource(Source):
             yield from self._shared(sampler, start, self._plan)
             return
         follows, (rank, ranks) = holds_position(sampler), rank_of(sampler)
-        skip, position = (0 if follows else start.batch), rank << RANK_BITS
+        position, outstanding = rank << RANK_BITS, start.outstanding
+        skip = 0 if follows else start.batch + len(outstanding)
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest = _Rest(sampler.sampler, start.sample // ranks)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
@@ -283,7 +286,7 @@ class SamplerSource(Source):
             rows = rows_of(sampler) if self._as_tensors else None
             for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
-                if number >= skip:
+                if number >= skip or number in outstanding:
                     states = states_of(self.sampler) if follows else None
                     yield Selection(index, position, 0, states)
                 position += self.count(index)
