@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
-from forebay.engine.engine import Engine, pool_for
+from forebay.engine.engine import Engine
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.inline import InlinePool
 from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.threads import ThreadPool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import Failure
@@ -58,8 +60,11 @@ def workers_for(
     """
     cluster = options.cluster
     if cluster is None:
-        pool = pool_for(str(options.backend), options.workers, job, job.abandon)
-        return pool, max(options.workers, 1)
+        if options.workers == 0:
+            return InlinePool(job), 1
+        if options.backend == "thread":
+            return ThreadPool(job, job.abandon), options.workers
+        return ProcessPool(job, options.workers), options.workers
     from forebay.engine.pools.ray.host import PlainHosting
     from forebay.engine.pools.ray.node_checks import NodeCheck
     from forebay.engine.pools.ray.pool import RayPool
