@@ -144,7 +144,7 @@ class Engine:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
             timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-            if 0.0 < collect_s < timeout and self._flow.is_relaxed(collect_s):
+            if 0.0 < collect_s < timeout and self._flow.answers_can_wait(collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
             for event in events:

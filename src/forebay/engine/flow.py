@@ -104,7 +104,7 @@ class Flow:
     """Decides which worker runs what, and how each answer, death and delay is handled."""
 
     def __init__(self, limits: Limits) -> None:
-        """Start with no workers and no tasks; the first `handle` asks for both."""
+        """Start with no workers and no tasks; `start` asks for both."""
         self.limits = limits
         self.counts = dict.fromkeys(State, 0)
         self.held_bytes = 0
@@ -628,7 +628,7 @@ class Flow:
         """Whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
-    def is_relaxed(self, seconds: float) -> bool:
+    def answers_can_wait(self, seconds: float) -> bool:
         """Whether no worker waits for the flow, so that answers may be collected for some time.
 
         True while every worker has that many seconds of work after its current task, or if
