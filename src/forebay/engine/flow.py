@@ -27,7 +27,7 @@ back after `RECLAIM_S`, as from any worker. A surplus worker that is needed agai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -324,11 +324,10 @@ class Flow:
             if timeout is not None and now >= worker.begun + timeout:
                 worker.timed_out = worker.tasks[0]
                 commands.append(KillWorker(number))
-            elif self._is_overdue(worker, now):
+            elif now >= worker.begun + RECLAIM_S and self._has_spare_tasks(worker):
                 worker.returning.update(list(worker.tasks)[1:])
                 self._take_back(worker, list(worker.tasks)[1:], commands)
-        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
-        self._alarm = min(times, default=None)
+        self._alarm = self._soonest_due(self._workers.values())
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
@@ -604,12 +603,14 @@ class Flow:
         """Set the alarm earlier if one of these workers exceeds its time limit before it rings."""
         workers = self._due_changed
         if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in workers):
-            times = [at for worker in workers if (at := self._due(worker)) is not None]
-            soonest = min(times, default=None)
+            soonest = self._soonest_due(workers)
             if soonest is not None and (self._alarm is None or soonest < self._alarm):
                 self._alarm = soonest
                 commands.append(SetAlarm(soonest))
         self._due_changed.clear()
+
+    def _soonest_due(self, workers: Iterable[_Worker]) -> float | None:
+        return min((at for each in workers if (at := self._due(each)) is not None), default=None)
 
     def _due(self, worker: _Worker) -> float | None:
         """Return when the worker's current task exceeds its time limit; None for never."""
@@ -619,10 +620,6 @@ class Flow:
         if self._has_spare_tasks(worker):
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
         return None if timeout is None else worker.begun + timeout
-
-    def _is_overdue(self, worker: _Worker, now: float) -> bool:
-        begun = worker.begun
-        return begun is not None and self._has_spare_tasks(worker) and now >= begun + RECLAIM_S
 
     def _has_spare_tasks(self, worker: _Worker) -> bool:
         """Whether it holds tasks after its current one that another worker could run."""
@@ -661,6 +658,6 @@ class Flow:
         used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
         assert used <= self.limits.slots, (used, self.limits.slots)
         ready = [t for t in self._tasks.values() if t.state in (State.READY, State.LEASED)]
-        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
-        assert not times or (self._alarm is not None and self._alarm <= min(times))
+        soonest = self._soonest_due(self._workers.values())
+        assert soonest is None or (self._alarm is not None and self._alarm <= soonest)
         assert self.held_bytes == sum(task.nbytes for task in ready)
