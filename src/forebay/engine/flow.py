@@ -322,7 +322,7 @@ class Flow:
             if worker.begun is None or worker.timed_out is not None:
                 continue
             if timeout is not None and now >= worker.begun + timeout:
-                worker.timed_out = worker.tasks[0]
+                worker.timed_out = worker.tasks[0] if worker.tasks else min(worker.returning)
                 commands.append(KillWorker(number))
             elif now >= worker.begun + RECLAIM_S and self._has_spare_tasks(worker):
                 worker.returning.update(list(worker.tasks)[1:])
@@ -345,8 +345,9 @@ class Flow:
         """Take an answered task off its worker; return None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
-            if worker is not None:
-                worker.returning.discard(key)  # it was taken back while its answer was under way
+            if worker is not None and key in worker.returning:
+                worker.returning.remove(key)  # it was taken back while its answer was under way
+                self._begin(worker, now)
             return None
         task = self._tasks[key]
         if task.attempt != attempt:
@@ -591,7 +592,7 @@ class Flow:
 
     def _begin(self, worker: _Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""
-        worker.begun = now if worker.tasks else None
+        worker.begun = now if worker.tasks or worker.returning else None
         self._mark_due_changed(worker)
 
     def _mark_due_changed(self, worker: _Worker) -> None:
