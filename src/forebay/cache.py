@@ -123,9 +123,7 @@ def cache(
     if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
         if work is None:
             work = describe(dataset)
-        with Session(
-            dataset, folder, options, described=lambda: work, has_table=False, verb=_VERB
-        ) as session:
+        with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
             index = _made(session, dataset, samples, shard_bytes, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
 
@@ -229,7 +227,7 @@ def _made(
         done, visible = min(counts.done * cut.size, samples), session.options.progress
         label = label_of(_VERB, session.output)
         progress = SampleProgress(samples, done, visible, cut.size, label)
-        report = session.process_inputs("rows", progress=progress)
+        report = session.process_inputs(progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)

@@ -148,10 +148,8 @@ def predict(
         progress=progress,
     )
     with evaluating(model):
-        described = _described(model, reader, load)
-        with Session(
-            model, output, options, described=lambda: described, has_table=False, verb=_VERB
-        ) as session:
+        described = partial(_described, model, reader, load)
+        with Session(model, output, options, described=described, verb=_VERB) as session:
             resumed, diagnosis = _process_parts(
                 session,
                 model,
@@ -251,7 +249,7 @@ def _process_parts(
     try:
         if has_factory:
             session.start_workers("rows", doing=work)
-            report = session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
+            report = session.process_inputs(todo=todo, at_once=True, progress=progress)
             return resumed, report.diagnosis
         session.process_inputs_here(work, todo, progress)
     except FailuresError:  # every sample failed: the cause is not in the samples

@@ -145,7 +145,7 @@ def preprocess(
     with Session(work, output, options, described=partial(_described, work, save)) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
         session.enrol(listing)
-        return session.process_inputs(listing.kind)
+        return session.process_inputs()
 
 
 @short_tracebacks
@@ -214,7 +214,7 @@ def retry(
         if manifest is not None:
             session.ledger.use_rows(_rows_of(str(manifest)))
         session.start_workers(kind, folder=folder, save=save)
-        return session.process_inputs(kind, failed_only=True)
+        return session.process_inputs(failed_only=True)
 
 
 def _rows_of(manifest: str) -> RowsInPlace:
