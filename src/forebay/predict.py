@@ -30,7 +30,6 @@ from forebay.tracebacks import short_tracebacks
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
-    from forebay.devices.device_api import Device
     from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.metadata_rows import Table
     from forebay.predicting.prediction_report import PredictionReport
@@ -120,7 +119,6 @@ def predict(
         BusyError: Another run is working on this output folder.
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
-    from forebay.devices.device_api import Device
     from forebay.devices.which_device import check_device, device_of
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import ReaderSettings, reader_of, table_of
@@ -129,8 +127,7 @@ def predict(
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
-    given: Any = device
-    place = device_of(given)
+    place = device_of(device)
     wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, part_size)
     table = table_of(data, load, folder)
     reader = reader_of(data, load, table, wanted)
@@ -155,7 +152,7 @@ def predict(
                 model,
                 reader,
                 table,
-                given if isinstance(given, Device) else place,
+                device,
                 has_factory=has_factory,
                 retry_failed=retry_failed,
                 trace=trace,
@@ -202,7 +199,7 @@ def _process_parts(
     model: Any,
     reader: RangeReader,
     table: Table | None,
-    device: torch.device | Device | None,
+    device: str | torch.device | None,
     *,
     has_factory: bool,
     retry_failed: bool,
