@@ -9,6 +9,7 @@ See `session.py` for how the work is done, and `caching/` for what is in the fil
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -209,10 +210,10 @@ def _made(
     cut = cut_before(session, samples, may_grow=False)
     if cut is None:
         plan = _plan(dataset, samples, shard_bytes, classes)
-        cut = Cut(samples, plan.per_shard, plan.to_json())
+        cut = Cut(samples, plan.per_shard, json.dumps(plan.to_json()))
     else:
         with reading("the plan"):
-            plan = replace(CachePlan.from_json(cut.facts), samples=samples)
+            plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
         _check_sizes(session)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
