@@ -113,11 +113,10 @@ def cache(
         on_error="skip",
         resume=resume,
         version=version,
+        shard_bytes=shard_bytes,
         progress=progress,
     )
     folder, samples = _folder_of(directory), _length_of(dataset)
-    if type(shard_bytes) is not int or shard_bytes < 1:
-        raise OptionError(f"shard_bytes={shard_bytes!r} is not valid; it must be 1, 2, 3, …")
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
@@ -125,7 +124,7 @@ def cache(
         if work is None:
             work = describe(dataset)
         with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
-            index = _made(session, dataset, samples, shard_bytes, work, classes)
+            index = _made(session, dataset, samples, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
 
 
@@ -201,7 +200,6 @@ def _made(
     session: Session,
     dataset: Any,
     samples: int,
-    shard_bytes: int,
     work: Fingerprint,
     classes: dict[Identity, type],
 ) -> Index:
@@ -209,7 +207,7 @@ def _made(
     ledger, private = session.ledger, session.folder.private
     cut = cut_before(session, samples, may_grow=False)
     if cut is None:
-        plan = _plan(dataset, samples, shard_bytes, classes)
+        plan = _plan(dataset, samples, session.options.shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, json.dumps(plan.to_json()))
     else:
         with reading("the plan"):
