@@ -123,8 +123,7 @@ class Flow:
         self._order: deque[int] = deque()  # tasks to deliver: by number with in_order, or as ended
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
-        self._filling = True
-        self._low_mark = 0
+        self._refill_at: int | None = None  # since it was full: make more below so many results
         self._fetching = False
         self._source_ended = False
         self._deaths_in_a_row = 0
@@ -578,13 +577,12 @@ class Flow:
             left = limits.max_bytes - self.held_bytes - running * self._largest
             free = min(slots, left // self._largest)
         if limits.refill_below is not None:
-            if free <= 0 and self._filling:
-                self._filling = False
+            if self._refill_at is None and free <= 0:
                 low = limits.refill_below
-                self._low_mark = low if isinstance(low, int) else max(int(low * made), 1)
-            elif made < self._low_mark:
-                self._filling = True
-            if not self._filling:
+                self._refill_at = low if isinstance(low, int) else max(int(low * made), 1)
+            elif self._refill_at is not None and made < self._refill_at:
+                self._refill_at = None
+            if self._refill_at is not None:
                 free = 0
         if free <= 0 and (awaited or not made):
             free = 1  # also when a single result is larger than the whole budget
