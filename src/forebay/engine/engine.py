@@ -35,12 +35,13 @@ from forebay.engine.events import (
     WorkerDied,
     WorkersResized,
 )
-from forebay.engine.flow import Flow
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
 from forebay.engine.job import Assignment
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.engine.states import State
 from forebay.errors import WorkerDiedError
+from forebay.failures import Failure
 from forebay.observe.event_log import (
     log_failed,
     log_retry,
@@ -93,6 +94,7 @@ class Engine:
         self._name_of = name_of
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
+        self._gave_up: Failure | None = None
         self._alarm: float | None = None
         self._worker_ids: dict[int, int] = {}  # by incarnation, if its death is to be logged
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
@@ -138,7 +140,7 @@ class Engine:
         Raises:
             WorkerDiedError: Workers cannot be started; the message says why.
         """
-        if not self._outcomes and not self.finished:
+        if not self._outcomes and not self.finished and self._gave_up is None:
             now = time.monotonic()
             if self._alarm is not None:
                 left = max(self._alarm - now, 0.0)
@@ -155,6 +157,8 @@ class Engine:
                 events.append(AlarmRang())
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
+        if self._gave_up is not None and not outcomes:
+            raise WorkerDiedError(_unstartable(self._gave_up))
         return outcomes
 
     @property
@@ -223,7 +227,7 @@ class Engine:
                 case Finish():
                     self.finished = True
                 case GiveUp():
-                    raise WorkerDiedError(_unstartable(command))
+                    self._gave_up = command.failure
         if groups:
             self._pool.send_to_all(groups)
 
@@ -251,11 +255,15 @@ class Engine:
         return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 
-def _unstartable(command: GiveUp) -> str:
-    failure = command.failure
+def _unstartable(failure: Failure) -> str:
+    if failure.kind == "exception":
+        begin = "a worker cannot be set up"
+        why = "It failed before its first task, and so would others"
+    else:
+        begin = "workers cannot be kept alive"
+        why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
     return (
-        f"workers cannot be kept alive: {failure.error}: {failure.message}\n"
-        "  Several died in a row without finishing a task, so forebay gave up; completed work is "
-        "kept.\n"
-        "  Try the function in this process first: num_workers=0.\n" + failure.traceback
+        f"{begin}: {failure.error}: {failure.message}\n"
+        f"  {why}, so forebay gave up; completed work is kept.\n"
+        f"  Try the function in this process first: num_workers=0.\n{failure.traceback}"
     )
