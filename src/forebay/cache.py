@@ -9,6 +9,7 @@ See `session.py` for how the work is done, and `caching/` for what is in the fil
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -111,21 +112,18 @@ def cache(
         on_error="skip",
         resume=resume,
         version=version,
+        shard_bytes=shard_bytes,
         progress=progress,
     )
     folder, samples = _folder_of(directory), _length_of(dataset)
-    if type(shard_bytes) is not int or shard_bytes < 1:
-        raise OptionError(f"shard_bytes={shard_bytes!r} is not valid; it must be 1, 2, 3, …")
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
     if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
         if work is None:
             work = describe(dataset)
-        with Session(
-            dataset, folder, options, described=lambda: work, has_table=False, verb=_VERB
-        ) as session:
-            index = _made(session, dataset, samples, shard_bytes, work, classes)
+        with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
+            index = _made(session, dataset, samples, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
 
 
@@ -200,7 +198,6 @@ def _made(
     session: Session,
     dataset: Any,
     samples: int,
-    shard_bytes: int,
     work: Fingerprint,
     classes: dict[Identity, type],
 ) -> Index:
@@ -208,11 +205,11 @@ def _made(
     ledger, private = session.ledger, session.folder.private
     cut = cut_before(session, samples, may_grow=False)
     if cut is None:
-        plan = _plan(dataset, samples, shard_bytes, classes)
-        cut = Cut(samples, plan.per_shard, plan.to_json())
+        plan = _plan(dataset, samples, session.options.shard_bytes, classes)
+        cut = Cut(samples, plan.per_shard, json.dumps(plan.to_json()))
     else:
         with reading("the plan"):
-            plan = replace(CachePlan.from_json(cut.facts), samples=samples)
+            plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
         _check_sizes(session)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
@@ -227,7 +224,7 @@ def _made(
         done, visible = min(counts.done * cut.size, samples), session.options.progress
         label = label_of(_VERB, session.output)
         progress = SampleProgress(samples, done, visible, cut.size, label)
-        report = session.process_inputs("rows", progress=progress)
+        report = session.process_inputs(progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, plan, marks))
         shutil.rmtree(marks, ignore_errors=True)

@@ -30,7 +30,6 @@ from forebay.tracebacks import short_tracebacks
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
-    from forebay.devices.device_api import Device
     from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.metadata_rows import Table
     from forebay.predicting.prediction_report import PredictionReport
@@ -120,7 +119,6 @@ def predict(
         BusyError: Another run is working on this output folder.
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
-    from forebay.devices.device_api import Device
     from forebay.devices.which_device import check_device, device_of
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.data import ReaderSettings, reader_of, table_of
@@ -129,8 +127,7 @@ def predict(
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
-    given: Any = device
-    place = device_of(given)
+    place = device_of(device)
     wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, part_size)
     table = table_of(data, load, folder)
     reader = reader_of(data, load, table, wanted)
@@ -148,16 +145,14 @@ def predict(
         progress=progress,
     )
     with evaluating(model):
-        described = _described(model, reader, load)
-        with Session(
-            model, output, options, described=lambda: described, has_table=False, verb=_VERB
-        ) as session:
+        described = partial(_described, model, reader, load)
+        with Session(model, output, options, described=described, verb=_VERB) as session:
             resumed, diagnosis = _process_parts(
                 session,
                 model,
                 reader,
                 table,
-                given if isinstance(given, Device) else place,
+                device,
                 has_factory=has_factory,
                 retry_failed=retry_failed,
                 trace=trace,
@@ -204,7 +199,7 @@ def _process_parts(
     model: Any,
     reader: RangeReader,
     table: Table | None,
-    device: torch.device | Device | None,
+    device: str | torch.device | None,
     *,
     has_factory: bool,
     retry_failed: bool,
@@ -251,7 +246,7 @@ def _process_parts(
     try:
         if has_factory:
             session.start_workers("rows", doing=work)
-            report = session.process_inputs("rows", todo=todo, at_once=True, progress=progress)
+            report = session.process_inputs(todo=todo, at_once=True, progress=progress)
             return resumed, report.diagnosis
         session.process_inputs_here(work, todo, progress)
     except FailuresError:  # every sample failed: the cause is not in the samples

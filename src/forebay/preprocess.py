@@ -145,7 +145,7 @@ def preprocess(
     with Session(work, output, options, described=partial(_described, work, save)) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
         session.enrol(listing)
-        return session.process_inputs(listing.kind)
+        return session.process_inputs()
 
 
 @short_tracebacks
@@ -181,7 +181,7 @@ def retry(
 
     Raises:
         OptionError: A setting is impossible, or the folder holds a run of `predict` or `cache`.
-        LedgerError: The folder holds no run.
+        LedgerError: The folder holds no run, or one that ended before its first input.
         ChangedError: `work` differs from that of the earlier run.
     """
     verb = verb_of(snapshot_of(output).meta)
@@ -204,7 +204,10 @@ def retry(
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
-            raise LedgerError(f"{os.fspath(output)!r} holds no run with failures to retry")
+            raise LedgerError(
+                f"the run in {os.fspath(output)!r} ended before its first input, so none failed\n"
+                "  Nothing was started. Make the call of preprocess again."
+            )
         with reading("the call"):
             call = json.loads(recorded)
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
@@ -214,7 +217,7 @@ def retry(
         if manifest is not None:
             session.ledger.use_rows(_rows_of(str(manifest)))
         session.start_workers(kind, folder=folder, save=save)
-        return session.process_inputs(kind, failed_only=True)
+        return session.process_inputs(failed_only=True)
 
 
 def _rows_of(manifest: str) -> RowsInPlace:

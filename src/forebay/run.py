@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
-from forebay.engine.engine import Engine, pool_for
+from forebay.engine.engine import Engine
 from forebay.engine.job import Assignment, Refusal
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
+from forebay.engine.pools.inline import InlinePool
 from forebay.engine.pools.processes import ProcessPool
+from forebay.engine.pools.threads import ThreadPool
 from forebay.engine.pools.worker import SealedError
 from forebay.errors import FailuresError, OutputError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import Failure
@@ -58,8 +60,11 @@ def workers_for(
     """
     cluster = options.cluster
     if cluster is None:
-        pool = pool_for(str(options.backend), options.workers, job, job.abandon)
-        return pool, max(options.workers, 1)
+        if options.workers == 0:
+            return InlinePool(job), 1
+        if options.backend == "thread":
+            return ThreadPool(job, job.abandon), options.workers
+        return ProcessPool(job, options.workers), options.workers
     from forebay.engine.pools.ray.host import PlainHosting
     from forebay.engine.pools.ray.node_checks import NodeCheck
     from forebay.engine.pools.ray.pool import RayPool
@@ -273,13 +278,16 @@ def _stop_if_due(
             raise _as_exception(outcome, ledger.name_of(outcome.task))
         reason = budget.failed() or reason
     if reason is not None:
-        raise FailuresError(
-            f"stopped early: {reason}\n"
-            f"  The last of them, {ledger.name_of(outcome.task)}: {failure.error}: "
-            f"{failure.message}\n"
-            "  Completed work is kept. See `forebay failures`, fix the cause, and make the same "
-            f"call again.\n{failure.traceback}"
-        )
+        raise _too_many(reason, ledger.name_of(outcome.task), failure)
+
+
+def _too_many(reason: str, name: str, failure: Failure) -> FailuresError:
+    return FailuresError(
+        f"stopped early: {reason}\n"
+        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
+        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
+        f"again.\n{failure.traceback}"
+    )
 
 
 def _full(failure: Failure) -> OutputError:
@@ -295,15 +303,13 @@ def _stop_if_refused(
 ) -> None:
     """Raise the exception that ends the run, if inputs whose outputs were refused require that."""
     for ordinal, failure in refused:
-        log_failed(ledger.name_of(ordinal), failure)
+        name = ledger.name_of(ordinal)
+        log_failed(name, failure)
         if options.stops_at_first_failure:
             raise OutputError(failure.message)
         reason = budget.failed()
         if reason is not None:
-            raise FailuresError(
-                f"stopped early: {reason}\n  The last of them: {failure.error}: {failure.message}\n"
-                "  Completed work is kept."
-            )
+            raise _too_many(reason, name, failure)
 
 
 def _as_exception(outcome: ReportFailure, name: str) -> BaseException:

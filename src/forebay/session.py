@@ -20,7 +20,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from forebay.engine.pools.base import Pool
@@ -41,7 +41,7 @@ from forebay.jobs.outputs.output_places import open_place, path_text
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
 from forebay.jobs.table.ledger_table import write_ledger_table
-from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.jobs.user_code.fingerprint import Fingerprint, difference
 from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress, label_of
 from forebay.observe.run_diagnosis import diagnose_run
@@ -61,9 +61,8 @@ class Session:
         work: What the workers do.
         output: The folder, or its URL.
         options: The settings.
-        described: Returns the description of the work; called once. None to make it from `work`.
-        has_table: Whether a table of metadata is part of the output.
-        verb: The entry point: "preprocess", "predict" or "cache".
+        described: Returns the description of the work; called once.
+        verb: The entry point: "preprocess", whose output has a table, "predict" or "cache".
 
     Attributes:
         output: The folder, or its URL.
@@ -76,8 +75,7 @@ class Session:
         output: str | os.PathLike[str],
         options: PreprocessOptions,
         *,
-        described: Callable[[], Fingerprint] | None = None,
-        has_table: bool = True,
+        described: Callable[[], Fingerprint],
         verb: str = "preprocess",
     ) -> None:
         self.options, self.starts_over = options, False
@@ -86,10 +84,11 @@ class Session:
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work, self._describe = work, described or partial(describe, work)
+        self._work, self._describe = work, described
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
-        self._has_table, self._verb = has_table, verb
+        self._has_table, self._verb = verb == "preprocess", verb
+        self._kind = ""  # what the inputs are; set by `start_workers`
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -134,6 +133,7 @@ class Session:
         Raises:
             OutputError: There is a file with the table's name that no run wrote.
         """
+        self._kind = kind
         self._check_table()
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
@@ -186,7 +186,6 @@ class Session:
 
     def process_inputs(
         self,
-        kind: str,
         *,
         failed_only: bool = False,
         todo: Iterable[Todo] | None = None,
@@ -196,7 +195,6 @@ class Session:
         """Process the remaining inputs, write the table, and return the report.
 
         Args:
-            kind: What the inputs are.
             failed_only: Leave out inputs that were not tried yet.
             todo: The inputs to process; None for those without a result.
             at_once: Commit each result immediately: for few and large ones.
@@ -229,7 +227,7 @@ class Session:
         self.perform_pending()
         if self._has_table:
             with collecting_seldom():
-                self._update_table(kind)
+                self._update_table()
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -352,7 +350,7 @@ class Session:
             "again."
         )
 
-    def _update_table(self, kind: str) -> None:
+    def _update_table(self) -> None:
         """Write the metadata table and complete the shards, unless both are up to date.
 
         Raises:
@@ -370,7 +368,7 @@ class Session:
             try:
                 self.folder.write_table(
                     name,
-                    lambda path: write_ledger_table(path, form, self.ledger, kind),
+                    lambda path: write_ledger_table(path, form, self.ledger, self._kind),
                     replaces=replaces,
                 )
             except FileExistsError:

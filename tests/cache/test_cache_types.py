@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -178,6 +178,8 @@ def test_numpys_strings_become_those_of_python(tmp_path):
     assert {(type(word), type(data)) for word, data in found} == {(str, bytes)}
 
 
+OtherPoint = namedtuple("Point", "x y")
+
 UNLIKE = {
     "type": (lambda i: i if i else 0.5, "is of type int here and of type float in other samples"),
     "dtype": (
@@ -192,6 +194,10 @@ UNLIKE = {
     "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),
     "depth": (lambda i: [0] if i else 0, "the sample is a list here, but not in other samples"),
     "kind": (lambda i: (0,) if i else [0], "a tuple here and a list in other samples"),
+    "class": (
+        lambda i: Point(i, i) if i else OtherPoint(i, i),
+        "is a cached.Point with the fields ['x', 'y'] here and a test_cache_types.Point with",
+    ),
 }
 
 

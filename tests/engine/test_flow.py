@@ -78,18 +78,19 @@ def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
         sent = script.finish(worker, held[worker].pop(0), seconds=0.0001)
         for command in [each for each in sent if isinstance(each, SendTasks)]:
             held[command.incarnation] += [task for task, _ in command.tasks]
-        return script.flow.is_relaxed(0.00005)
+        return script.flow.answers_can_wait(0.00005)
 
-    assert not script.flow.is_relaxed(0.00005)  # each holds one task: its answer brings it the next
+    # Each holds one task: its answer brings it the next.
+    assert not script.flow.answers_can_wait(0.00005)
     assert finish(0)  # now it is known how short they are: both get several
-    assert not script.flow.is_relaxed(0.001), "that is longer than their work takes"
+    assert not script.flow.answers_can_wait(0.001), "that is longer than their work takes"
     while held[0]:
-        relaxed = finish(0)
+        can_wait = finish(0)
     assert len(held[1]) > 1, "worker 0 is at its end, and there is nothing to send"
-    assert relaxed
+    assert can_wait
     while len(held[1]) > 1:
-        relaxed = finish(1)
-    assert not relaxed
+        can_wait = finish(1)
+    assert not can_wait
 
 
 def test_a_failure_that_nobody_heard_of_is_forgotten_too() -> None:

@@ -171,6 +171,22 @@ def test_time_in_the_queue_is_not_time_in_the_task() -> None:
     assert script.say(AlarmRang(), at=5.0) == [KillWorker(1), SetAlarm(9.0)]
 
 
+def test_a_worker_that_hangs_in_a_task_that_was_taken_back_is_killed() -> None:
+    """It answered late, by its own clock was not slow, and so began what others were to do."""
+    script = Script(300, num_workers=1, timeout_s=5.0, group_s=0.05, max_group=100)
+    script.say(WorkerStarted(0))
+    script.finish(0, 0, seconds=0.01)
+    first, second, *_ = script.held_by(0)
+    script.say(AlarmRang(), at=1.0)
+    script.say(TaskFinished(0, first, 1, "r", 1, 0.1), at=2.0)
+    assert script.say(AlarmRang(), at=5.0) == [SetAlarm(7.0)]
+    assert script.say(AlarmRang(), at=7.0) == [KillWorker(0)]
+    script.say(WorkerDied(0, CRASH))
+    script.say(WorkerStarted(1))
+    assert script.held_by(1)[0] == second
+    assert script.of(ReportRetry) == script.of(ReportFailure) == []
+
+
 def test_an_answer_that_overtakes_the_kill_counts() -> None:
     """A task answered after its worker timed out is done, and nobody is blamed."""
     script = started(2, timeout_s=5.0)

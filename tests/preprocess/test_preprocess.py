@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
-from forebay.errors import ChangedError, InputError, OptionError
+from forebay.errors import ChangedError, InputError, LedgerError, OptionError
 from forebay.preprocess import retry
 
 
@@ -466,6 +466,14 @@ def test_inputs_that_cannot_be_used_do_not_cost_the_earlier_outputs(tmp_path):
     with pytest.raises(InputError, match="listed twice"):
         run(named_by_row, manifest, tmp_path / "out", resume=False)
     assert sorted(path.name for path in (tmp_path / "out").glob("*.txt")) == before
+
+
+def test_retrying_a_run_that_did_not_begin_says_what_to_call(tmp_path):
+    """Its inputs were refused, so the ledger is empty."""
+    with pytest.raises(InputError, match="listed twice"):
+        run(copy_under_its_name, ["a", "a"], tmp_path / "out")
+    with pytest.raises(LedgerError, match=r"before its first input(.|\n)*preprocess again"):
+        retry(copy_under_its_name, tmp_path / "out", progress=False)
 
 
 def test_retrying_with_a_new_version_keeps_what_is_done(tmp_path):

@@ -162,10 +162,10 @@ def described(spec: Spec) -> str:
 
 def arrow_type(spec: Spec) -> pa.DataType:
     """Return the type of a column."""
-    if spec.kind in ("bool", "bytes", "none", "str"):
-        is_text = spec == Spec("str", "utf8")
-        kinds = {"bool": pa.bool_(), "bytes": pa.large_binary(), "none": pa.null()}
-        return kinds.get(spec.kind) or (pa.large_string() if is_text else pa.large_binary())
+    if spec.kind in ("str", "bytes"):
+        return pa.large_string() if spec == Spec("str", "utf8") else pa.large_binary()
+    if spec.kind in ("bool", "none"):
+        return pa.bool_() if spec.kind == "bool" else pa.null()
     dtype, each = spec.stored
     value = pa.from_numpy_dtype(dtype)
     if spec.shape is None:

@@ -55,11 +55,7 @@ class CachePlan:
         """Return the names of the shards, in order."""
         return [shard_name(at) for at in range(self.shards)]
 
-    def to_json(self) -> str:
-        """Return it as a JSON string."""
-        return json.dumps(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
             "samples": self.samples,
@@ -69,13 +65,8 @@ class CachePlan:
         }
 
     @classmethod
-    def from_json(cls, text: str) -> CachePlan:
-        """Return the plan that `to_json` wrote; raises what `from_dict` does."""
-        return cls.from_dict(json.loads(text))
-
-    @classmethod
-    def from_dict(cls, found: Any) -> CachePlan:
-        """Return the plan that `to_dict` returned.
+    def from_json(cls, found: Any) -> CachePlan:
+        """Return the plan that `to_json` described.
 
         Raises:
             ValueError: It describes no plan; or KeyError, TypeError, OverflowError, RecursionError.
@@ -110,7 +101,7 @@ class Index:
         """Write it to forebay's own folder, atomically."""
         record = {
             "format": FORMAT,
-            "plan": self.plan.to_dict(),
+            "plan": self.plan.to_json(),
             "sizes": list(self.sizes),
             "fingerprint": self.fingerprint,
             "version": self.version,
@@ -143,7 +134,7 @@ class Index:
                     "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
             sizes = tuple(map(int, found["sizes"]))
-            plan = CachePlan.from_dict(found["plan"])
+            plan = CachePlan.from_json(found["plan"])
             index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
             if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")

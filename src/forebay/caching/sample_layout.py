@@ -96,7 +96,8 @@ def _structure(value: Any, path: tuple[str, ...], taken: set[str]) -> Node:
         keys = tuple(value)
         _check_keys(keys, path)
     elif kind == "namedtuple":
-        keys, home = type(value)._fields, (type(value).__module__, type(value).__qualname__)
+        module, name, keys = _identity(value)
+        home = module, name
     values = value.values() if kind in _MAPPINGS else value
     names = keys or range(len(value))
     parts = [
@@ -119,6 +120,11 @@ def _kind_of(value: Any, path: tuple[str, ...] = ()) -> str | None:
             "make it a dict, a list, a tuple or a NamedTuple"
         )
     return None
+
+
+def _identity(value: Any) -> Identity:
+    cls = type(value)
+    return cls.__module__, cls.__qualname__, cls._fields
 
 
 def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
@@ -162,11 +168,11 @@ def _collect(node: Node, value: Any, path: tuple[str, ...], leaves: list[Any]) -
         found = kind or type(value).__qualname__
         raise MisfitError(f"{shown(path)} is a {found} here and a {node.kind} in other samples")
     if kind == "namedtuple":
-        keys, home = type(value)._fields, (type(value).__module__, type(value).__qualname__)
-        if (keys, home) != (node.keys, node.home):
+        module, name, fields = _identity(value)
+        if (module, name, fields) != node.identity:
             raise MisfitError(
-                f"{shown(path)} is a {home[1]} with the fields {list(keys)} here and a "
-                f"{node.home[1]} with {list(node.keys)} in other samples"
+                f"{shown(path)} is a {module}.{name} with the fields {list(fields)} here and a "
+                f"{'.'.join(node.home)} with {list(node.keys)} in other samples"
             )
     elif kind in _MAPPINGS:
         keys = tuple(value)
@@ -210,8 +216,7 @@ def classes_in(sample: Any) -> dict[Identity, type]:
         return {}
     found: dict[Identity, type] = {}
     if kind == "namedtuple":
-        cls = type(sample)
-        found[cls.__module__, cls.__qualname__, cls._fields] = cls
+        found[_identity(sample)] = type(sample)
     for part in sample.values() if kind in _MAPPINGS else sample:
         found |= classes_in(part)
     return found

@@ -54,20 +54,26 @@ class ShardWork:
         ):
             for index in range(first, first + row["count"]):
                 mark(index)
-                seed_generators(seed_of_text(str(index)))
-                try:
-                    sample = self._dataset[index]
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - SystemExit too
-                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
-                    continue
-                try:
-                    writer.add(sample)
-                except MisfitError as error:
+                error = self._add(index, writer)
+                if error is not None:
                     failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
         if failed:
             raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
+
+    def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
+        """Add a sample to the shard, or return why it failed."""
+        seed_generators(seed_of_text(str(index)))
+        try:
+            sample = self._dataset[index]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit too
+            return error
+        try:
+            writer.add(sample)
+        except MisfitError as error:
+            return error
+        return None
 
 
 def describe_failed(failed: dict[int, BaseException]) -> str:

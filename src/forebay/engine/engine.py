@@ -5,7 +5,6 @@ It owns the flow, the pool and the payloads of open tasks, all in one thread.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -36,12 +35,13 @@ from forebay.engine.events import (
     WorkerDied,
     WorkersResized,
 )
-from forebay.engine.flow import Flow
-from forebay.engine.job import Assignment, Job
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
+from forebay.engine.job import Assignment
 from forebay.engine.limits import Limits
 from forebay.engine.pools.base import Pool
 from forebay.engine.states import State
 from forebay.errors import WorkerDiedError
+from forebay.failures import Failure
 from forebay.observe.event_log import (
     log_failed,
     log_retry,
@@ -75,7 +75,6 @@ class Engine:
         prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload for
             the worker.
         name_of: Called with a payload; returns the task's name in the log.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class Engine:
         source: Iterator[tuple[int, Any]] | None = None,
         prepare: Callable[[int, Any], Any] | None = None,
         name_of: Callable[[Any], str] = str,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initialize; the first `step` starts the workers."""
         self.finished = False
@@ -94,13 +92,13 @@ class Engine:
         self._source = source if source is not None else iter(())
         self._prepare = prepare
         self._name_of = name_of
-        self._clock = clock
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
+        self._gave_up: Failure | None = None
         self._alarm: float | None = None
         self._worker_ids: dict[int, int] = {}  # by incarnation, if its death is to be logged
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
-        self._perform(self._flow.start(clock()))
+        self._perform(self._flow.start(time.monotonic()))
 
     def put(self, tasks: Sequence[NewTask]) -> None:
         """Queue one or more tasks, in increasing order of their numbers.
@@ -142,23 +140,25 @@ class Engine:
         Raises:
             WorkerDiedError: Workers cannot be started; the message says why.
         """
-        if not self._outcomes and not self.finished:
-            now = self._clock()
+        if not self._outcomes and not self.finished and self._gave_up is None:
+            now = time.monotonic()
             if self._alarm is not None:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
             timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-            if 0.0 < collect_s < timeout and self._flow.is_relaxed(collect_s):
+            if 0.0 < collect_s < timeout and self._flow.answers_can_wait(collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
             for event in events:
                 if type(event) is WorkerDied:
                     self._log_death(event)
-            if self._alarm is not None and self._alarm <= self._clock():
+            if self._alarm is not None and self._alarm <= time.monotonic():
                 self._alarm = None
                 events.append(AlarmRang())
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
+        if self._gave_up is not None and not outcomes:
+            raise WorkerDiedError(_unstartable(self._gave_up))
         return outcomes
 
     @property
@@ -186,20 +186,17 @@ class Engine:
 
     def _handle(self, events: Sequence[Event]) -> None:
         if events:
-            self._perform(self._flow.handle(events, self._clock()))
+            self._perform(self._flow.handle(events, time.monotonic()))
 
     def _perform(self, commands: Sequence[Command]) -> None:
         todo = list(commands)
         groups: list[tuple[int, list[Assignment]]] = []
         for command in todo:  # the loop itself extends it
-            if type(command) is DeliverResult:  # nearly all are
+            if type(command) is DeliverResult or type(command) is DropTask:  # nearly all are
                 del self._payloads[command.task]
                 self._outcomes.append(command)
                 continue
             match command:
-                case DropTask():
-                    del self._payloads[command.task]
-                    self._outcomes.append(command)
                 case ReportFailure():
                     payload = self._payloads.pop(command.task)
                     log_failed(self._name_of(payload), command.failure)
@@ -215,7 +212,7 @@ class Engine:
                     self._payloads.update(fetched)
                     tasks = tuple(task for task, _ in fetched)
                     queued = TasksQueued(tasks, ended=len(tasks) < command.count)
-                    todo.extend(self._flow.handle([queued], self._clock()))
+                    todo.extend(self._flow.handle([queued], time.monotonic()))
                 case StartWorker():
                     self._log_start(command)
                     self._pool.start(command.incarnation, command.worker_id)
@@ -230,7 +227,7 @@ class Engine:
                 case Finish():
                     self.finished = True
                 case GiveUp():
-                    raise WorkerDiedError(_unstartable(command))
+                    self._gave_up = command.failure
         if groups:
             self._pool.send_to_all(groups)
 
@@ -258,38 +255,15 @@ class Engine:
         return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 
-def _unstartable(command: GiveUp) -> str:
-    failure = command.failure
+def _unstartable(failure: Failure) -> str:
+    if failure.kind == "exception":
+        begin = "a worker cannot be set up"
+        why = "It failed before its first task, and so would others"
+    else:
+        begin = "workers cannot be kept alive"
+        why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
     return (
-        f"workers cannot be kept alive: {failure.error}: {failure.message}\n"
-        "  Several died in a row without finishing a task, so forebay gave up; completed work is "
-        "kept.\n"
-        "  Try the function in this process first: num_workers=0.\n" + failure.traceback
+        f"{begin}: {failure.error}: {failure.message}\n"
+        f"  {why}, so forebay gave up; completed work is kept.\n"
+        f"  Try the function in this process first: num_workers=0.\n{failure.traceback}"
     )
-
-
-def pool_for(
-    backend: str,
-    num_workers: int,
-    job: Job,
-    abandoned: Callable[[threading.Thread], bool] | None = None,
-) -> Pool:
-    """Return a pool of workers for a job.
-
-    Args:
-        backend: "process" or "thread".
-        num_workers: Number of workers; 0 runs the job in the calling thread.
-        job: The job that the workers run.
-        abandoned: See `ThreadPool`.
-    """
-    if num_workers == 0:
-        from forebay.engine.pools.inline import InlinePool
-
-        return InlinePool(job)
-    if backend == "thread":
-        from forebay.engine.pools.threads import ThreadPool
-
-        return ThreadPool(job, abandoned)
-    from forebay.engine.pools.processes import ProcessPool
-
-    return ProcessPool(job, num_workers)

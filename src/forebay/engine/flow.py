@@ -27,7 +27,7 @@ back after `RECLAIM_S`, as from any worker. A surplus worker that is needed agai
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,7 +104,7 @@ class Flow:
     """Decides which worker runs what, and how each answer, death and delay is handled."""
 
     def __init__(self, limits: Limits) -> None:
-        """Start with no workers and no tasks; the first `handle` asks for both."""
+        """Start with no workers and no tasks; `start` asks for both."""
         self.limits = limits
         self.counts = dict.fromkeys(State, 0)
         self.held_bytes = 0
@@ -123,8 +123,7 @@ class Flow:
         self._order: deque[int] = deque()  # tasks to deliver: by number with in_order, or as ended
         self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
-        self._filling = True
-        self._low_mark = 0
+        self._refill_at: int | None = None  # since it was full: make more below so many results
         self._fetching = False
         self._source_ended = False
         self._deaths_in_a_row = 0
@@ -322,13 +321,12 @@ class Flow:
             if worker.begun is None or worker.timed_out is not None:
                 continue
             if timeout is not None and now >= worker.begun + timeout:
-                worker.timed_out = worker.tasks[0]
+                worker.timed_out = worker.tasks[0] if worker.tasks else min(worker.returning)
                 commands.append(KillWorker(number))
-            elif self._is_overdue(worker, now):
+            elif now >= worker.begun + RECLAIM_S and self._has_spare_tasks(worker):
                 worker.returning.update(list(worker.tasks)[1:])
                 self._take_back(worker, list(worker.tasks)[1:], commands)
-        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
-        self._alarm = min(times, default=None)
+        self._alarm = self._soonest_due(self._workers.values())
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
@@ -346,8 +344,9 @@ class Flow:
         """Take an answered task off its worker; return None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
-            if worker is not None:
-                worker.returning.discard(key)  # it was taken back while its answer was under way
+            if worker is not None and key in worker.returning:
+                worker.returning.remove(key)  # it was taken back while its answer was under way
+                self._begin(worker, now)
             return None
         task = self._tasks[key]
         if task.attempt != attempt:
@@ -578,13 +577,12 @@ class Flow:
             left = limits.max_bytes - self.held_bytes - running * self._largest
             free = min(slots, left // self._largest)
         if limits.refill_below is not None:
-            if free <= 0 and self._filling:
-                self._filling = False
+            if self._refill_at is None and free <= 0:
                 low = limits.refill_below
-                self._low_mark = low if isinstance(low, int) else max(int(low * made), 1)
-            elif made < self._low_mark:
-                self._filling = True
-            if not self._filling:
+                self._refill_at = low if isinstance(low, int) else max(int(low * made), 1)
+            elif self._refill_at is not None and made < self._refill_at:
+                self._refill_at = None
+            if self._refill_at is not None:
                 free = 0
         if free <= 0 and (awaited or not made):
             free = 1  # also when a single result is larger than the whole budget
@@ -592,7 +590,7 @@ class Flow:
 
     def _begin(self, worker: _Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""
-        worker.begun = now if worker.tasks else None
+        worker.begun = now if worker.tasks or worker.returning else None
         self._mark_due_changed(worker)
 
     def _mark_due_changed(self, worker: _Worker) -> None:
@@ -604,12 +602,14 @@ class Flow:
         """Set the alarm earlier if one of these workers exceeds its time limit before it rings."""
         workers = self._due_changed
         if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in workers):
-            times = [at for worker in workers if (at := self._due(worker)) is not None]
-            soonest = min(times, default=None)
+            soonest = self._soonest_due(workers)
             if soonest is not None and (self._alarm is None or soonest < self._alarm):
                 self._alarm = soonest
                 commands.append(SetAlarm(soonest))
         self._due_changed.clear()
+
+    def _soonest_due(self, workers: Iterable[_Worker]) -> float | None:
+        return min((at for each in workers if (at := self._due(each)) is not None), default=None)
 
     def _due(self, worker: _Worker) -> float | None:
         """Return when the worker's current task exceeds its time limit; None for never."""
@@ -620,15 +620,11 @@ class Flow:
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
         return None if timeout is None else worker.begun + timeout
 
-    def _is_overdue(self, worker: _Worker, now: float) -> bool:
-        begun = worker.begun
-        return begun is not None and self._has_spare_tasks(worker) and now >= begun + RECLAIM_S
-
     def _has_spare_tasks(self, worker: _Worker) -> bool:
         """Whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
-    def is_relaxed(self, seconds: float) -> bool:
+    def answers_can_wait(self, seconds: float) -> bool:
         """Whether no worker waits for the flow, so that answers may be collected for some time.
 
         True while every worker has that many seconds of work after its current task, or if
@@ -661,6 +657,6 @@ class Flow:
         used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
         assert used <= self.limits.slots, (used, self.limits.slots)
         ready = [t for t in self._tasks.values() if t.state in (State.READY, State.LEASED)]
-        times = [at for worker in self._workers.values() if (at := self._due(worker)) is not None]
-        assert not times or (self._alarm is not None and self._alarm <= min(times))
+        soonest = self._soonest_due(self._workers.values())
+        assert soonest is None or (self._alarm is not None and self._alarm <= soonest)
         assert self.held_bytes == sum(task.nbytes for task in ready)

@@ -67,7 +67,7 @@ class Model:
         copies_to: The same device, to which batches may be copied before the model is called.
     """
 
-    def __init__(self, model: Any, device: torch.device | Device | None) -> None:
+    def __init__(self, model: Any, device: str | torch.device | Device | None) -> None:
         self.device = device_of(device)
         self._model = model
         self._is_module = isinstance(model, torch.nn.Module)

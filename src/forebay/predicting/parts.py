@@ -82,7 +82,7 @@ class PartWork:
         model: Any,
         *,
         has_factory: bool,
-        device: torch.device | Device | None,
+        device: str | torch.device | Device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
         parts: list[int] | None,

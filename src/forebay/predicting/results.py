@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,20 +49,20 @@ def in_host_memory(
         start: Starts to copy outputs; returns the copy and how to wait for it, or None if they are
             in host memory.
     """
-    pending: deque[tuple[Predicted | Failure, Wait | None]] = deque()
+    started: tuple[Predicted, Wait] | None = None
     for outcome in outcomes:
-        wait = None
+        before, started = started, None
         if isinstance(outcome, Predicted) and (copy := start(outcome.outputs)) is not None:
             outputs, wait = copy
-            outcome = outcome._replace(outputs=outputs)
-        pending.append((outcome, wait))
-        while len(pending) > 1 or (pending and pending[0][1] is None):
-            yield _awaited(*pending.popleft())
-    if pending:
-        yield _awaited(*pending.popleft())
+            started = outcome._replace(outputs=outputs), wait
+        if before is not None:
+            yield _awaited(*before)
+        if started is None:
+            yield outcome
+    if started is not None:
+        yield _awaited(*started)
 
 
-def _awaited(outcome: Predicted | Failure, wait: Wait | None) -> Predicted | Failure:
-    if wait is not None:
-        wait()
+def _awaited(outcome: Predicted, wait: Wait) -> Predicted:
+    wait()
     return outcome

@@ -26,9 +26,8 @@ _PIPE_BYTES = 1 << 20
 def roomy_pipe() -> tuple[int, int]:
     """Return the ends (to read, to write) of a pipe with a larger buffer, if the system allows."""
     ends = os.pipe()
-    if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with suppress(OSError):  # the user's limit for pipes is reached; a smaller buffer works too
-            fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    with suppress(OSError):  # the user's limit for pipes is reached; a smaller buffer works too
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return ends
 
 

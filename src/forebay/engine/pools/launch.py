@@ -154,7 +154,7 @@ def handlers_deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int] = ()) -> int:
+def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int]) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
     with os.fdopen(zygote.scratch_file(), "w+b") as file:
         pickle.dump((sys.path, sys.argv), file)

@@ -1,4 +1,4 @@
-"""Linux calls that tie processes together; on other systems most of them do nothing."""
+"""Linux calls that tie processes together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 from contextlib import suppress
 
 # From <linux/prctl.h>.
@@ -19,10 +18,9 @@ _CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
 
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def continue_when_driver_ends(control: int) -> None:
@@ -34,11 +32,10 @@ def continue_when_driver_ends(control: int) -> None:
     Args:
         control: The socket; only the driver has its other end.
     """
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
-        fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
-        fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def adopt_orphans() -> None:
@@ -56,12 +53,10 @@ def watch_maker_of(control: socket.socket) -> list[int]:
     """Return a descriptor that is ready to read when the process that made the socket has ended.
 
     The socket itself stays open while a fork of that process lives, which has a copy. The list is
-    empty if the system has no such descriptors or the process has already ended.
+    empty if the kernel or this Python has no such descriptors, or the process has already ended.
     """
-    if not hasattr(os, "pidfd_open"):
-        return []
     credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    with suppress(OSError):
+    with suppress(AttributeError, OSError):
         return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
     return []
 
@@ -98,5 +93,4 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

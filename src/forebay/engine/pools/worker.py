@@ -79,10 +79,8 @@ def serve(
         return
     report(WorkerStarted(incarnation))
     held: deque[Assignment] = deque()
-    received = receive(True)
-    while received is not None:
+    while (received := receive(True)) is not None:
         held.extend(received)
-        received = ()
         while held and not has_ended():
             event = perform(incarnation, job, held.popleft())
             report(event)
@@ -91,8 +89,8 @@ def serve(
                     held.extend(received)
                 report(TasksReturned(incarnation, tuple(each.task for each in held)))
                 held.clear()
-        if received is not None:
-            received = receive(True)
+        if received is None:
+            break
     job.close()
 
 

@@ -12,8 +12,8 @@ that is safe (`processes.py` says when), and is otherwise a new interpreter.
 Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
 stacks of a crash or hang. The process group of a worker dies with it; if a worker is killed
 because it hangs, so are all its descendants. Other processes that workers started, in new sessions
-or as daemons, are killed when the zygote ends: on Linux it adopts their orphans. The zygote ends
-with the driver. If it is killed itself, the kernel kills the workers (on Linux).
+or as daemons, are killed when the zygote ends, since it adopts their orphans. The zygote ends with
+the driver. If it is killed itself, the kernel kills the workers.
 """
 
 from __future__ import annotations
@@ -238,9 +238,8 @@ class _Zygote:
         _, status, usage = os.wait4(pid, 0)
         if child is not None:
             stacks = _read_end(child.stacks)
-            peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             code = os.waitstatus_to_exitcode(status)
-            self._driver.send(("exited", child.incarnation, code, peak, stacks))
+            self._driver.send(("exited", child.incarnation, code, usage.ru_maxrss * 1024, stacks))
 
 
 def _run_worker(
@@ -311,7 +310,7 @@ def scratch_file() -> int:
     Raises:
         OSError: There is no room for it.
     """
-    with suppress(AttributeError, OSError):  # not Linux, or not permitted
+    with suppress(AttributeError, OSError):  # this Python lacks it, or it is not permitted
         return os.memfd_create("forebay")
     import tempfile
 
