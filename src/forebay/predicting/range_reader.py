@@ -185,7 +185,6 @@ def _failure(result: Result) -> Failure:
         result.reraise()
     except Exception as error:  # noqa: BLE001 - whatever the collate function raises
         return Failure.of(error)
-    raise AssertionError("it raises")
 
 
 def _of_sample(failure: Failure, index: int | None = None) -> Failure:
