@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from pathlib import Path
 
 import pytest
 
 from forebay.jobs.ledger.records import FileChange
 from forebay.jobs.outputs import publishing
+from forebay.jobs.outputs.bucket import Bucket
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import STAGING
 from forebay.jobs.outputs.renames import rename_new
@@ -187,3 +189,14 @@ def test_a_ledger_cannot_give_a_staged_file_another_name(place, staging):
     refused = [one for part in place.perform([FileChange("other/1", staged)]) for one in part]
     assert refused == []
     assert [name for name, _ in place.files()] == ["other/1"]
+
+
+def test_threads_that_fill_a_bucket_share_no_folder(tmp_path, monkeypatch):
+    """Each worker thread has a shallow copy of the job's end of the bucket."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    uploads = Bucket("memory://new-folders/out").staging()
+    workers = [copy(uploads) for _ in range(3)]
+    for number, worker in enumerate(workers):
+        worker.open(number)
+    folders = [worker.begin("").folder.name for worker in workers]
+    assert [name.partition("-")[2] for name in folders] == ["0-1", "1-1", "2-1"]

@@ -18,6 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 
 from forebay.engine.job import Refusal
@@ -142,6 +143,7 @@ class Uploads:
 
     def open(self, worker: int) -> None:
         """Create this worker's folder, and connect to the store."""
+        self._staging = copy(self._staging)  # worker threads share what this was copied from
         self._staging.open(worker)
         self._store.open()
 
