@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from copy import copy
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def test_what_is_in_the_way_stays(place, staging, tmp_path, kind):
     assert list(outside.iterdir()) == []
     if kind == "an empty folder":
         assert refused == []
+        assert left_in_staging(place) == []
     elif kind == "a file in the folder":
         assert refused == ["rec/0"]
         assert visible(place) == ["rec/0", "rec/1"]
@@ -155,6 +157,35 @@ def test_what_failed_leaves_no_folder(place, staging):
     assert left_in_staging(place) == []
     assert publish(place, staging, write(staging, "rec/0")) == []
     assert visible(place) == ["rec/0"]
+
+
+def test_what_was_refused_leaves_no_folder(place, staging):
+    """The staged files of an input that lost a name are removed, and its own folders with them."""
+    (place.path / "a").mkdir()
+    (place.path / "a" / "rec").write_text("in the way")
+    files = staging.commit(write(staging, "a/rec/0", "b/1"))
+    for change in (FileChange, lambda _, staged: FileChange(staged)):
+        list(place.perform([change(name, staged) for name, _, staged, _ in files]))
+    assert left_in_staging(place) == []
+
+
+def test_files_that_others_are_about_to_write_keep_their_folder(place, staging):
+    """A staging folder that inputs share stays when one of them fails."""
+    publish(place, staging, write(staging, "speaker/0"))
+    files = staging.commit(write(staging, "speaker/1"))
+    other = staging.begin("").file("speaker/2")
+    list(place.perform([FileChange(staged) for _, _, staged, _ in files]))
+    other.write_text("speaker/2")
+
+
+def test_a_folder_is_in_the_group_of_the_one_that_it_is_in(place, staging, renames):
+    """With the setgid bit, new folders inherit it, also those that were staged elsewhere."""
+    (place.path / "team").mkdir()
+    (place.path / "team").chmod(0o2775)
+    assert publish(place, staging, write(staging, "team/rec/0", "team/rec/1", "rec/0")) == []
+    assert (place.path / "team" / "rec").stat().st_mode & stat.S_ISGID
+    assert not (place.path / "rec").stat().st_mode & stat.S_ISGID
+    assert renames == ["0", "1", "rec"]
 
 
 def test_performing_again_changes_nothing(place, staging):
