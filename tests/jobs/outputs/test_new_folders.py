@@ -229,5 +229,15 @@ def test_threads_that_fill_a_bucket_share_no_folder(tmp_path, monkeypatch):
     workers = [copy(uploads) for _ in range(3)]
     for number, worker in enumerate(workers):
         worker.open(number)
-    folders = [worker.begin("").folder.name for worker in workers]
+    folders = [worker.begin("").file("a").parent.name for worker in workers]
     assert [name.partition("-")[2] for name in folders] == ["0-1", "1-1", "2-1"]
+
+
+def test_an_input_of_a_bucket_has_a_folder_only_if_it_writes_a_file(tmp_path, monkeypatch):
+    """So a full local disk is met in the function, where the run is stopped and no input blamed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    uploads = Bucket("memory://new-folders/out").staging()
+    uploads.open(0)
+    out = uploads.begin("")
+    assert uploads.commit(out) == ()
+    assert [path.name.count("-") for path in tmp_path.glob("**/staging/*")] == [1]

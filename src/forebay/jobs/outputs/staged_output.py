@@ -37,7 +37,8 @@ class Output:
         source: str,
         staging: Staging,
         shards: ShardWriter | None = None,
-        own: Path | None = None,
+        *,
+        is_alone: bool = False,
     ) -> None:
         """Stage the files of one input.
 
@@ -45,14 +46,14 @@ class Output:
             source: See the attribute.
             staging: The worker's end of the output folder.
             shards: Takes packed outputs; None if there can be none.
-            own: A folder for this input alone, removed with it; None to make one if it is needed.
+            is_alone: Stage no file in a folder that inputs share.
         """
         self.source = source
-        self.folder = own or staging.folder
         self._staging = staging
         self._shards = shards
-        self._own = own
-        self._own_folders: dict[str, Path] = {}  # those made in it, by their names
+        self._is_alone = is_alone
+        self._own: Path | None = None  # a folder of this input alone, once it is needed
+        self._made: dict[str, Path] = {}  # the folders in it, by their names
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
@@ -75,10 +76,10 @@ class Output:
         final = asked_name(name)
         if final in self._paths:
             return self._paths[final]
-        if self._own or self._folders or "/" in final:
+        if self._is_alone or self._own or self._folders or "/" in final:
             path = self._place(final)
         else:
-            path = self.folder / final  # the folder is parsed already
+            path = self._staging.folder / final  # the folder is parsed already
             if os.path.lexists(path):  # an earlier input's, not published yet
                 path = self._in_own_folder(final)
         self._names[str(path)] = final
@@ -104,20 +105,20 @@ class Output:
             )
         if folder not in self._folders:
             self._folders.update(dict.fromkeys(folders, final))
-        if self._own is None and (self._paths or not self._staging.is_new(folder)):
-            path = self.folder / final
-            if _make_room(path):
-                return path
-        return self._in_own_folder(final)
+        if self._is_alone or self._own or (not self._paths and self._staging.is_new(folder)):
+            return self._in_own_folder(final)
+        path = self._staging.folder / final
+        return path if _make_room(path) else self._in_own_folder(final)
 
     def _in_own_folder(self, final: str) -> Path:
         if self._own is None:
             self._own = self._staging.own_folder()
         folder, _, name = final.rpartition("/")
-        parent = self._own_folders.get(folder)
+        parent = self._made.get(folder)
         if parent is None:
-            parent = self._own_folders[folder] = self._own / folder
+            parent = self._own / folder
             os.makedirs(parent, exist_ok=True)
+            self._made[folder] = parent
         return parent / name
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
@@ -235,7 +236,7 @@ class Output:
 
             shutil.rmtree(self._own, ignore_errors=True)
             self._own = None
-            self._own_folders.clear()
+            self._made.clear()
         self._names.clear()
         self._paths.clear()
         self._folders.clear()
@@ -283,14 +284,14 @@ class Staging:
         self._run = os.urandom(4).hex()
         self._worker = 0
         self.folder = Path()
-        self._own_folders = 0  # made so far
+        self._number = 0  # of the last folder that one input had alone
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
         self._worker = worker
         self.folder = Path(self._root, worker_folder(self._run, worker))
         os.makedirs(self.folder, exist_ok=True)
-        self._own_folders = 0
+        self._number = 0
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
@@ -309,8 +310,8 @@ class Staging:
 
     def own_folder(self) -> Path:
         """Make a folder for the files of one input alone."""
-        self._own_folders += 1
-        path = Path(self._root, own_folder(self._run, self._worker, self._own_folders))
+        self._number += 1
+        path = Path(self._root, own_folder(self._run, self._worker, self._number))
         os.mkdir(path)
         return path
 
