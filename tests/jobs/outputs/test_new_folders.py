@@ -197,6 +197,17 @@ def test_performing_again_changes_nothing(place, staging):
         assert visible(place) == ["rec/0", "rec/1"]
 
 
+@pytest.mark.parametrize("names", [["t"], ["t/x"], ["t/x/y"], ["u", "t/x"]])
+def test_no_file_gets_the_path_of_one_that_may_be_published_again(place, staging, names):
+    """A kill before the ledger forgets a rename: the next run finds what was staged meanwhile."""
+    files = staging.commit(write(staging, "t"))
+    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    assert list(place.perform(changes)) == [[]]
+    write(staging, *names)
+    assert list(place.perform(changes)) == [[]]
+    assert visible(place) == ["t"]
+
+
 @pytest.mark.parametrize("linked", ["rec", "own"])
 def test_no_link_in_a_staging_folder_is_followed(place, staging, tmp_path, linked):
     """Not even if it leads to a folder with the very names that are expected."""

@@ -5,7 +5,9 @@ See `output_folder.py` for how a file gets its final name.
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ class Output:
             path = self._place(final)
         else:
             path = self._staging.folder / final  # the folder is parsed already
-            if os.path.lexists(path):  # an earlier input's, not published yet
+            if not self._staging.is_free(path, final):
                 path = self._in_own_folder(final)
         self._names[str(path)] = final
         self._paths[final] = path
@@ -108,7 +110,12 @@ class Output:
         if self._is_alone or self._own or (not self._paths and self._staging.is_new(folder)):
             return self._in_own_folder(final)
         path = self._staging.folder / final
-        return path if _make_room(path) else self._in_own_folder(final)
+        if self._staging.is_free(path, final):
+            # A file may be where this one needs a folder.
+            with suppress(FileExistsError, NotADirectoryError):
+                os.makedirs(path.parent, exist_ok=True)
+                return path
+        return self._in_own_folder(final)
 
     def _in_own_folder(self, final: str) -> Path:
         if self._own is None:
@@ -259,17 +266,6 @@ def _as_bytes(name: object, data: Any) -> bytes:
         ) from None
 
 
-def _make_room(path: Path) -> bool:
-    """Create the folder of a path; return whether the path is free."""
-    if os.path.lexists(path):
-        return False
-    try:
-        os.makedirs(path.parent, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
-        return False
-    return True
-
-
 class Staging:
     """A worker's end of the output folder. It can be pickled."""
 
@@ -307,6 +303,20 @@ class Staging:
     def is_new(self, folder: str) -> bool:
         """Tell whether a folder is not in the output folder yet."""
         return not os.path.isdir(f"{self._root}/{folder}")
+
+    def is_free(self, path: Path, name: str) -> bool:
+        """Tell whether no earlier input used a path in the shared folder for a file of this name.
+
+        The rename of such a file stays in the ledger until the next commit, and a run after a kill
+        does it again: it must not find another input's file there.
+        """
+        if os.path.lexists(path):  # first: it gets its name at any time
+            return False
+        try:
+            os.lstat(f"{self._root}/{name}")
+        except OSError as error:
+            return error.errno == errno.ENOENT  # otherwise a file is where this needs a folder
+        return False
 
     def own_folder(self) -> Path:
         """Make a folder for the files of one input alone."""
