@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.errors import OutputError
 from forebay.jobs.ledger.records import FileChange
 from forebay.jobs.outputs import publishing
 from forebay.jobs.outputs.bucket import Bucket
@@ -111,6 +112,24 @@ def test_what_else_a_function_left_is_not_published(place, staging):
     out.file("rec/0").with_name("scratch").write_text("not asked for")
     assert publish(place, staging, out) == []
     assert visible(place) == ["rec/0", "rec/1"]
+
+
+@pytest.mark.parametrize("kind", ["one folder", "hard links"])
+def test_two_names_that_are_one_file_are_refused(place, staging, kind):
+    """As "Rec" and "rec" are where case is ignored; hard links to a file are two, though."""
+    out = staging.begin("")
+    first, second = out.file("Rec/0"), out.file("rec/0")
+    if kind == "one folder":
+        second.parent.rmdir()
+        second.parent.symlink_to(first.parent)
+        second.write_text("of both")
+        with pytest.raises(OutputError, match="same file as another output"):
+            staging.commit(out)
+    else:
+        first.write_text("of both")
+        second.hardlink_to(first)
+        assert publish(place, staging, out) == []
+        assert (place.path / "rec/0").samefile(place.path / "Rec/0")
 
 
 @pytest.mark.parametrize("kind", ["a file in the folder", "an empty folder", "a link", "a file"])

@@ -96,17 +96,14 @@ class Output:
         an earlier input uses one of them.
         """
         folder = final.rpartition("/")[0]
-        other = self._folders.get(final)
-        if folder not in self._folders:
-            folders = folders_of(final)
-            other = other or next((one for one in folders if one in self._paths), None)
+        folders = [] if folder in self._folders else folders_of(final)
+        other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
                 "  A name cannot be both a file and a folder. Rename one of the two."
             )
-        if folder not in self._folders:
-            self._folders.update(dict.fromkeys(folders, final))
+        self._folders.update(dict.fromkeys(folders, final))
         if self._is_alone or self._own or (not self._paths and self._staging.is_new(folder)):
             return self._in_own_folder(final)
         path = self._staging.folder / final
@@ -121,12 +118,10 @@ class Output:
         if self._own is None:
             self._own = self._staging.own_folder()
         folder, _, name = final.rpartition("/")
-        parent = self._made.get(folder)
-        if parent is None:
-            parent = self._own / folder
-            os.makedirs(parent, exist_ok=True)
-            self._made[folder] = parent
-        return parent / name
+        if folder not in self._made:
+            os.makedirs(self._own / folder, exist_ok=True)
+            self._made[folder] = self._own / folder
+        return self._made[folder] / name
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
         """Append one small output to a shard, a tar file in the folder `packed`.
@@ -200,9 +195,11 @@ class Output:
         """Return the files that were written, with staged paths relative to `root`.
 
         Raises:
-            OutputError: A file that was asked for is missing, or is not a regular file.
+            OutputError: A file that was asked for is missing, or is not a regular file; or two of
+                the names are one file.
         """
         files: list[FileFields] = []
+        inodes: set[int] = set()
         start = len(root) + 1
         for staged, name in self._names.items():
             try:
@@ -215,6 +212,13 @@ class Output:
                 raise OutputError(
                     f"out.file({name!r}): the function did not leave a regular file there"
                 )
+            if status.st_nlink == 1 and status.st_ino in inodes:
+                raise OutputError(
+                    f"out.file({name!r}) is the same file as another output of this input\n"
+                    "  Nothing was kept: one has overwritten the other. If the file system ignores "
+                    "upper and lower case, give names that differ in more than that."
+                )
+            inodes.add(status.st_ino)
             files.append((name, status.st_size, staged[start:], None))
         return tuple(files)
 
@@ -229,21 +233,18 @@ class Output:
         if self._shards is not None and self._packed:
             self._shards.discard()
         self._packed.clear()
-        for staged in self._names:
+        own = [] if self._own is None else [str(self._own)]
+        for path in [*self._names, *own]:
             try:
-                os.unlink(staged)
+                os.unlink(path)
             except FileNotFoundError:
                 pass
-            except OSError:
+            except OSError:  # it is a folder
                 import shutil
 
-                shutil.rmtree(staged, ignore_errors=True)
-        if self._own is not None:
-            import shutil
-
-            shutil.rmtree(self._own, ignore_errors=True)
-            self._own = None
-            self._made.clear()
+                shutil.rmtree(path, ignore_errors=True)
+        self._own = None
+        self._made.clear()
         self._names.clear()
         self._paths.clear()
         self._folders.clear()
@@ -287,7 +288,6 @@ class Staging:
         self._worker = worker
         self.folder = Path(self._root, worker_folder(self._run, worker))
         os.makedirs(self.folder, exist_ok=True)
-        self._number = 0
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
