@@ -209,6 +209,8 @@ class Publisher:
 
     def _leads_elsewhere(self, folder: str) -> str | None:
         """Return the real path of a folder that a symbolic link leads to; None if there is none."""
+        if folder in self._plain:
+            return None
         for each in (*folders_of(folder), folder):
             if each in self._plain:
                 continue
