@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
+from copy import copy
 from pathlib import Path
 
 import pytest
 
+from forebay.errors import OutputError
 from forebay.jobs.ledger.records import FileChange
 from forebay.jobs.outputs import publishing
+from forebay.jobs.outputs.bucket import Bucket
 from forebay.jobs.outputs.output_folder import OutputFolder
 from forebay.jobs.outputs.output_names import STAGING
 from forebay.jobs.outputs.renames import rename_new
@@ -110,6 +114,24 @@ def test_what_else_a_function_left_is_not_published(place, staging):
     assert visible(place) == ["rec/0", "rec/1"]
 
 
+@pytest.mark.parametrize("kind", ["one folder", "hard links"])
+def test_two_names_that_are_one_file_are_refused(place, staging, kind):
+    """As "Rec" and "rec" are where case is ignored; hard links to a file are two, though."""
+    out = staging.begin("")
+    first, second = out.file("Rec/0"), out.file("rec/0")
+    if kind == "one folder":
+        second.parent.rmdir()
+        second.parent.symlink_to(first.parent)
+        second.write_text("of both")
+        with pytest.raises(OutputError, match="same file as another output"):
+            staging.commit(out)
+    else:
+        first.write_text("of both")
+        second.hardlink_to(first)
+        assert publish(place, staging, out) == []
+        assert (place.path / "rec/0").samefile(place.path / "Rec/0")
+
+
 @pytest.mark.parametrize("kind", ["a file in the folder", "an empty folder", "a link", "a file"])
 def test_what_is_in_the_way_stays(place, staging, tmp_path, kind):
     """Only a folder takes more files; a link or a file of that name costs the input."""
@@ -130,6 +152,7 @@ def test_what_is_in_the_way_stays(place, staging, tmp_path, kind):
     assert list(outside.iterdir()) == []
     if kind == "an empty folder":
         assert refused == []
+        assert left_in_staging(place) == []
     elif kind == "a file in the folder":
         assert refused == ["rec/0"]
         assert visible(place) == ["rec/0", "rec/1"]
@@ -155,6 +178,35 @@ def test_what_failed_leaves_no_folder(place, staging):
     assert visible(place) == ["rec/0"]
 
 
+def test_what_was_refused_leaves_no_folder(place, staging):
+    """The staged files of an input that lost a name are removed, and its own folders with them."""
+    (place.path / "a").mkdir()
+    (place.path / "a" / "rec").write_text("in the way")
+    files = staging.commit(write(staging, "a/rec/0", "b/1"))
+    for change in (FileChange, lambda _, staged: FileChange(staged)):
+        list(place.perform([change(name, staged) for name, _, staged, _ in files]))
+    assert left_in_staging(place) == []
+
+
+def test_files_that_others_are_about_to_write_keep_their_folder(place, staging):
+    """A staging folder that inputs share stays when one of them fails."""
+    publish(place, staging, write(staging, "speaker/0"))
+    files = staging.commit(write(staging, "speaker/1"))
+    other = staging.begin("").file("speaker/2")
+    list(place.perform([FileChange(staged) for _, _, staged, _ in files]))
+    other.write_text("speaker/2")
+
+
+def test_a_folder_is_in_the_group_of_the_one_that_it_is_in(place, staging, renames):
+    """With the setgid bit, new folders inherit it, also those that were staged elsewhere."""
+    (place.path / "team").mkdir()
+    (place.path / "team").chmod(0o2775)
+    assert publish(place, staging, write(staging, "team/rec/0", "team/rec/1", "rec/0")) == []
+    assert (place.path / "team" / "rec").stat().st_mode & stat.S_ISGID
+    assert not (place.path / "rec").stat().st_mode & stat.S_ISGID
+    assert renames == ["0", "1", "rec"]
+
+
 def test_performing_again_changes_nothing(place, staging):
     """As after a kill between the renames and the ledger's note of them."""
     files = staging.commit(write(staging, "rec/0", "rec/1"))
@@ -162,6 +214,17 @@ def test_performing_again_changes_nothing(place, staging):
     for _ in range(2):
         assert [one for part in place.perform(changes) for one in part] == []
         assert visible(place) == ["rec/0", "rec/1"]
+
+
+@pytest.mark.parametrize("names", [["t"], ["t/x"], ["t/x/y"], ["u", "t/x"]])
+def test_no_file_gets_the_path_of_one_that_may_be_published_again(place, staging, names):
+    """A kill before the ledger forgets a rename: the next run finds what was staged meanwhile."""
+    files = staging.commit(write(staging, "t"))
+    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    assert list(place.perform(changes)) == [[]]
+    write(staging, *names)
+    assert list(place.perform(changes)) == [[]]
+    assert visible(place) == ["t"]
 
 
 @pytest.mark.parametrize("linked", ["rec", "own"])
@@ -187,3 +250,24 @@ def test_a_ledger_cannot_give_a_staged_file_another_name(place, staging):
     refused = [one for part in place.perform([FileChange("other/1", staged)]) for one in part]
     assert refused == []
     assert [name for name, _ in place.files()] == ["other/1"]
+
+
+def test_threads_that_fill_a_bucket_share_no_folder(tmp_path, monkeypatch):
+    """Each worker thread has a shallow copy of the job's end of the bucket."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    uploads = Bucket("memory://new-folders/out").staging()
+    workers = [copy(uploads) for _ in range(3)]
+    for number, worker in enumerate(workers):
+        worker.open(number)
+    folders = [worker.begin("").file("a").parent.name for worker in workers]
+    assert [name.partition("-")[2] for name in folders] == ["0-1", "1-1", "2-1"]
+
+
+def test_an_input_of_a_bucket_has_a_folder_only_if_it_writes_a_file(tmp_path, monkeypatch):
+    """So a full local disk is met in the function, where the run is stopped and no input blamed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    uploads = Bucket("memory://new-folders/out").staging()
+    uploads.open(0)
+    out = uploads.begin("")
+    assert uploads.commit(out) == ()
+    assert [path.name.count("-") for path in tmp_path.glob("**/staging/*")] == [1]

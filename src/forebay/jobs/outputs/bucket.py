@@ -18,6 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 
 from forebay.engine.job import Refusal
@@ -142,12 +143,13 @@ class Uploads:
 
     def open(self, worker: int) -> None:
         """Create this worker's folder, and connect to the store."""
+        self._staging = copy(self._staging)  # worker threads share what this was copied from
         self._staging.open(worker)
         self._store.open()
 
     def begin(self, source: str) -> Output:
-        """Return the `out` of one input, with a new folder."""
-        return Output(source, self._staging, own=self._staging.own_folder())
+        """Return the `out` of one input, which shares no folder."""
+        return Output(source, self._staging, is_alone=True)
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names.
@@ -156,14 +158,14 @@ class Uploads:
             OutputError: The store takes other files, but not these.
             Refusal: "environment": the store takes no files.
         """
-        root = str(output.folder)
+        root = str(self._staging.folder.parent)
         files = output.collect(root)
         paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:
                 self._store.upload(paths)
         except OutputError:
-            probe = f"{PRIVATE}/probe-{os.path.basename(root)}"
+            probe = f"{PRIVATE}/probe-{self._staging.folder.name}"
             try:
                 self._store.write(probe, b"forebay")
                 self._store.remove([probe])

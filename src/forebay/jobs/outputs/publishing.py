@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
@@ -19,6 +20,7 @@ from pathlib import Path
 from forebay.jobs.ledger.records import FileChange, Unpublished
 from forebay.jobs.outputs.output_names import (
     PRIVATE,
+    STAGING,
     folders_of,
     is_in_own_folder,
     is_packed,
@@ -47,7 +49,6 @@ class Publisher:
     def __init__(self, path: Path) -> None:
         """Publish in this folder, which exists."""
         self._root = str(path)
-        self._real = os.path.realpath(path)
         self._plain = {""}  # folders known to be reached without a link
         self._made = {""}  # folders known to exist
 
@@ -85,16 +86,23 @@ class Publisher:
             # It is already gone, or not a file of forebay's.
             with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(f"{self._root}/{name}")
-            if not name.startswith(f"{PRIVATE}/"):
+            # A worker may be about to write to a staging folder that its inputs share.
+            if not name.startswith(f"{PRIVATE}/") or is_in_own_folder(name):
                 parents.add(parent)
         for parent in sorted(parents, key=len, reverse=True):
-            while parent:
-                try:
-                    os.rmdir(f"{self._root}/{parent}")
-                except OSError:
-                    break
-                self._made.discard(parent)
-                parent = os.path.dirname(parent)
+            self._remove_emptied(parent)
+
+    def _remove_emptied(self, folder: str) -> None:
+        """Remove a folder if it is empty or gone, and then those above it."""
+        while folder not in ("", STAGING):
+            try:
+                os.rmdir(f"{self._root}/{folder}")
+            except FileNotFoundError:
+                pass
+            except OSError:
+                break
+            self._made.discard(folder)
+            folder = folder.rpartition("/")[0]
 
     def _publish(
         self, files: Iterable[tuple[str, str]], replaced: Collection[str]
@@ -111,13 +119,14 @@ class Publisher:
             else:
                 for name, staged in group:
                     yield self._publish_file(name, staged, name in replaced)
-            if folders[1] in self._plain:
-                self._remove_emptied(*folders)
+            if self._leads_elsewhere(folders[1]) is None:
+                self._remove_emptied(folders[1])
 
     def _publish_folder(self, folder: str, staged: str, files: Sequence[str]) -> bool:
         """Publish a staged folder in one step, if that is possible; return whether it was.
 
-        The folder must be new, and these files must be all that the function left there.
+        The folder must be new, these files must be all that the function left there, and it must
+        have the group that a folder made in its place would have.
         """
         parent, path = folder.rpartition("/")[0], f"{self._root}/{staged}"
         if not folder or folder in self._made:
@@ -128,22 +137,12 @@ class Publisher:
             if sorted(os.listdir(path)) != sorted(files):
                 return False
             self._make_folder(parent)
+            if _inherited(path) != _inherited(f"{self._root}/{parent}"):
+                return False
             rename_new(path, f"{self._root}/{folder}")
         except OSError:
             return False  # each of its files will say why
         return True
-
-    def _remove_emptied(self, folder: str, staged: str) -> None:
-        """Remove the staging folders of an input that has been published, as far as it is."""
-        own = staged.removesuffix(f"/{folder}")
-        while len(staged) >= len(own):
-            try:
-                os.rmdir(f"{self._root}/{staged}")
-            except FileNotFoundError:
-                pass  # it was published
-            except OSError:
-                break  # the input has another folder, or its function left something
-            staged = staged.rpartition("/")[0]
 
     def _publish_file(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
         """Give a staged file its name; return the reason if that is impossible."""
@@ -209,16 +208,22 @@ class Publisher:
         )
 
     def _leads_elsewhere(self, folder: str) -> str | None:
-        """Return the real path of a folder that is a symbolic link; None if it is not a link."""
+        """Return the real path of a folder that a symbolic link leads to; None if there is none."""
         if folder in self._plain:
             return None
-        real = os.path.realpath(f"{self._root}/{folder}")
-        if real != os.path.join(self._real, folder):
-            return real
-        if os.path.isdir(real):  # otherwise a link may still be created there
-            if len(self._plain) >= FOLDERS_KNOWN:
-                self._plain = {""}
-            self._plain.add(folder)
+        for each in (*folders_of(folder), folder):
+            if each in self._plain:
+                continue
+            try:
+                mode = os.lstat(f"{self._root}/{each}").st_mode
+            except OSError:
+                return None  # there is nothing yet
+            if stat.S_ISLNK(mode):
+                return os.path.realpath(f"{self._root}/{folder}")
+            if stat.S_ISDIR(mode):  # otherwise a link may still be created there
+                if len(self._plain) >= FOLDERS_KNOWN:
+                    self._plain = {""}
+                self._plain.add(each)
         return None
 
 
@@ -228,3 +233,10 @@ def _own_folders(file: tuple[str, str]) -> tuple[str, str] | None:
     if not is_in_own_folder(staged) or not staged.endswith(f"/{name}"):
         return None
     return name.rpartition("/")[0], staged.rpartition("/")[0]
+
+
+def _inherited(folder: str) -> tuple[int, int]:
+    """Return what a folder has from the one that it is in, and hands on: setgid bit and group."""
+    status = os.stat(folder)
+    bit = status.st_mode & stat.S_ISGID
+    return bit, status.st_gid if bit else 0

@@ -5,7 +5,9 @@ See `output_folder.py` for how a file gets its final name.
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ class Output:
         source: str,
         staging: Staging,
         shards: ShardWriter | None = None,
-        own: Path | None = None,
+        *,
+        is_alone: bool = False,
     ) -> None:
         """Stage the files of one input.
 
@@ -45,14 +48,14 @@ class Output:
             source: See the attribute.
             staging: The worker's end of the output folder.
             shards: Takes packed outputs; None if there can be none.
-            own: A folder for this input alone, removed with it; None to make one if it is needed.
+            is_alone: Stage no file in a folder that inputs share.
         """
         self.source = source
-        self.folder = own or staging.folder
         self._staging = staging
         self._shards = shards
-        self._own = own
-        self._own_folders: dict[str, Path] = {}  # those made in it, by their names
+        self._is_alone = is_alone
+        self._own: Path | None = None  # a folder of this input alone, once it is needed
+        self._made: dict[str, Path] = {}  # the folders in it, by their names
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
@@ -75,11 +78,11 @@ class Output:
         final = asked_name(name)
         if final in self._paths:
             return self._paths[final]
-        if self._own or self._folders or "/" in final:
+        if self._is_alone or self._own or self._folders or "/" in final:
             path = self._place(final)
         else:
-            path = self.folder / final  # the folder is parsed already
-            if os.path.lexists(path):  # an earlier input's, not published yet
+            path = self._staging.folder / final  # the folder is parsed already
+            if not self._staging.is_free(path, final):
                 path = self._in_own_folder(final)
         self._names[str(path)] = final
         self._paths[final] = path
@@ -93,20 +96,21 @@ class Output:
         an earlier input uses one of them.
         """
         folder = final.rpartition("/")[0]
-        other = self._folders.get(final)
-        if folder not in self._folders:
-            folders = folders_of(final)
-            other = other or next((one for one in folders if one in self._paths), None)
+        folders = [] if folder in self._folders else folders_of(final)
+        other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
                 "  A name cannot be both a file and a folder. Rename one of the two."
             )
-        if folder not in self._folders:
-            self._folders.update(dict.fromkeys(folders, final))
-        if self._own is None and (self._paths or not self._staging.is_new(folder)):
-            path = self.folder / final
-            if _make_room(path):
+        self._folders.update(dict.fromkeys(folders, final))
+        if self._is_alone or self._own or (not self._paths and self._staging.is_new(folder)):
+            return self._in_own_folder(final)
+        path = self._staging.folder / final
+        if self._staging.is_free(path, final):
+            # A file may be where this one needs a folder.
+            with suppress(FileExistsError, NotADirectoryError):
+                os.makedirs(path.parent, exist_ok=True)
                 return path
         return self._in_own_folder(final)
 
@@ -114,11 +118,10 @@ class Output:
         if self._own is None:
             self._own = self._staging.own_folder()
         folder, _, name = final.rpartition("/")
-        parent = self._own_folders.get(folder)
-        if parent is None:
-            parent = self._own_folders[folder] = self._own / folder
-            os.makedirs(parent, exist_ok=True)
-        return parent / name
+        if folder not in self._made:
+            os.makedirs(self._own / folder, exist_ok=True)
+            self._made[folder] = self._own / folder
+        return self._made[folder] / name
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
         """Append one small output to a shard, a tar file in the folder `packed`.
@@ -192,9 +195,11 @@ class Output:
         """Return the files that were written, with staged paths relative to `root`.
 
         Raises:
-            OutputError: A file that was asked for is missing, or is not a regular file.
+            OutputError: A file that was asked for is missing, or is not a regular file; or two of
+                the names are one file.
         """
         files: list[FileFields] = []
+        inodes: set[int] = set()
         start = len(root) + 1
         for staged, name in self._names.items():
             try:
@@ -207,6 +212,13 @@ class Output:
                 raise OutputError(
                     f"out.file({name!r}): the function did not leave a regular file there"
                 )
+            if status.st_nlink == 1 and status.st_ino in inodes:
+                raise OutputError(
+                    f"out.file({name!r}) is the same file as another output of this input\n"
+                    "  Nothing was kept: one has overwritten the other. If the file system ignores "
+                    "upper and lower case, give names that differ in more than that."
+                )
+            inodes.add(status.st_ino)
             files.append((name, status.st_size, staged[start:], None))
         return tuple(files)
 
@@ -221,21 +233,18 @@ class Output:
         if self._shards is not None and self._packed:
             self._shards.discard()
         self._packed.clear()
-        for staged in self._names:
+        own = [] if self._own is None else [str(self._own)]
+        for path in [*self._names, *own]:
             try:
-                os.unlink(staged)
+                os.unlink(path)
             except FileNotFoundError:
                 pass
-            except OSError:
+            except OSError:  # it is a folder
                 import shutil
 
-                shutil.rmtree(staged, ignore_errors=True)
-        if self._own is not None:
-            import shutil
-
-            shutil.rmtree(self._own, ignore_errors=True)
-            self._own = None
-            self._own_folders.clear()
+                shutil.rmtree(path, ignore_errors=True)
+        self._own = None
+        self._made.clear()
         self._names.clear()
         self._paths.clear()
         self._folders.clear()
@@ -258,17 +267,6 @@ def _as_bytes(name: object, data: Any) -> bytes:
         ) from None
 
 
-def _make_room(path: Path) -> bool:
-    """Create the folder of a path; return whether the path is free."""
-    if os.path.lexists(path):
-        return False
-    try:
-        os.makedirs(path.parent, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):  # a file where this one needs a folder
-        return False
-    return True
-
-
 class Staging:
     """A worker's end of the output folder. It can be pickled."""
 
@@ -283,14 +281,13 @@ class Staging:
         self._run = os.urandom(4).hex()
         self._worker = 0
         self.folder = Path()
-        self._own_folders = 0  # made so far
+        self._number = 0  # of the last folder that one input had alone
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
         self._worker = worker
         self.folder = Path(self._root, worker_folder(self._run, worker))
         os.makedirs(self.folder, exist_ok=True)
-        self._own_folders = 0
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
@@ -307,10 +304,24 @@ class Staging:
         """Tell whether a folder is not in the output folder yet."""
         return not os.path.isdir(f"{self._root}/{folder}")
 
+    def is_free(self, path: Path, name: str) -> bool:
+        """Tell whether no earlier input used a path in the shared folder for a file of this name.
+
+        The rename of such a file stays in the ledger until the next commit, and a run after a kill
+        does it again: it must not find another input's file there.
+        """
+        if os.path.lexists(path):  # first: it gets its name at any time
+            return False
+        try:
+            os.lstat(f"{self._root}/{name}")
+        except OSError as error:
+            return error.errno == errno.ENOENT  # otherwise a file is where this needs a folder
+        return False
+
     def own_folder(self) -> Path:
         """Make a folder for the files of one input alone."""
-        self._own_folders += 1
-        path = Path(self._root, own_folder(self._run, self._worker, self._own_folders))
+        self._number += 1
+        path = Path(self._root, own_folder(self._run, self._worker, self._number))
         os.mkdir(path)
         return path
 
