@@ -149,7 +149,7 @@ class Uploads:
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input, which shares no folder."""
-        return Output(source, self._staging, is_alone=True)
+        return Output(source, self._staging.folders, is_alone=True)
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names.
@@ -158,14 +158,14 @@ class Uploads:
             OutputError: The store takes other files, but not these.
             Refusal: "environment": the store takes no files.
         """
-        root = str(self._staging.folder.parent)
+        root = str(self._staging.folders.path.parent)
         files = output.collect(root)
         paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:
                 self._store.upload(paths)
         except OutputError:
-            probe = f"{PRIVATE}/probe-{self._staging.folder.name}"
+            probe = f"{PRIVATE}/probe-{self._staging.folders.path.name}"
             try:
                 self._store.write(probe, b"forebay")
                 self._store.remove([probe])

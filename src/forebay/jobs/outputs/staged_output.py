@@ -5,9 +5,7 @@ See `output_folder.py` for how a file gets its final name.
 
 from __future__ import annotations
 
-import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import (
     asked_name,
     folders_of,
-    own_folder,
     packed_name,
-    worker_folder,
 )
+from forebay.jobs.outputs.staging_folders import StagingFolders
 from forebay.jobs.packed.shard_writer import ShardWriter
 
 
@@ -37,7 +34,7 @@ class Output:
     def __init__(
         self,
         source: str,
-        staging: Staging,
+        staging: StagingFolders,
         shards: ShardWriter | None = None,
         *,
         is_alone: bool = False,
@@ -46,7 +43,7 @@ class Output:
 
         Args:
             source: See the attribute.
-            staging: The worker's end of the output folder.
+            staging: The folders of the worker.
             shards: Takes packed outputs; None if there can be none.
             is_alone: Stage no file in a folder that inputs share.
         """
@@ -78,24 +75,20 @@ class Output:
         final = asked_name(name)
         if final in self._paths:
             return self._paths[final]
-        if self._is_alone or self._own or self._folders or "/" in final:
-            path = self._place(final)
-        else:
-            path = self._staging.folder / final  # the folder is parsed already
-            if not self._staging.is_free(path, final):
-                path = self._in_own_folder(final)
+        folder, _, base = final.rpartition("/")
+        if folder or self._folders:
+            self._claim(final, folder)
+        path = self._shared_path(final, folder, base) or self._own_path(folder, base)
         self._names[str(path)] = final
         self._paths[final] = path
         return path
 
-    def _place(self, final: str) -> Path:
-        """Return a free path for a name when there are folders.
+    def _claim(self, final: str, folder: str) -> None:
+        """Record the folders that a name needs.
 
-        The folder is this input's own if its outputs begin in a folder that is not published yet:
-        that can be published as a whole. All outputs lie to each other as their names do, unless
-        an earlier input uses one of them.
+        Raises:
+            OutputError: One of them is a file of this input, or the name is a folder.
         """
-        folder = final.rpartition("/")[0]
         folders = [] if folder in self._folders else folders_of(final)
         other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
@@ -104,24 +97,30 @@ class Output:
                 "  A name cannot be both a file and a folder. Rename one of the two."
             )
         self._folders.update(dict.fromkeys(folders, final))
-        if self._is_alone or self._own or (not self._paths and self._staging.is_new(folder)):
-            return self._in_own_folder(final)
-        path = self._staging.folder / final
-        if self._staging.is_free(path, final):
-            # A file may be where this one needs a folder.
-            with suppress(FileExistsError, NotADirectoryError):
-                os.makedirs(path.parent, exist_ok=True)
-                return path
-        return self._in_own_folder(final)
 
-    def _in_own_folder(self, final: str) -> Path:
+    def _shared_path(self, final: str, folder: str, base: str) -> Path | None:
+        """Return a path in the folder that inputs share; None if there is none that is free.
+
+        There is none if the outputs of this input begin in a folder that is new: that can be
+        published as a whole. All of them lie to each other as their names do, unless an earlier
+        input uses one of them.
+        """
+        if self._is_alone or self._own:
+            return None
+        parent = self._staging.shared(folder, is_first=not self._paths)
+        if parent is None or not self._staging.is_free(path := parent / base, final):
+            return None
+        return path
+
+    def _own_path(self, folder: str, base: str) -> Path:
         if self._own is None:
-            self._own = self._staging.own_folder()
-        folder, _, name = final.rpartition("/")
+            self._own = self._staging.own()
+            self._made[""] = self._own
         if folder not in self._made:
-            os.makedirs(self._own / folder, exist_ok=True)
-            self._made[folder] = self._own / folder
-        return self._made[folder] / name
+            path = self._own / folder
+            os.makedirs(path, exist_ok=True)
+            self._made[folder] = path
+        return self._made[folder] / base
 
     def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
         """Append one small output to a shard, a tar file in the folder `packed`.
@@ -277,17 +276,12 @@ class Staging:
         self._root = str(root)
         self._driver = os.uname().nodename
         self._is_far = False
-        # Not just a number: an abandoned thread of an earlier run may still write to its folder.
         self._run = os.urandom(4).hex()
-        self._worker = 0
-        self.folder = Path()
-        self._number = 0  # of the last folder that one input had alone
+        self.folders: StagingFolders  # once it is open
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self._worker = worker
-        self.folder = Path(self._root, worker_folder(self._run, worker))
-        os.makedirs(self.folder, exist_ok=True)
+        self.folders = StagingFolders(self._root, self._run, worker)
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
@@ -298,32 +292,7 @@ class Staging:
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input."""
-        return Output(source, self, self._shards)
-
-    def is_new(self, folder: str) -> bool:
-        """Tell whether a folder is not in the output folder yet."""
-        return not os.path.isdir(f"{self._root}/{folder}")
-
-    def is_free(self, path: Path, name: str) -> bool:
-        """Tell whether no earlier input used a path in the shared folder for a file of this name.
-
-        The rename of such a file stays in the ledger until the next commit, and a run after a kill
-        does it again: it must not find another input's file there.
-        """
-        if os.path.lexists(path):  # first: it gets its name at any time
-            return False
-        try:
-            os.lstat(f"{self._root}/{name}")
-        except OSError as error:
-            return error.errno == errno.ENOENT  # otherwise a file is where this needs a folder
-        return False
-
-    def own_folder(self) -> Path:
-        """Make a folder for the files of one input alone."""
-        self._number += 1
-        path = Path(self._root, own_folder(self._run, self._worker, self._number))
-        os.mkdir(path)
-        return path
+        return Output(source, self.folders, self._shards)
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Return the staged files and the packed outputs of one input."""
@@ -335,7 +304,7 @@ class Staging:
 
     def is_full(self) -> bool:
         """Tell whether the output's file system has run out of bytes or of files."""
-        status = os.statvfs(self.folder)
+        status = os.statvfs(self.folders.path)
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
