@@ -87,7 +87,7 @@ def test_a_new_folder_takes_one_rename(place, staging, renames):
 
 def test_each_folder_of_an_input_takes_one(place, staging, renames):
     """Files beside folders are renamed by themselves."""
-    names = ["wav/rec/0", "wav/rec/1", "text/rec/0", "text/rec/1", "text/index"]
+    names = ["wav/rec/0", "text/rec/0", "text/index", "wav/rec/1", "text/rec/1"]
     assert publish(place, staging, write(staging, *names)) == []
     assert visible(place) == sorted(names)
     assert renames == ["rec", "rec", "index"]

@@ -102,39 +102,44 @@ class Publisher:
             except OSError:
                 break
             self._made.discard(folder)
-            folder = folder.rpartition("/")[0]
+            folder = _folder_of(folder)
 
     def _publish(
         self, files: Iterable[tuple[str, str]], replaced: Collection[str]
     ) -> Iterator[Unpublished | None]:
         """Publish files, given their names and staged names; yield what came of each rename."""
-        for folders, same in groupby(files, _own_folders):
-            if folders is None:
-                for name, staged in same:
-                    yield self._publish_file(name, staged, name in replaced)
+        for is_alone, same in groupby(files, _is_in_own_folder):
+            if not is_alone:
+                yield from self._publish_each(same, replaced)
                 continue
-            group = list(same)
-            if self._publish_folder(*folders, [name.rpartition("/")[2] for name, _ in group]):
-                yield None
-            else:
-                for name, staged in group:
-                    yield self._publish_file(name, staged, name in replaced)
-            if self._leads_elsewhere(folders[1]) is None:
-                self._remove_emptied(folders[1])
+            for staged_in, group in _by_folder(same).items():
+                if self._publish_folder(staged_in, group):
+                    yield None
+                else:
+                    yield from self._publish_each(group, replaced)
+                if self._leads_elsewhere(staged_in) is None:
+                    self._remove_emptied(staged_in)
 
-    def _publish_folder(self, folder: str, staged: str, files: Sequence[str]) -> bool:
-        """Publish a staged folder in one step, if that is possible; return whether it was.
+    def _publish_each(
+        self, files: Iterable[tuple[str, str]], replaced: Collection[str]
+    ) -> Iterator[Unpublished | None]:
+        for name, staged in files:
+            yield self._publish_file(name, staged, name in replaced)
+
+    def _publish_folder(self, staged: str, files: Sequence[tuple[str, str]]) -> bool:
+        """Publish files with their staged folder in one step; return whether that was possible.
 
         The folder must be new, these files must be all that the function left there, and it must
         have the group that a folder made in its place would have.
         """
-        parent, path = folder.rpartition("/")[0], f"{self._root}/{staged}"
+        folder = _folder_of(files[0][0])
+        parent, path = _folder_of(folder), f"{self._root}/{staged}"
         if not folder or folder in self._made:
             return False
         if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
             return False
         try:
-            if sorted(os.listdir(path)) != sorted(files):
+            if sorted(os.listdir(path)) != sorted(name.rpartition("/")[2] for name, _ in files):
                 return False
             self._make_folder(parent)
             if _inherited(path) != _inherited(f"{self._root}/{parent}"):
@@ -146,7 +151,7 @@ class Publisher:
 
     def _publish_file(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
         """Give a staged file its name; return the reason if that is impossible."""
-        final, parent = f"{self._root}/{name}", name.rpartition("/")[0]
+        final, parent = f"{self._root}/{name}", _folder_of(name)
         elsewhere = self._leads_elsewhere(parent)
         if elsewhere is not None:
             reason = (
@@ -156,7 +161,7 @@ class Publisher:
             return Unpublished(name, staged, reason)
         try:
             self._make_folder(parent)
-            if self._leads_elsewhere(staged.rpartition("/")[0]) is not None:
+            if self._leads_elsewhere(_folder_of(staged)) is not None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
             (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
             return None
@@ -227,12 +232,22 @@ class Publisher:
         return None
 
 
-def _own_folders(file: tuple[str, str]) -> tuple[str, str] | None:
-    """Return the folders of a name and of its staged file; None if that is not one input's own."""
+def _is_in_own_folder(file: tuple[str, str]) -> bool:
+    """Tell whether a staged file has its name in a folder of one input alone."""
     name, staged = file
-    if not is_in_own_folder(staged) or not staged.endswith(f"/{name}"):
-        return None
-    return name.rpartition("/")[0], staged.rpartition("/")[0]
+    return is_in_own_folder(staged) and staged.endswith(f"/{name}")
+
+
+def _by_folder(files: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Return the folders in which files are staged, and the files of each."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for file in files:
+        groups.setdefault(_folder_of(file[1]), []).append(file)
+    return groups
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 def _inherited(folder: str) -> tuple[int, int]:
