@@ -39,9 +39,8 @@ MAX_BYTES = 256 * 2**20
 # The most tasks sent in one message, if inputs take little time.
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
-# How long to collect answers, and how much work every worker must have for that, as estimated. The
-# first inputs take several times as long as later ones, so workers have less than that suggests.
-COLLECT_S, WORK_S = 0.01, 0.03
+# How long to collect answers while every worker has more to do.
+COLLECT_S = 0.01
 
 
 def workers_for(
@@ -136,7 +135,7 @@ def run(
         while not engine.finished or commits.waiting:
             progress.trace.num_workers = engine.num_workers if options.workers else 0
             progress.trace.publish(time.monotonic())
-            outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S, work_s=WORK_S)
+            outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
             others = commits.add(outcomes, progress.trace.took)
             if len(others) < len(outcomes):
                 budget.succeeded()

@@ -130,15 +130,12 @@ class Engine:
         """
         self._handle([WorkersResized(num_workers)])
 
-    def step(
-        self, timeout: float | None = None, collect_s: float = 0.0, work_s: float = 0.0
-    ) -> list[Outcome]:
+    def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
         """Wait up to `timeout` seconds for events; return the resulting outcomes.
 
         Args:
             timeout: In seconds; None for no limit. An earlier return with no outcome is possible.
             collect_s: How long to collect answers while no worker needs more work.
-            work_s: How much work each worker must have for that, if more than for `collect_s`.
 
         Raises:
             WorkerDiedError: Workers cannot be started; the message says why.
@@ -149,7 +146,7 @@ class Engine:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
             timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-            if 0.0 < collect_s < timeout and self._flow.answers_can_wait(max(collect_s, work_s)):
+            if 0.0 < collect_s < timeout and self._flow.answers_can_wait(collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
             for event in events:
