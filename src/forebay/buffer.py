@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from forebay.errors import OptionError
-from forebay.options import usable_memory
+from forebay.options import ranks_on_node, usable_memory
 from forebay.units import byte_size
 
 # If only a size is given, refilling starts when less than this share of a full buffer is left.
@@ -141,7 +141,7 @@ def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: in
 
 
 def _warn_of_little_memory(nbytes: int) -> None:
-    memory, ranks = usable_memory(), _ranks_on_node()
+    memory, ranks = usable_memory(), ranks_on_node()
     if memory is None or nbytes * ranks <= memory:
         return
     several = "" if ranks == 1 else f", in each of {ranks} ranks on this machine,"
@@ -154,12 +154,6 @@ def _warn_of_little_memory(nbytes: int) -> None:
         RuntimeWarning,
         stacklevel=_depth_in_forebay(),
     )
-
-
-def _ranks_on_node() -> int:
-    from forebay.ranks import ranks_on_node  # it imports torch.distributed
-
-    return ranks_on_node()
 
 
 def _depth_in_forebay() -> int:
@@ -182,7 +176,7 @@ def parse_bytes(size: int | str) -> int:
     elif isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match and match[2] == "%":
-            value = float(match[1]) / 100 * _memory_for(size) / _ranks_on_node()
+            value = float(match[1]) / 100 * _memory_for(size) / ranks_on_node()
         elif match and match[2].upper() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if not 1 <= value < MOST_BYTES:

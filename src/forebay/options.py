@@ -318,6 +318,12 @@ def usable_memory() -> int | None:
     return min(memory, int(limit)) if limit.isdigit() else memory
 
 
+def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks torchrun started on this machine, which share its memory."""
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1
+
+
 def _is_number(value: object) -> bool:
     """Tell whether a value is a number that a float can hold; infinities and NaN are not."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

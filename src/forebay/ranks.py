@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from forebay.errors import OptionError
+from forebay.options import ranks_on_node
 
 # Environment variables with the number of processes and the rank: torchrun and accelerate, srun,
 # Open MPI, MPICH.
@@ -108,12 +109,6 @@ def _launched(environment: Mapping[str, str]) -> Ranks | None:
             )
         return found
     return None
-
-
-def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many ranks torchrun started on this machine, which share its memory."""
-    count = environment.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(count)) if count.isdecimal() else 1
 
 
 def ranks_sharing_cores(environment: Mapping[str, str] = os.environ) -> int:

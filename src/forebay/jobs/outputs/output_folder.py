@@ -26,10 +26,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import OutputError
 from forebay.formats import SHARD_BYTES
 from forebay.jobs.ledger.records import FileChange, Unpublished
-from forebay.jobs.outputs.output_names import (
-    PRIVATE,
-    STAGING,
-)
+from forebay.jobs.outputs.output_names import PRIVATE, STAGING
 from forebay.jobs.outputs.publishing import Publisher
 from forebay.jobs.outputs.renames import rename_new
 from forebay.jobs.outputs.staged_output import Staging

@@ -80,7 +80,7 @@ class Publisher:
     def _remove(self, names: Iterable[str]) -> None:
         parents = set()
         for name in names:
-            parent = os.path.dirname(name)
+            parent = _folder_of(name)
             if self._leads_elsewhere(parent) is not None:
                 continue
             # It is already gone, or not a file of forebay's.
@@ -102,6 +102,7 @@ class Publisher:
             except OSError:
                 break
             self._made.discard(folder)
+            self._plain.discard(folder)
             folder = _folder_of(folder)
 
     def _publish(

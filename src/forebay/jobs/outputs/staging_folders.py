@@ -1,7 +1,9 @@
 """Where a worker stages files: in a folder that its inputs share, or in one of a single input.
 
-.forebay/staging/RUN-WORKER/speaker1/a.flac    `speaker1` is published: one file more for it
-.forebay/staging/RUN-WORKER-7/rec/0.flac       `rec` is new: published as a whole, if it is free
+    RUN-WORKER/speaker1/a.flac    `speaker1` is published: one file more for it
+    RUN-WORKER-7/rec/0.flac       `rec` is new: published as a whole, if its name is free
+
+All of these folders are in `.forebay/staging`.
 """
 
 from __future__ import annotations
