@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
 from multiprocessing.util import register_after_fork
 
 import pytest
@@ -219,7 +220,26 @@ def test_an_iterators_workers_can_be_looked_at(loader_class):
     for worker in workers:
         worker.join(PATIENCE_S)
         assert not worker.is_alive()
-        assert worker.exitcode == 0
+        assert worker.exitcode in (0, -signal.SIGKILL)  # it was killed if the machine is too busy
+
+
+def test_a_worker_that_does_not_end_is_killed_and_its_handle_says_so():
+    """A stopped process ends only by a kill."""
+    iterator = iter(forebay.DataLoader(range(4), num_workers=1))
+    (worker,) = iterator._workers
+    os.kill(worker.pid, signal.SIGSTOP)
+    iterator._shutdown_workers()
+    assert (worker.exitcode, worker.is_alive()) == (-signal.SIGKILL, False)
+
+
+def test_the_handle_of_a_worker_that_was_killed_knows_its_exit_code():
+    """As soon as its process is gone, though the trainer takes no batch."""
+    iterator = iter(forebay.DataLoader(range(4), num_workers=1))
+    (worker,) = iterator._workers
+    os.kill(worker.pid, signal.SIGKILL)
+    while worker.is_alive():
+        pass
+    assert worker.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("taken", [0, 3])

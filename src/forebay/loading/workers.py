@@ -106,18 +106,18 @@ class WorkerHandle:
     def exitcode(self) -> int | None:
         """The exit code of the process; None while it runs."""
         pool = self._feed.pool
-        return pool.exit_codes.get(self._incarnation) if isinstance(pool, ProcessPool) else None
+        if not isinstance(pool, ProcessPool):
+            return None
+        pid = self.pid
+        # It may be gone before the process that forked it has reported how it ended.
+        while pid and not _exists(pid) and pool.hosts(self._incarnation) and self._feed.is_open:
+            self._feed.poll(0.05)
+        return pool.exit_codes.get(self._incarnation)
 
     def is_alive(self) -> bool:
         """Return whether the process exists."""
         pid = self.pid
-        if pid is None or self.exitcode is not None:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return pid is not None and self.exitcode is None and _exists(pid)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, at most `timeout` seconds."""
@@ -135,3 +135,11 @@ class WorkerHandle:
                 os.kill(self.pid or 0, signal.SIGTERM)
 
     kill = terminate
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -195,6 +195,8 @@ class ProcessPool(Pool):
         if self._zygote is not None:
             self._zygote.order(zygote.CLOSE, seconds=CLOSE_S)
             self._end_zygote(patience_s=CLOSE_S + 1.0)
+        for incarnation in self.pids:  # those whose end was not reported were killed
+            self.exit_codes.setdefault(incarnation, -signal.SIGKILL)
         driver_ends.difference_update((self._woken, self._waker, self._selector.fileno()))
         self._selector.close()
         with self._waking:
@@ -274,6 +276,7 @@ class ProcessPool(Pool):
             if (pid := self.pids.get(incarnation)) is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
+                self.exit_codes[incarnation] = -signal.SIGKILL
             self._report_death(incarnation, WorkerDied(incarnation, failure, external=True))
 
     def _end_zygote(self, patience_s: float) -> None:
