@@ -30,6 +30,13 @@ COUNT = 8
 # Batches that were taken are reported to the engine a few at a time, so that much may be missing.
 UNREPORTED = 4
 
+
+@pytest.fixture(autouse=True)
+def _tasks_stay_with_their_worker(monkeypatch):
+    """A worker that stalls for a second, on a busy machine, has its tasks made by others as well."""
+    monkeypatch.setattr("forebay.engine.flow.RECLAIM_S", 600.0)
+
+
 BACKENDS = pytest.mark.parametrize("backend", ["process", "thread"])
 
 

@@ -177,9 +177,10 @@ def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
         f"  To reproduce it in this process: {here}.\n"
     )
     if failure.kind == "timeout":
+        hangs = f", or see where it hangs:\n{failure.traceback}" if failure.traceback else "."
         return WorkerDiedError(
             f"DataLoader timed out after {timeout:g} seconds: a worker did not finish a batch\n"
-            f"{where}  Raise `timeout`, or see where it hangs:\n{failure.traceback}"
+            f"{where}  Raise `timeout`{hangs}"
         )
     pid = "" if failure.pid is None else f" (pid(s) {failure.pid})"
     if failure.error == "SystemExit":

@@ -50,8 +50,10 @@ from forebay.failures import Failure
 ORDER = struct.Struct("!BxxxIId")
 START, KILL, CLOSE = range(3)
 
-# How long a worker that will be killed has to write its stacks.
+# How long a worker that will be killed has to write its stacks, and how often it is given that time
+# if it has not begun to: a busy machine may not have let it.
 STACKS_S = 0.25
+STACKS_WAITS = 4
 # The end of the stacks that is kept: deep recursion makes long ones.
 STACKS_BYTES = 16_384
 
@@ -61,6 +63,18 @@ class _Child:
         self.incarnation = incarnation
         self.stacks = stacks  # descriptor of the file that faulthandler writes to
         self.kill_at: float | None = None
+        self.waits = 0  # for its stacks
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether to kill it now; if it has not begun to write its stacks, it gets more time."""
+        if self.kill_at is None or self.kill_at > now:
+            return False
+        self.waits += 1
+        if self.waits < STACKS_WAITS and not os.fstat(self.stacks).st_size:
+            self.kill_at = now + STACKS_S
+            return False
+        self.kill_at = None
+        return True
 
 
 def run(control: socket.socket, answers: int, job: Job | bytes) -> NoReturn:
@@ -147,8 +161,7 @@ class _Zygote:
             self._reap()
             now = time.monotonic()
             for pid, child in self._children.items():
-                if child.kill_at is not None and child.kill_at <= now:
-                    child.kill_at = None
+                if child.is_due(now):
                     kill_descendants(pid)
                     _kill_group(pid)
             if self._closing_at is not None and (not self._children or self._closing_at <= now):
