@@ -33,7 +33,7 @@ UNREPORTED = 4
 
 @pytest.fixture(autouse=True)
 def _tasks_stay_with_their_worker(monkeypatch):
-    """A worker that stalls for a second, on a busy machine, has its tasks made by others as well."""
+    """A worker that stalls for a second, on a busy machine, has its tasks made by others, too."""
     monkeypatch.setattr("forebay.engine.flow.RECLAIM_S", 600.0)
 
 

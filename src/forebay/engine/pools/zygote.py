@@ -66,7 +66,7 @@ class _Child:
         self.waits = 0  # for its stacks
 
     def is_due(self, now: float) -> bool:
-        """Tell whether to kill it now; if it has not begun to write its stacks, it gets more time."""
+        """Tell whether to kill it now; if it has not begun to write its stacks, it gets time."""
         if self.kill_at is None or self.kill_at > now:
             return False
         self.waits += 1
