@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -64,8 +65,9 @@ class Slow(Dataset):
 def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
     """Not ten seconds after there were too few."""
     with DataLoader(Slow(), num_workers=0) as loader:
-        show, batches = LiveLoader(loader, loader._loader_progress), iter(loader)
-        seen = []
+        show = LiveLoader(loader, loader._loader_progress)
+        loader._loader_progress.trace.publication.begin(show, math.inf)  # only when it is called
+        batches, seen = iter(loader), []
         for count in (3, 4 * LEAST_STEPS):
             for _ in range(count):
                 next(batches)

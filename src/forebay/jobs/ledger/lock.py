@@ -195,23 +195,25 @@ class FolderLock:
             BusyError: Its driver is alive.
         """
         first, since, is_said = record, time.monotonic(), False
+        read_at = since  # before each reading: this process may be stopped after it, for long
         while not record.is_over:
-            holder, waited_s = record.holder, time.monotonic() - since
+            holder, waited_s = record.holder, read_at - since
             if holder is not None and (holder.is_visible or record != first):
                 # If this were the same folder under another name, the flock would be held.
                 is_copied = self.native and holder.is_copied(self.path.parent)
                 if is_copied or holder.is_known_dead:
                     return
                 raise self._busy(holder)
-            if waited_s >= STALE_S:
-                return
             if waited_s >= 2 * BEAT_S and not is_said:
                 is_said = True
                 note(
                     f"{self.path.parent} was held by {holder or Holder()}, which may have ended: "
                     f"waiting {STALE_S:g} s for it to renew its lock"
                 )
+            if waited_s >= STALE_S:
+                return
             time.sleep(_PAUSE_S)
+            read_at = time.monotonic()
             newest = self._find_newest()
             if newest is None or newest.number != record.number:
                 return  # the caller checks the next one
