@@ -36,10 +36,8 @@ from forebay.jobs.ledger.database import (
     chunks,
     counts_in,
     put_meta,
-    read_counts,
     reading,
     storable,
-    write_counts,
 )
 from forebay.jobs.ledger.done_blocks import (
     expand,
@@ -398,11 +396,7 @@ class Ledger:
         self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM file_changes")
-            recorded, more_done, more_failed = record_results(db, done, failed, self._name_of)
-            counts = read_counts(db)
-            now_done, now_failed = counts.done + more_done, counts.failed + more_failed
-            write_counts(db, counts._replace(done=now_done, failed=now_failed))
-        return recorded
+            return record_results(db, done, failed, self._name_of)
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.
@@ -410,11 +404,7 @@ class Ledger:
         Their other files, if published, are to be removed. Other file changes stay.
         """
         with self._database.transaction() as db:
-            recorded = take_back(db, unpublished, self._name_of)
-            counts, number = read_counts(db), recorded.withdrawn
-            changed = counts._replace(done=counts.done - number, failed=counts.failed + number)
-            write_counts(db, changed)
-        return recorded
+            return take_back(db, unpublished, self._name_of)
 
     def file_changes(self) -> list[FileChange]:
         """Return the file changes that are not known to be done, in the order to perform them."""
