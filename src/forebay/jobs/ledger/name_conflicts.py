@@ -103,7 +103,9 @@ def record_results(
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
-    lost += [_failure(db, *one[:3], *verdict.losers[one.ordinal], name_of) for one in losing]
+    for one in losing:
+        clash = verdict.losers[one.ordinal]
+        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash, name_of))
     _remove_overwritten(db, verdict.gone)
     all_failed = [*failed, *lost]
     _write(db, winners, all_failed, published, contested, name_of)

@@ -38,7 +38,7 @@ from forebay.jobs.ledger.done_blocks import Query, listed_rows
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
 from forebay.jobs.ledger.records import Counts
-from forebay.jobs.ledger.result_columns import failure_from
+from forebay.jobs.ledger.result_columns import failure_from, failures_in
 from forebay.units import counted, duration
 
 _JOURNAL = NAME + "-journal"
@@ -48,14 +48,6 @@ _READ_ONLY = "mode=ro&immutable=1"
 # leaves the file at rest for some tenths of a millisecond between two commits.
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.0003
-# Rows in memory at once: a run may have millions of failures, and each has kilobytes of text.
-_PAGE = 1000
-_FIRST = -(1 << 63)  # the lowest ordinal there can be
-
-_FAILURES = (
-    "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
-    "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
-)
 
 _Found = TypeVar("_Found")
 
@@ -147,11 +139,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 def read_failures(folder: Path) -> Iterator[Failure]:
     """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
-    after = _FIRST
-    while rows := _query(folder)(_FAILURES, (after, _PAGE)):
-        for _, source, row, attempts, seconds, error in rows:
-            yield failure_from(source or row or "", attempts, seconds, error)
-        after = rows[-1][0]
+    return failures_in(_query(folder))
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:
