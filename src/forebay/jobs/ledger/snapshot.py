@@ -118,11 +118,12 @@ class Entry(NamedTuple):
     failure: Failure | None
 
 
-def read_snapshot(folder: Path) -> Snapshot:
+def read_snapshot(folder: Path, live: Holder | None = None) -> Snapshot:
     """Read the counts in the ledger of `folder`, whether or not its driver is running.
 
     Args:
         folder: The folder given to `Ledger.open`.
+        live: The driver that is running, if another place than this folder says so.
 
     Raises:
         BusyError: The driver wrote during every attempt to read; try again.
@@ -132,9 +133,9 @@ def read_snapshot(folder: Path) -> Snapshot:
     def read(db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT key, value FROM meta"))
 
-    meta, live = _read_consistently(folder, read)
+    meta, live_here = _read_consistently(folder, read)
     kept = {key: value for key, value in meta.items() if not key.startswith("_")}
-    return Snapshot(counts_in(meta), kept, live, is_listed=UNLISTED not in meta)
+    return Snapshot(counts_in(meta), kept, live or live_here, is_listed=UNLISTED not in meta)
 
 
 def read_failures(folder: Path) -> Iterator[Failure]:
