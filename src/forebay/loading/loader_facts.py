@@ -124,8 +124,8 @@ def _arguments(settings: Settings) -> dict[str, str]:
     if loader.device is not None:
         transform = loader.device_transform
         shown |= {"device": loader.device, "device_transform": _name_of(transform)}
-    if loader._ranks is not None:
-        shown |= {"rank": loader._ranks.rank, "world_size": loader._ranks.world_size}
+    if settings.ranks is not None:
+        shown |= {"rank": settings.ranks.rank, "world_size": settings.ranks.world_size}
     return {name: str(value) for name, value in shown.items()}
 
 
