@@ -192,8 +192,9 @@ def _verdict(
             "or stop Ray on that node."
         )
     except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
+        words = str(error).strip() or type(error).__name__
         return OptionError(
-            f"node {node.name} cannot run forebay: {str(error).strip().splitlines()[-1]}\n"
+            f"node {node.name} cannot run forebay: {words.splitlines()[-1]}\n"
             "  Install the same forebay, with ray and torch, on every node."
         )
     if seen.folder == "absent":
