@@ -339,12 +339,7 @@ class Ledger:
         after = 0
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
         while True:
-            rows = self._database.rows(
-                "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
-                "AND state IN (?, ?) ORDER BY ordinal LIMIT ?",
-                (after, *states, _TODO_PAGE),
-            )
-            page = [Todo(*row) for row in rows]
+            page = self._in_states(states, after)
             if not page and (failed_only or not self._read_on()):
                 return
             for each in page:
@@ -357,6 +352,14 @@ class Ledger:
         assert self._manifest_inputs is not None, "the rows are not copied"
         found = self._manifest_inputs.at(ordinal)
         return Todo(ordinal, found.source, found.row)
+
+    def _in_states(self, states: tuple[int, int], after: int) -> list[Todo]:
+        rows = self._database.rows(
+            "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
+            "AND state IN (?, ?) ORDER BY ordinal LIMIT ?",
+            (after, *states, _TODO_PAGE),
+        )
+        return [Todo(*row) for row in rows]
 
     @property
     def _name_of(self) -> Callable[[int], str] | None:
