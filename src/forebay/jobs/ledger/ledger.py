@@ -313,9 +313,13 @@ class Ledger:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
+    def own_files(self) -> list[str]:
+        """Return the names of the files that belong to no input: tables, shards, their index."""
+        return [*map(table_name, self.tables()), *read_shards(self).names]
+
     def restart(self) -> None:
         """Forget everything; record that the outputs and tables are to be removed."""
-        own = [*map(table_name, self.tables()), *read_shards(self).names]
+        own = self.own_files()
         with self._database.transaction() as db:
             add_file_changes(db, map(FileChange, own))
             db.execute(
