@@ -7,7 +7,6 @@ what it did ────────────> Trace ─┘
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
 from contextlib import suppress
@@ -174,12 +173,9 @@ class LiveLoader:
         return {
             "kind": "loader",
             "title": Settings(loader).described(),
-            "program": os.path.basename(sys.argv[0]) if sys.argv else "",
-            "at": time.time(),
             "began": time.time() - (now - trace.began_at),
             "epoch": -1 if planner is None else planner.epoch,
             "batch": 0 if planner is None else planner.batch,
-            "taken": trace.taken_count,
             "ready": 0 if feed is None else len(feed.ready),
             "held_bytes": trace.held_bytes,
             **_marks_of(buffer),
