@@ -50,7 +50,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "record": ("forebay.jobs.ledger.ledger:Ledger.record",),
     "rename": ("forebay.jobs.outputs.commits:Commits.advance",),
     "perform pending": ("forebay.session:Session.perform_pending",),
-    "table": ("forebay.session:Session._update_table",),
+    "table": ("forebay.jobs.table.ledger_table:LedgerTable.update",),
     "close": (
         "forebay.engine.pools.processes:ProcessPool.close",
         "forebay.session:Session.__exit__",

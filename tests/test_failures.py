@@ -38,7 +38,7 @@ def test_an_exception_is_described():
     assert "raise error" in record.traceback
     assert (record.source, record.index, record.epoch, record.batch) == (7, 7, 1, 2)
     assert (record.attempts, record.seconds, record.pid) == (1, 0.0, None)
-    assert Failure.of(error, "timeout", attempts=3).kind == "timeout"
+    assert Failure.of(error, attempts=3).attempts == 3
 
 
 def test_an_exception_is_not_kept():

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from forebay.errors import OptionError
-from forebay.options import ranks_on_node, usable_memory
+from forebay.options import check_positive, ranks_on_node, usable_memory
 from forebay.units import byte_size
 
 # If only a size is given, refilling starts when less than this share of a full buffer is left.
@@ -68,9 +68,8 @@ class Buffer:
         if self.max_bytes is not None:
             object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
         for name in ("max_batches", "refill_below"):
-            value = getattr(self, name)
-            if value is not None and not (type(value) is int and value > 0):
-                raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, … or None")
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value, " or None")
         if None not in (self.max_batches, self.refill_below) and (
             self.refill_below > self.max_batches  # type: ignore[operator]
         ):

@@ -28,9 +28,7 @@ from forebay.cli_look import (
 from forebay.errors import ForebayError, OptionError
 from forebay.formats import SHARD_BYTES, TABLE_FORMATS
 from forebay.jobs.inputs.manifest import SUFFIXES
-from forebay.jobs.ledger.packed_members import read_shards
 from forebay.jobs.outputs.commits import perform_pending
-from forebay.jobs.outputs.output_names import table_name
 from forebay.jobs.outputs.output_places import open_place, snapshot_of
 from forebay.jobs.user_code.fingerprint import Fingerprint
 from forebay.jobs.user_code.reference import load_work
@@ -226,9 +224,8 @@ def verify_command(output: str) -> int:
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
         lost = perform_pending(ledger, folder)
-        own = frozenset([*map(table_name, ledger.tables()), *read_shards(ledger).names])
         found = [*folder.files(), *folder.packed_outputs(ledger)]
-        result = verify_outputs(ledger.outputs(), found, own)
+        result = verify_outputs(ledger.outputs(), found, frozenset(ledger.own_files()))
         ledger.mark_todo(result.damaged)
     for name in (*lost, *result.missing):
         click.echo(f"missing  {name}")

@@ -54,16 +54,15 @@ class Failure(NamedTuple):
     exception: BaseException | None = None
 
     @classmethod
-    def of(cls, error: BaseException, kind: str = "exception", **known: Any) -> Self:
-        """Return the record of an exception.
+    def of(cls, error: BaseException, **known: Any) -> Self:
+        """Return the record of an exception, of the kind "exception".
 
         Args:
             error: The exception. It is described, not kept: its frames hold the user's data.
-            kind: See the class.
             **known: Further attributes.
         """
         text = traceback_of(error, error.__traceback__)
-        return cls(kind, type(error).__name__, message_of(error), text, **known)
+        return cls("exception", type(error).__name__, message_of(error), text, **known)
 
     @property
     def index(self) -> Any:

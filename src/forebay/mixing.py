@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from forebay.errors import OptionError
 from forebay.observe.notebook_html import summary
+from forebay.options import check_positive
 from forebay.plan.mixture import Mixture
 from forebay.sample_names import is_map_style
 
@@ -68,8 +69,8 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         if not len(dataset):
             raise OptionError(f"source {name!r} is empty\n  Leave it out of mix().")
         datasets[name] = dataset
-    if samples is not None and (type(samples) is not int or samples < 1):
-        raise OptionError(f"samples={samples!r} is not valid; it must be 1, 2, 3, … or None")
+    if samples is not None:
+        check_positive("samples", samples, " or None")
     return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +18,25 @@ BACKENDS = ("process", "thread", "ray")
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 # Ray refuses these as names of custom resources.
 _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a number that a float can hold; infinities and NaN are not."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_positive(value: object) -> bool:
+    return _is_count(value) and value != 0
+
+
+def _check(fine: bool, name: str, value: object, allowed: str) -> None:
+    if not fine:
+        raise OptionError(f"{name}={value!r} is not valid; it must be {allowed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +103,29 @@ class Ray:
             self.num_cpus,
             "above 0, unless GPUs or resources are given",
         )
-        _check(
-            self.max_workers is None or (_is_count(self.max_workers) and self.max_workers > 0),
-            "Ray(max_workers=)",
-            self.max_workers,
-            "1, 2, 3, … or None",
-        )
+        if self.max_workers is not None:
+            check_positive("Ray(max_workers=)", self.max_workers, " or None")
         _check(isinstance(self.direct, bool), "Ray(direct=)", self.direct, "True or False")
+
+
+# What the settings of `PreprocessOptions` may be, each by itself.
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_workers": (lambda value: value is None or _is_count(value), "0, 1, 2, …, 'auto' or None"),
+    "retries": (lambda value: value is None or _is_count(value), "0, 1, 2, … or None"),
+    "on_error": (lambda value: value in (None, "skip", "raise"), "'skip', 'raise' or None"),
+    "max_failures": (
+        lambda value: value is None or _is_count(value) or (_is_number(value) and 0 <= value < 1),
+        "a count (0, 1, 2, …), a fraction between 0 and 1, or None",
+    ),
+    "limit": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
+    "resume": (lambda value: value in (True, False), "True or False"),
+    "metadata": (lambda value: value in TABLE_FORMATS, " or ".join(map(repr, TABLE_FORMATS))),
+    "version": (
+        lambda value: value is None or bool(str(value) == value and value),
+        "a string such as '2', or None",
+    ),
+    "shard_bytes": (_is_positive, "1, 2, 3, …"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,59 +153,11 @@ class PreprocessOptions:
 
     def __post_init__(self) -> None:
         """Check each setting, then those that depend on each other."""
-        _check(
-            self.num_workers is None or _is_count(self.num_workers),
-            "num_workers",
-            self.num_workers,
-            "0, 1, 2, …, 'auto' or None",
-        )
         check_backend(self.backend)
         check_timeout(self.timeout)
-        _check(
-            self.retries is None or _is_count(self.retries),
-            "retries",
-            self.retries,
-            "0, 1, 2, … or None",
-        )
-        _check(
-            self.on_error in (None, "skip", "raise"),
-            "on_error",
-            self.on_error,
-            "'skip', 'raise' or None",
-        )
-        _check(
-            self.max_failures is None
-            or _is_count(self.max_failures)
-            or (_is_number(self.max_failures) and 0 <= self.max_failures < 1),
-            "max_failures",
-            self.max_failures,
-            "a count (0, 1, 2, …), a fraction between 0 and 1, or None",
-        )
-        _check(
-            self.limit is None or (_is_count(self.limit) and self.limit > 0),
-            "limit",
-            self.limit,
-            "1, 2, 3, … or None",
-        )
-        _check(self.resume in (True, False), "resume", self.resume, "True or False")
-        _check(
-            self.metadata in TABLE_FORMATS,
-            "metadata",
-            self.metadata,
-            " or ".join(map(repr, TABLE_FORMATS)),
-        )
-        _check(
-            self.version is None or bool(str(self.version) == self.version and self.version),
-            "version",
-            self.version,
-            "a string such as '2', or None",
-        )
-        _check(
-            _is_count(self.shard_bytes) and self.shard_bytes > 0,
-            "shard_bytes",
-            self.shard_bytes,
-            "1, 2, 3, …",
-        )
+        for name, (is_fine, allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            _check(is_fine(value), name, value, allowed)
         if self.cluster is not None and self.num_workers == 0:
             raise OptionError(
                 "num_workers=0 works in this process, and backend='ray' on a cluster\n"
@@ -268,6 +255,11 @@ def workers_of_run(num_workers: Any, backend: str | Ray) -> Any:
     return None if is_auto and cluster_of(backend) else checked_workers(num_workers)
 
 
+def check_positive(name: str, value: object, also: str = "") -> None:
+    """Raise OptionError unless a value is 1, 2, 3, …; `also` ends the list of allowed values."""
+    _check(_is_positive(value), name, value, f"1, 2, 3, …{also}")
+
+
 def check_backend(backend: object) -> None:
     """Raise OptionError unless `backend` is the name of a backend, or a `Ray`."""
     names = " or ".join(map(repr, BACKENDS))
@@ -322,18 +314,3 @@ def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks torchrun started on this machine, which share its memory."""
     count = environment.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(count)) if count.isdecimal() else 1
-
-
-def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that a float can hold; infinities and NaN are not."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _check(fine: bool, name: str, value: object, allowed: str) -> None:
-    if not fine:
-        raise OptionError(f"{name}={value!r} is not valid; it must be {allowed}")

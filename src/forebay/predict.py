@@ -212,7 +212,7 @@ def _process_parts(
     """
     from forebay.predicting.completed import CompletedParts
     from forebay.predicting.metadata_rows import identities
-    from forebay.predicting.parts import PartWork, check_number_of_parts
+    from forebay.predicting.parts import MadeHere, PartWork, check_number_of_parts
 
     cut = cut_before(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
@@ -232,16 +232,14 @@ def _process_parts(
     progress = SampleProgress(
         reader.samples, resumed, visible, size, label, by_batch=not has_factory
     )
+    parts = [_range(each)["first"] // size for each in todo]
     work = PartWork(
         reader,
         model,
-        has_factory=has_factory,
         device=device,
         table=None if table is None else table.rows,
         known=before.columns,
-        parts=None if has_factory else [_range(each)["first"] // size for each in todo],
-        advance=None if has_factory else progress.advance,
-        trace=None if has_factory else trace,
+        here=None if has_factory else MadeHere(parts, progress.advance, trace),
     )
     try:
         if has_factory:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from forebay.errors import OptionError
-from forebay.options import ranks_on_node
+from forebay.options import check_positive, ranks_on_node
 
 # Environment variables with the number of processes and the rank: torchrun and accelerate, srun,
 # Open MPI, MPICH.
@@ -72,10 +72,8 @@ def ranks_of(
                 "  Nothing was started. Leave rank out, or pass both as numbers."
             )
         return found
-    if type(world_size) is not int or world_size < 1:
-        raise OptionError(
-            f"world_size={world_size!r} is not valid; it must be 1, 2, 3, …, 'auto' or None"
-        )
+    check_positive("world_size", world_size, ", 'auto' or None")
+    assert isinstance(world_size, int)
     if rank is None:
         if world_size not in (1, found.world_size):
             raise OptionError(

@@ -189,8 +189,7 @@ def read_run_state(
         LedgerError: There is no ledger, or it is damaged.
     """
     with newest_ledger(output) as (folder, live):
-        snapshot = read_snapshot(folder)
-        snapshot = replace(snapshot, live=live or snapshot.live)
+        snapshot = read_snapshot(folder, live)
         if verb_of(snapshot.meta) == "preprocess":
             yield snapshot, read_failures(folder)
             return

@@ -7,8 +7,6 @@
 Inputs are listed (`jobs/inputs/listing.py`), recorded (`jobs/ledger/ledger.py`) and processed
 (`jobs/preprocess_job.py`); outputs are staged (`jobs/outputs/staged_output.py`), and the table is
 written at the end (`jobs/table/ledger_table.py`). preprocess, predict and cache use it.
-
-Long because all parts of a run meet here.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any
 
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.launch import occupy_standard_descriptors
-from forebay.errors import ChangedError, OptionError, OutputError, shortened
+from forebay.errors import ChangedError, OptionError, shortened
 from forebay.failures import MAX_KEPT
 from forebay.gc_threshold import collecting_seldom
 from forebay.jobs.failure_budget import FailureBudget
@@ -40,7 +38,7 @@ from forebay.jobs.outputs.output_names import PRIVATE, table_name
 from forebay.jobs.outputs.output_places import open_place, path_text
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.jobs.report import Report
-from forebay.jobs.table.ledger_table import write_ledger_table
+from forebay.jobs.table.ledger_table import LedgerTable
 from forebay.jobs.user_code.fingerprint import Fingerprint, difference
 from forebay.live.live_run import LiveRun
 from forebay.observe.progress import Progress, label_of
@@ -93,14 +91,11 @@ class Session:
         self._pool: Pool | None = None
         self._num_workers = 1
         self._listed = 0  # inputs of the listing, if it knows their number
-        self._tables: dict[str, bool] = {}  # formats that runs wrote, and whether up to date
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
-            self._tables = self.ledger.tables()
-            if any(self._tables.values()):  # if the run is killed from here on, they are stale
-                self.ledger.set_tables(dict.fromkeys(self._tables, False))
+            self._table = LedgerTable(self.ledger, self.folder)
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -134,7 +129,8 @@ class Session:
             OutputError: There is a file with the table's name that no run wrote.
         """
         self._kind = kind
-        self._check_table()
+        if self._has_table:
+            self._table.check(self.options.metadata)
         fetch = Download(self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
@@ -159,7 +155,7 @@ class Session:
         self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
-            self._tables = {}
+            self._table = LedgerTable(self.ledger, self.folder)
             self._merge(listing, ahead)
         self.perform_pending()
         rows = listing.in_place
@@ -227,7 +223,7 @@ class Session:
         self.perform_pending()
         if self._has_table:
             with collecting_seldom():
-                self._update_table()
+                self._table.update(options.metadata, self._kind, is_stale=self._changed)
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -333,55 +329,3 @@ class Session:
     @cached_property
     def _described(self) -> Fingerprint:
         return self._describe()
-
-    def _check_table(self) -> None:
-        """Raise OutputError if the table of this run would replace a file that no run wrote."""
-        form = self.options.metadata
-        there = self._has_table and form not in self._tables
-        if there and self.folder.size(table_name(form)) is not None:
-            raise self._foreign_table()
-
-    def _foreign_table(self) -> OutputError:
-        path = str(self.folder.locate(table_name(self.options.metadata)))
-        return OutputError(
-            f"{path!r} exists, but no run recorded in this output folder wrote it\n"
-            "  It was left as it is, and no table was written. Move it away, write the table in "
-            "another format (metadata=), or choose another output folder; then make the same call "
-            "again."
-        )
-
-    def _update_table(self) -> None:
-        """Write the metadata table and complete the shards, unless both are up to date.
-
-        Raises:
-            OutputError: It cannot be written, or would replace a file that no run wrote.
-        """
-        form = self.options.metadata
-        name, stale = table_name(form), dict.fromkeys(self._tables, False)
-        current = stale if self._changed else self._tables
-        if not current.get(form) or self.folder.size(name) is None:
-            # Recorded first: otherwise, after a kill, the table would look like a foreign file.
-            self.ledger.set_tables({**stale, form: False})
-            self.folder.copy_ledger(self.ledger, now=form not in self._tables)
-            self.folder.complete_shards(self.ledger)
-            replaces = form in self._tables
-            try:
-                self.folder.write_table(
-                    name,
-                    lambda path: write_ledger_table(path, form, self.ledger, self._kind),
-                    replaces=replaces,
-                )
-            except FileExistsError:
-                self.ledger.set_tables(stale)
-                raise self._foreign_table() from None
-            except (OSError, OutputError) as error:
-                if self.folder.size(name) is None:  # it is there if only the flush failed
-                    self.ledger.set_tables(stale)
-                if isinstance(error, OutputError):
-                    raise
-                raise OutputError(
-                    f"the metadata table {name} cannot be moved into place: {error}\n"
-                    "  The inputs are done and in the ledger. Check the disk's space and health, "
-                    "then make the same call again."
-                ) from error
-        self.ledger.set_tables({**current, form: True})

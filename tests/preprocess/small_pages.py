@@ -19,7 +19,7 @@ from forebay.jobs.ledger.ledger import Ledger
 
 POINTS: dict[str, tuple[Any, str]] = {
     "before a page of the listing is read": (Ledger, "_read_on"),
-    "while a page is appended": (enrolment, "write_counts"),
+    "while a page is appended": (enrolment, "change_counts"),
     "before results are recorded": (Ledger, "record"),
     "while a block is compressed": (done_blocks, "_compress"),
 }

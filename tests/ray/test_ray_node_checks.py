@@ -257,6 +257,7 @@ WITHOUT_ANSWER = {
         ImportError("traceback\nModuleNotFoundError: No module named 'forebay'"),
         "cannot run forebay: ModuleNotFoundError: No module named 'forebay'\n  Install",
     ),
+    "no words": (ConnectionError(), "cannot run forebay: ConnectionError\n  Install"),
 }
 
 

@@ -113,12 +113,10 @@ class Slot:
 
     Attributes:
         capacity: Its size in bytes.
-        is_taken: Whether the consumer has the batch in it.
-        nbytes: The size of that batch, or of the one that is copied to it.
+        nbytes: The size of the batch in it, or of the one that is copied to it.
     """
 
     capacity: int
-    is_taken: bool = False
     nbytes: int = 0
 
 
@@ -141,7 +139,6 @@ class TransferFlow:
         self._ahead, self._reuses = ahead, reuses
         self._waiting: dict[int, int] = {}  # bytes of the batches whose copy was not started
         self._started: dict[int, int] = {}  # slots of those whose copy was, and that are not taken
-        self._copying: set[int] = set()
         self._free: deque[int] = deque()  # the slot that was used longest ago first
         self._next_slot = 0
         self._is_full = False  # the device had no memory for another slot
@@ -160,7 +157,6 @@ class TransferFlow:
                     return self._start(batch)
             case Taken(batch):
                 slot = self._started.pop(batch)
-                self.slots[slot].is_taken = True
                 if not self._reuses:
                     del self.slots[slot]
             case Dropped(batch):
@@ -168,11 +164,9 @@ class TransferFlow:
                     # If it is still being copied, a later copy to this slot runs after that.
                     return self._vacate(self._started.pop(batch))
             case CopyEnded(batch):
-                self._copying.remove(batch)
                 return [FreeHost(batch)]
             case Refused(batch):
                 self._is_full = True
-                self._copying.remove(batch)
                 nbytes = self.slots.pop(self._started.pop(batch)).nbytes
                 self._waiting = {batch: nbytes, **self._waiting}
             case Released(slot):
@@ -194,15 +188,13 @@ class TransferFlow:
             commands.append(Allocate(slot, capacity))
         self.slots[slot].nbytes = nbytes
         self._started[batch] = slot
-        self._copying.add(batch)
         return [*commands, StartCopy(batch, slot)]
 
     def _vacate(self, slot: int) -> list[Command]:
         """Keep a slot for later batches, unless it is too small for them or one too many."""
         self._is_full = False
-        held = self.slots[slot]
-        held.is_taken = False
-        if len(self.slots) > self._ahead + 2 or held.capacity < self.largest or not self._reuses:
+        is_small = self.slots[slot].capacity < self.largest
+        if len(self.slots) > self._ahead + 2 or is_small or not self._reuses:
             return self._discard(slot)
         self._free.append(slot)
         return []

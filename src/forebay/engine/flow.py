@@ -507,13 +507,8 @@ class Flow:
             if counts[State.RUNNING]:
                 return
             self._sent_alone = None
-        if not self._suspects:
-            self._trying_suspects = False
-        elif len(self._suspects) >= self.limits.max_suspects or (
-            self._source_ended and counts[State.QUEUED] == len(self._suspects)
-        ):
-            self._trying_suspects = True
-        alone = self._trying_suspects
+        alone = bool(self._suspects) and self._is_time_for_suspects()
+        self._trying_suspects = alone
         if alone and counts[State.RUNNING]:
             return
         for incarnation, worker in self._workers.items():
@@ -535,20 +530,28 @@ class Flow:
             if count <= 0:
                 continue
             keys = [queue.popleft() for _ in range(count)]
-            self._move(Move.SENT, *keys)
-            idle = not worker.tasks
-            worker.tasks.extend(keys)
-            if idle:
-                self._begin(worker, now)
-            else:
-                self._mark_due_changed(worker)
-            tasks = self._tasks
-            commands.append(
-                SendTasks(incarnation, tuple((key, tasks[key].attempt) for key in keys))
-            )
+            commands.append(SendTasks(incarnation, self._assign(worker, keys, now)))
             if alone:
                 (self._sent_alone,) = keys
                 return
+
+    def _is_time_for_suspects(self) -> bool:
+        """Return whether to try the suspects now, each alone; True until none is left."""
+        count = len(self._suspects)
+        no_others = self._source_ended and self.counts[State.QUEUED] == count
+        return self._trying_suspects or no_others or count >= self.limits.max_suspects
+
+    def _assign(self, worker: _Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
+        """Record that a worker holds these tasks; return each with its attempt."""
+        self._move(Move.SENT, *keys)
+        idle = not worker.tasks
+        worker.tasks.extend(keys)
+        if idle:
+            self._begin(worker, now)
+        else:
+            self._mark_due_changed(worker)
+        tasks = self._tasks
+        return tuple([(key, tasks[key].attempt) for key in keys])
 
     def _group_size(self, worker: _Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send to a worker now: about `group_s` of work."""

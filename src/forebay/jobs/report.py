@@ -50,7 +50,7 @@ class Report:
     @property
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read again at each access: one row per output, in input order."""
-        from forebay.jobs.table.metadata_table import read_table
+        from forebay.jobs.table.table_reader import read_table
 
         return read_table(self.metadata_path)
 

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -24,7 +25,7 @@ from forebay.live.live_folder import writable_folder
 from forebay.process_identity import is_alive, kernel, state_and_start
 
 PAGE_BYTES = 16_384
-SUFFIX = ".page"
+_SUFFIX = ".page"
 
 _MAGIC = b"forebay1"
 _HEAD, _TAIL = struct.Struct("<8sQII"), struct.Struct("<Q")
@@ -54,7 +55,7 @@ class LivePage:
         """Write what is to be seen now.
 
         Args:
-            data: JSON-serializable; the process is added.
+            data: JSON-serializable; the process and the time are added.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -72,8 +73,10 @@ class LivePage:
                 "pid": pid,
                 "process_start": state_and_start(pid)[1],
                 "kernel": kernel(),
+                "program": os.path.basename(sys.argv[0]) if sys.argv else "",
             }
-        content = encode_page({**data, **self._process}, next(self._versions))
+        data = {**data, "at": time.time(), **self._process}
+        content = encode_page(data, next(self._versions))
         if content is None:
             return
         if self._path is not None:
@@ -84,7 +87,7 @@ class LivePage:
         if folder is None:
             return
         remove_dead(folder)
-        path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{SUFFIX}")
+        path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
         try:
             _overwrite(path, content, os.O_CREAT | os.O_EXCL)
         except OSError:
@@ -147,16 +150,22 @@ def read_page(path: str) -> dict[str, Any] | None:
     return None
 
 
+def pages_in(folder: str) -> list[str]:
+    """Return the paths of the files in a folder; none if it cannot be listed."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in names]
+
+
 def remove_dead(folder: str) -> None:
     """Remove the files of processes that have ended, as far as this process can see them."""
-    with suppress(OSError):
-        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-        for name in names[:_SWEPT]:
-            path = os.path.join(folder, name)
-            data = read_page(path)
-            with suppress(OSError):
-                if _is_abandoned(path) if data is None else is_dead(data):
-                    os.unlink(path)
+    for path in pages_in(folder)[:_SWEPT]:
+        data = read_page(path)
+        with suppress(OSError):
+            if _is_abandoned(path) if data is None else is_dead(data):
+                os.unlink(path)
 
 
 def _is_abandoned(path: str) -> bool:

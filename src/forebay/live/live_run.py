@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
 
@@ -42,12 +41,9 @@ class LiveRun:
             {
                 "kind": self._verb,
                 "title": self._output,
-                "program": os.path.basename(sys.argv[0]) if sys.argv else "",
-                "at": time.time(),
                 "began": self._began,
                 "rate": (ended - before) / (now - began) if now > began else 0.0,
                 "num_workers": trace.num_workers,
-                "restarts": 0,
                 "unit": progress.unit,
                 "done": progress.done,
                 "failed": progress.failed,

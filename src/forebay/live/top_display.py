@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from forebay.live.live_folder import candidates, is_private
-from forebay.live.live_page import SUFFIX, is_dead, read_page, remove_dead
+from forebay.live.live_page import is_dead, pages_in, read_page, remove_dead
 from forebay.live.live_view import View
 from forebay.live.top_screen import ASCII, UNICODE, Signs, headline, screen
 from forebay.process_identity import kernel
@@ -31,12 +31,8 @@ def live_views() -> list[View]:
     views, here = [], kernel()
     for folder in filter(is_private, candidates()):
         remove_dead(folder)
-        try:
-            names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-        except OSError:
-            continue
-        for name in names[:MAX_PAGES]:
-            data = read_page(os.path.join(folder, name))
+        for path in pages_in(folder)[:MAX_PAGES]:
+            data = read_page(path)
             # A process of another container, which this one cannot see, may have ended.
             if data is None or data.get("kernel") != here or is_dead(data):
                 continue

@@ -19,7 +19,7 @@ def check(settings: Settings) -> None:
     Raises:
         OptionError: About the first impossible value or combination.
     """
-    loader, ranks = settings.loader, settings.loader._ranks
+    loader, ranks = settings.loader, settings.ranks
     check_backend(loader.backend)
     _check("on_error", loader.on_error, ("raise", "skip"))
     _check("tail", loader.tail, ("repeat", "uneven"))

@@ -35,8 +35,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
-        self._progress, self._ranks = progress, loader._ranks
-        self._loader = None if Settings(loader).keeps_iterator else loader
+        settings = Settings(loader)
+        self._progress, self._ranks = progress, settings.ranks
+        self._loader = None if settings.keeps_iterator else loader
         self._begin(loader, partial(super().__init__, loader), is_new=True)
 
     def _reset(self, loader: LoaderArguments, first_iter: bool = False) -> None:

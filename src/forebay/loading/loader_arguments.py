@@ -42,6 +42,7 @@ class LoaderArguments(Protocol):
     tail: Literal["repeat", "uneven"]
     device: str | torch.device | None
     device_transform: Callable[..., Any] | None
+    # Only `Settings` reads these.
     _ranks: Ranks | None
     _prefetch_is_set: bool  # whether `prefetch_factor` was given
     _by_torchs_rules: bool  # see `Settings`

@@ -7,7 +7,6 @@ what it did ────────────> Trace ─┘
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
 from contextlib import suppress
@@ -124,8 +123,8 @@ def _arguments(settings: Settings) -> dict[str, str]:
     if loader.device is not None:
         transform = loader.device_transform
         shown |= {"device": loader.device, "device_transform": _name_of(transform)}
-    if loader._ranks is not None:
-        shown |= {"rank": loader._ranks.rank, "world_size": loader._ranks.world_size}
+    if settings.ranks is not None:
+        shown |= {"rank": settings.ranks.rank, "world_size": settings.ranks.world_size}
     return {name: str(value) for name, value in shown.items()}
 
 
@@ -174,12 +173,9 @@ class LiveLoader:
         return {
             "kind": "loader",
             "title": Settings(loader).described(),
-            "program": os.path.basename(sys.argv[0]) if sys.argv else "",
-            "at": time.time(),
             "began": time.time() - (now - trace.began_at),
             "epoch": -1 if planner is None else planner.epoch,
             "batch": 0 if planner is None else planner.batch,
-            "taken": trace.taken_count,
             "ready": 0 if feed is None else len(feed.ready),
             "held_bytes": trace.held_bytes,
             **_marks_of(buffer),

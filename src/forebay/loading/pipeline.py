@@ -156,8 +156,8 @@ class Pipeline:
             self.close()
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
-        if loader._ranks is not None and not self._has_agreed:
-            self._check_ranks(loader._ranks, settings, position)
+        if settings.ranks is not None and not self._has_agreed:
+            self._check_ranks(settings.ranks, settings, position)
         feed = self.feed
         if feed is None or not feed.is_open or self._has_old_dataset(settings):
             self.close()

@@ -211,7 +211,7 @@ def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[tor
         generator = sampler.generator
         if generator is None:
             generator = torch.Generator()
-            generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+            generator.manual_seed(draw_seed(None))
         order = torch.randperm(length, generator=generator)
     end = length - length % size if drop_last else length
     for start in range(0, end, size):

@@ -61,6 +61,8 @@ class Settings:
         loader: The loader.
 
     Attributes:
+        loader: The loader.
+        ranks: The ranks that share its batches; None without `world_size`.
         by_torchs_rules: Whether batches are made as in torch, each by the worker whose turn it is:
             with torch's arguments alone, or with an iterable dataset.
         is_iterable: Whether the dataset is iterable.
@@ -74,7 +76,8 @@ class Settings:
 
     def __init__(self, loader: LoaderArguments) -> None:
         self.loader = loader
-        self.by_torchs_rules: bool = loader._by_torchs_rules
+        self.ranks = loader._ranks
+        self.by_torchs_rules = loader._by_torchs_rules
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
         self.auto_collation = loader.batch_sampler is not None
         self.index_sampler = loader.batch_sampler if self.auto_collation else loader.sampler
@@ -90,17 +93,16 @@ class Settings:
     @functools.cached_property
     def shared(self) -> Plan | None:
         """How ranks share each batch, as a plan without a length; None if they do not."""
-        ranks, loader = self.loader._ranks, self.loader
-        if ranks is None:
+        if self.ranks is None:
             return None
         return Plan(
             length=0,
             batch_size=self.batch_size or 1,
             seed=0,
-            world_size=ranks.world_size,
-            rank=ranks.rank,
+            world_size=self.ranks.world_size,
+            rank=self.ranks.rank,
             drop_last=self.drop_last,
-            tail=loader.tail,
+            tail=self.loader.tail,
         )
 
     @functools.cached_property
@@ -337,8 +339,8 @@ class Settings:
         parts = [shown, f"batch_size={self.batch_size}", f"num_workers={loader.num_workers}"]
         if loader.buffer is not None:
             parts.append(f"buffer={capacity_shown(loader.buffer)}")
-        if loader._ranks is not None:
-            parts.append("rank={1} of {0}".format(*loader._ranks))
+        if self.ranks is not None:
+            parts.append("rank={1} of {0}".format(*self.ranks))
         usual = {
             "device": None,
             "seed": None,

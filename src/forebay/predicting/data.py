@@ -16,6 +16,7 @@ from forebay.jobs.inputs.memory_tables import is_table
 from forebay.options import (
     Ray,
     check_backend,
+    check_positive,
     check_timeout,
     checked_workers,
     cluster_of,
@@ -110,8 +111,8 @@ def reader_of(
     if num_workers is None and cluster_of(backend) is None:
         num_workers = whole_cores()
     batch_size = BATCH_SIZE if batch_size is None else batch_size
-    _check_count("batch_size", batch_size)
-    _check_count("part_size", wanted.part_size)
+    check_positive("batch_size", batch_size)
+    check_positive("part_size", wanted.part_size)
     samples = len(dataset)
     if samples < 1:
         raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
@@ -152,8 +153,3 @@ def _check_dataset(dataset: Any) -> None:
             "data must be a map-style Dataset, a DataLoader, or a table or its path; got "
             f"{type(dataset).__name__}\n  Nothing was started."
         )
-
-
-def _check_count(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise OptionError(f"{name}={value!r} is not valid; it must be 1, 2, 3, …")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -61,19 +61,31 @@ def check_number_of_parts(samples: int, size: int) -> None:
         )
 
 
+class MadeHere(NamedTuple):
+    """What a run needs whose parts are made in this process, by a model that is here.
+
+    Attributes:
+        parts: The parts, in the order of the calls.
+        advance: Called with the numbers of samples that succeeded and that failed.
+        trace: Records how samples are loaded.
+    """
+
+    parts: list[int]
+    advance: Callable[[int, int], None]
+    trace: Trace
+
+
 class PartWork:
     """Makes the part for a row of "first" and "count"; returns its record for the ledger.
 
     Args:
         reader: Reads the samples.
         model: The model, or its factory.
-        has_factory: Whether the model is a factory, which is called once, in the worker.
         device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
         known: The columns of the run, if a part is already done.
-        parts: The parts in the order of the calls, if they are made in this process; else None.
-        advance: Called with the numbers of samples that succeeded and that failed.
-        trace: Records how samples are loaded in this process; None in workers.
+        here: How parts are made in this process; None if the model is a factory, which is called
+            once, in the worker.
     """
 
     def __init__(
@@ -81,20 +93,15 @@ class PartWork:
         reader: RangeReader,
         model: Any,
         *,
-        has_factory: bool,
         device: str | torch.device | Device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
-        parts: list[int] | None,
-        advance: Callable[[int, int], None] | None,
-        trace: Trace | None = None,
+        here: MadeHere | None,
     ) -> None:
-        # A worker with its own model loads its batches itself.
-        inline = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
-        self._reader = inline if has_factory else reader
-        self._model_or_factory, self._has_factory = model, has_factory
+        if here is None:  # a worker with its own model loads its batches itself
+            reader = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
+        self._reader, self._model_or_factory, self._here = reader, model, here
         self._device, self._table, self._known = device, table, known
-        self._parts, self._advance, self._trace = parts, advance, trace
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
@@ -122,11 +129,11 @@ class PartWork:
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else outcome._replace(traceback=""))
                     self._stop_if_all_fail(outcome)
-                if self._advance is not None:  # this is the user's process
+                if self._here is not None:  # this is the user's process
                     if isinstance(outcome, Failure):
                         log_samples_failed([outcome])
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
-                    self._advance(done, 0 if done else 1)
+                    self._here.advance(done, 0 if done else 1)
         return record_of(rows, self._known, failures)
 
     def close(self) -> None:
@@ -136,21 +143,21 @@ class PartWork:
 
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for the samples of a part."""
+        here = self._here
         if self._model is None:
-            if self._has_factory:
+            model = self._model_or_factory
+            if here is None:
                 # A forked process must not use torch's thread pool, and there is a worker per core.
                 torch.set_num_threads(1)
-            self._model = Model(
-                self._model_or_factory() if self._has_factory else self._model_or_factory,
-                self._device,
-            )
+                model = model()
+            self._model = Model(model, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
-        if self._reading is None or self._parts is None:
-            # A worker with its own model makes its batches itself, one after the other.
-            to = None if self._has_factory else self._model.copies_to
-            reader = replace(self._reader, device=to)
-            self._reading = reader.read(self._parts or [part], self._trace)
+        if here is None:  # a worker with its own model makes its batches itself, one by one
+            self._reading = self._reader.read([part])
+        elif self._reading is None:
+            reader = replace(self._reader, device=self._model.copies_to)
+            self._reading = reader.read(here.parts, here.trace)
         while count:
             loaded = next(self._reading)
             count -= len(loaded.indices) + len(loaded.failures)

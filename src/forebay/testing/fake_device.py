@@ -37,8 +37,8 @@ class FakeEvent:
         is_reached: Whether all work before it has ended.
     """
 
-    def __init__(self, device: FakeDevice, *, is_reached: bool = False) -> None:
-        self.is_reached = is_reached
+    def __init__(self, device: FakeDevice) -> None:
+        self.is_reached = False
         self._device = device
 
     def query(self) -> bool:

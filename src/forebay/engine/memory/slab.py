@@ -165,7 +165,7 @@ class Slab:
         """
         self._returned.is_retired = True
         self._drain()
-        for slot in self._space.trim(0):
+        for slot in self._space.trim():
             self.free(slot)
 
     def free(self, slot: Slot) -> None:

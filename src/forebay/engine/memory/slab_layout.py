@@ -139,7 +139,7 @@ class Space:
         self.capacity = capacity
         # Capacities only grow from here on, so smaller pieces of room cannot be used any more.
         self._room = [piece for piece in self._room if piece.capacity >= capacity]
-        return self.trim(0)
+        return self.trim()
 
     def take(self) -> Slot | None:
         """Return the unused slot that was used last, or None if there is none."""
@@ -164,18 +164,12 @@ class Space:
         self._let_go(slot)
         return False
 
-    def trim(self, keep_bytes: int) -> list[Slot]:
-        """Stop keeping idle slots beyond `keep_bytes`, where each counts as the largest batch.
-
-        Returns:
-            The slots no longer kept, which were idle for longest; their pages can be freed.
-        """
-        keep = min(len(self._idle), keep_bytes // max(1, self.largest or self.capacity))
-        cold = self._idle[: len(self._idle) - keep]
-        del self._idle[: len(cold)]
-        for slot in cold:
+    def trim(self) -> list[Slot]:
+        """Stop keeping idle slots; return those that were kept, whose pages can be freed."""
+        idle, self._idle = self._idle, []
+        for slot in idle:
             self._let_go(slot)
-        return cold
+        return idle
 
     def _let_go(self, slot: Slot) -> None:
         if slot.capacity >= self.capacity:

@@ -32,10 +32,9 @@ from forebay.jobs.inputs.remote_files import (
 )
 from forebay.jobs.ledger.database import NAME
 from forebay.jobs.ledger.records import Input, LinkInput, RowsInPlace
-from forebay.jobs.outputs.output_names import PRIVATE
+from forebay.jobs.outputs.output_names import PRIVATE, TABLES
 from forebay.jobs.packed.reader import packed_identity
 
-TABLES = tuple(f"metadata{suffix}" for suffix in SUFFIXES)
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
 

@@ -327,7 +327,6 @@ def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
 
 # How many inputs are in which state: kept in the ledger, so that they need not be counted.
 
-
 _COUNTS_KEY = "_counts"
 # The key that is there while the driver reads the listing on.
 UNLISTED = "_unlisted"
@@ -340,11 +339,12 @@ def counts_in(meta: dict[str, str]) -> Counts:
         return Counts(total, done, failed)
 
 
-def read_counts(db: sqlite3.Connection) -> Counts:
-    """Return the counts as they are."""
-    return counts_in(dict(db.execute("SELECT key, value FROM meta WHERE key = ?", (_COUNTS_KEY,))))
+def change_counts(db: sqlite3.Connection, total: int = 0, done: int = 0, failed: int = 0) -> None:
+    """Add to the counts, in the transaction that changes the states."""
+    was = counts_in(dict(db.execute("SELECT * FROM meta WHERE key = ?", (_COUNTS_KEY,))))
+    write_counts(db, Counts(was.total + total, was.done + done, was.failed + failed))
 
 
 def write_counts(db: sqlite3.Connection, counts: Counts) -> None:
-    """Store the counts, in the transaction that changes the states."""
+    """Store the counts."""
     put_meta(db, _COUNTS_KEY, json.dumps([counts.total, counts.done, counts.failed]))

@@ -56,6 +56,7 @@ _TYPES: tuple[frozenset[type], ...] = (
     _TEXT,
 )
 
+# Executes SQL with these parameters, and returns all rows.
 Query = Callable[[str, Sequence[Any]], list[Any]]
 
 
@@ -156,11 +157,11 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     """Yield the rows of all listed inputs in order, compressed or not, a page at a time.
 
     Args:
-        query: Executes SQL and returns all rows.
+        query: Executes SQL.
         where: A condition for rows that are in no block; those in blocks are done.
     """
-    pages = _row_pages(query, where)
-    rows = next(pages, [])
+    row_pages = _row_pages(query, where)
+    rows = next(row_pages, [])
     last = 0
     for block, body in _blocks(query):
         first, _ = _bounds(block)
@@ -168,12 +169,12 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
             count = bisect_left(rows, first, key=itemgetter(0))
             yield from rows[:count]
             last = rows[count - 1].ordinal
-            rows = rows[count:] or next(pages, [])
+            rows = rows[count:] or next(row_pages, [])
         # A driver may have compressed the block since its rows were read.
         yield from (each for each in _rows(block, body) if each.ordinal > last)
     while rows:
         yield from rows
-        rows = next(pages, [])
+        rows = next(row_pages, [])
 
 
 def listed_keys(query: Query) -> Iterator[list[str]]:
@@ -182,36 +183,42 @@ def listed_keys(query: Query) -> Iterator[list[str]]:
         with reading("a block of inputs"):
             source, row, *_ = _columns(body)
         yield [name if text is None else text for name, text in zip(source, row, strict=True)]
-    after = 0
-    while page := query(
+    sql = (
         "SELECT ordinal, coalesce(row, source) FROM inputs WHERE ordinal > ? "
-        "ORDER BY ordinal LIMIT ?",
-        (after, _PAGE),
-    ):
+        "ORDER BY ordinal LIMIT ?"
+    )
+    for page in pages(query, sql):
         yield [key for _, key in page]
-        after = page[-1][0]
 
 
 def query_of(db: sqlite3.Connection) -> Query:
-    """Return a function that executes SQL and returns all rows."""
+    """Return the `Query` of a connection."""
     return partial(fetch, db)
+
+
+def pages(query: Query, sql: str, after: int = 0, size: int = _PAGE) -> Iterator[list[Any]]:
+    """Yield rows in lists; no query is open while the caller uses them.
+
+    Args:
+        query: Executes SQL.
+        sql: Selects rows in the order of their first column; its parameters are the number in that
+            column after which they begin, and how many there may be.
+        after: The first of those numbers.
+        size: Rows in memory at once.
+    """
+    while page := query(sql, (after, size)):
+        yield page
+        after = page[-1][0]
 
 
 def _row_pages(query: Query, where: str) -> Iterator[list[InputRow]]:
     sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"  # noqa: S608
-    after = 0
-    while page := query(sql, (after, _PAGE)):
-        yield [*map(InputRow._make, page)]
-        after = page[-1][0]
+    return ([*map(InputRow._make, page)] for page in pages(query, sql))
 
 
 def _blocks(query: Query) -> Iterator[tuple[int, bytes]]:
-    after = -1
-    while page := query(
-        "SELECT block, body FROM blocks WHERE block > ? ORDER BY block LIMIT 1", (after,)
-    ):
-        yield page[0]
-        after = page[0][0]
+    sql = "SELECT block, body FROM blocks WHERE block > ? ORDER BY block LIMIT ?"
+    return (page[0] for page in pages(query, sql, after=-1, size=1))
 
 
 def _bounds(block: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
-from forebay.jobs.ledger.database import read_counts, storables, write_counts
+from forebay.jobs.ledger.database import change_counts, storables
 from forebay.jobs.ledger.done_blocks import (
     compress_all,
     count_in_blocks,
@@ -189,8 +189,7 @@ def append(
         "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
         _numbered(islice(listing, ahead), known),
     ).rowcount
-    counts = read_counts(db)
-    write_counts(db, counts._replace(total=counts.total + new))
+    change_counts(db, total=new)
     following = next(listing, None)
     return new, None if following is None else chain((following,), listing)
 

@@ -1,7 +1,7 @@
 """The ledger: the state of every input of an output folder, in one file with one writer.
 
-    driver ── enrol(listing) ──> inputs: todo ── pending() ──> workers
-       │                                                          │
+    driver ── enrol(listing) ──> inputs: todo ── todo() ──> workers
+       │                                                       │
        └─ file changes <── COMMIT: states, claims, file changes ── record(done, failed)
 
 The commit is the only point at which an input becomes done. What has to happen in the folder
@@ -20,8 +20,9 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
@@ -36,15 +37,13 @@ from forebay.jobs.ledger.database import (
     chunks,
     counts_in,
     put_meta,
-    read_counts,
     reading,
-    storable,
-    write_counts,
 )
 from forebay.jobs.ledger.done_blocks import (
     expand,
     last_ordinal,
     listed_rows,
+    pages,
     recount,
     row_in_block,
 )
@@ -68,7 +67,7 @@ from forebay.jobs.ledger.records import (
     Todo,
     Unpublished,
 )
-from forebay.jobs.ledger.result_columns import check_outputs, failure_from, files_of
+from forebay.jobs.ledger.result_columns import check_outputs, failures_in, files_of
 from forebay.jobs.ledger.rows_in_place import CopiedRows, ManifestInputs, hash_rows
 from forebay.jobs.outputs.output_names import table_name
 
@@ -78,8 +77,7 @@ _MANIFEST = "_place"
 _NAMES_FILES = "_names_files"
 # How many inputs of a listing are read at once while earlier ones are worked on.
 READ_ON = 8192
-_PAGE = 4096  # rows a query brings into memory at once
-_TODO_PAGE = 1024  # fewer, since the workers wait for the first
+_TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 
 
@@ -315,9 +313,13 @@ class Ledger:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
+    def own_files(self) -> list[str]:
+        """Return the names of the files that belong to no input: tables, shards, their index."""
+        return [*map(table_name, self.tables()), *read_shards(self).names]
+
     def restart(self) -> None:
         """Forget everything; record that the outputs and tables are to be removed."""
-        own = [*map(table_name, self.tables()), *read_shards(self).names]
+        own = self.own_files()
         with self._database.transaction() as db:
             add_file_changes(db, map(FileChange, own))
             db.execute(
@@ -330,10 +332,6 @@ class Ledger:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
         return counts_in(dict(self._database.rows("SELECT key, value FROM meta")))
 
-    def pending(self, after: int, limit: int) -> list[Todo]:
-        """Return the next inputs that have no result, after ordinal `after` (0: the first)."""
-        return self._in_states((TODO, TODO), after, limit)
-
     def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
         """Yield the inputs to be tried in order, up to ordinal `last`; None for all.
 
@@ -345,7 +343,7 @@ class Ledger:
         after = 0
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
         while True:
-            page = self._in_states(states, after, _TODO_PAGE)
+            page = self._in_states(states, after)
             if not page and (failed_only or not self._read_on()):
                 return
             for each in page:
@@ -359,11 +357,11 @@ class Ledger:
         found = self._manifest_inputs.at(ordinal)
         return Todo(ordinal, found.source, found.row)
 
-    def _in_states(self, states: tuple[int, int], after: int, limit: int) -> list[Todo]:
+    def _in_states(self, states: tuple[int, int], after: int) -> list[Todo]:
         rows = self._database.rows(
-            "SELECT ordinal, source, row FROM inputs WHERE ordinal > max(?, 0) "
+            "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
             "AND state IN (?, ?) ORDER BY ordinal LIMIT ?",
-            (after, *states, limit),
+            (after, *states, _TODO_PAGE),
         )
         return [Todo(*row) for row in rows]
 
@@ -386,7 +384,7 @@ class Ledger:
         return source or row or ""
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
-        """Commit the results of a batch of inputs that `pending` returned.
+        """Commit the results of a batch of inputs that `todo` returned.
 
         The caller must have done all earlier file changes and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both
@@ -398,11 +396,7 @@ class Ledger:
         self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM file_changes")
-            recorded, more_done, more_failed = record_results(db, done, failed, self._name_of)
-            counts = read_counts(db)
-            now_done, now_failed = counts.done + more_done, counts.failed + more_failed
-            write_counts(db, counts._replace(done=now_done, failed=now_failed))
-        return recorded
+            return record_results(db, done, failed, self._name_of)
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.
@@ -410,11 +404,7 @@ class Ledger:
         Their other files, if published, are to be removed. Other file changes stay.
         """
         with self._database.transaction() as db:
-            recorded = take_back(db, unpublished, self._name_of)
-            counts, number = read_counts(db), recorded.withdrawn
-            changed = counts._replace(done=counts.done - number, failed=counts.failed + number)
-            write_counts(db, changed)
-        return recorded
+            return take_back(db, unpublished, self._name_of)
 
     def file_changes(self) -> list[FileChange]:
         """Return the file changes that are not known to be done, in the order to perform them."""
@@ -429,18 +419,8 @@ class Ledger:
             db.execute("DELETE FROM file_changes")
 
     def failures(self, limit: int | None = None) -> Iterator[Failure]:
-        """Yield the failures in input order; `source` is the input's path, or its row."""
-        sql = (
-            "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
-            "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
-        )
-        left = limit
-        for _, source, row, attempts, seconds, error in self._paged(sql):
-            if left is not None:
-                if left <= 0:
-                    return
-                left -= 1
-            yield failure_from(source or row or "", attempts, seconds, error)
+        """Yield the first failures in input order; `source` is the input's path, or its row."""
+        return islice(failures_in(self._database.rows), limit)
 
     def results(self) -> Iterator[DoneInput]:
         """Yield the done inputs in order; each call starts again."""
@@ -464,14 +444,10 @@ class Ledger:
             "SELECT ordinal, outputs FROM inputs "
             "WHERE ordinal > ? AND ordinal <= 0 AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
         )
-        yield from self._paged(sql)
+        for page in pages(self._database.rows, sql, after=_FIRST):
+            yield from page
         for each in listed_rows(self._database.rows, "outputs IS NOT NULL"):
             yield each.ordinal, each.outputs
-
-    def knows(self, name: str) -> bool:
-        """Tell whether an input, of this listing or gone, claimed this output name."""
-        sql = "SELECT 1 FROM outputs WHERE name = CAST(? AS TEXT)"
-        return bool(self._database.rows(sql, (storable(name),)))
 
     def mark_todo(self, ordinals: Iterable[int]) -> None:
         """Make inputs todo again; free their names and record the removal of their outputs."""
@@ -491,10 +467,3 @@ class Ledger:
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """Commit what the block does, for records with a module of their own."""
         return self._database.transaction()
-
-    def _paged(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query by ordinal; no query is open while the caller uses a row."""
-        after = _FIRST
-        while rows := self._database.rows(sql, (after, _PAGE)):
-            yield from rows
-            after = rows[-1][0]

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 
 from forebay.errors import LedgerError
 from forebay.failures import Failure
-from forebay.jobs.ledger.database import DONE, FAILED, chunks, reading, storable, storables
+from forebay.jobs.ledger.database import (
+    DONE,
+    FAILED,
+    change_counts,
+    chunks,
+    reading,
+    storable,
+    storables,
+)
 from forebay.jobs.ledger.done_blocks import compress, expand
 from forebay.jobs.ledger.records import Done, FailedInput, FileChange, Unpublished
 from forebay.jobs.ledger.result_columns import failure_column, files_of, outputs_column
@@ -39,12 +47,10 @@ class Recorded:
             `record`.
         failed: All inputs that count as failed by this batch: those passed in, then those of
             this batch and earlier ones that claimed the same name.
-        withdrawn: How many of `failed` had been done before this batch.
     """
 
     file_changes: list[FileChange]
     failed: list[FailedInput]
-    withdrawn: int
 
 
 @dataclass(slots=True)
@@ -68,8 +74,8 @@ def record_results(
     done: Sequence[Done],
     failed: Sequence[FailedInput],
     name_of: NameOf | None = None,
-) -> tuple[Recorded, int, int]:
-    """Write a batch of results; also return the changes of the counts of done and failed inputs."""
+) -> Recorded:
+    """Write a batch of results, and what they change in earlier ones."""
     expand(db, [one.ordinal for one in done])
     before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
     again = [ordinal for ordinal, state in before.items() if state == DONE]
@@ -97,19 +103,22 @@ def record_results(
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
-    lost += _lost(db, losing, verdict.losers, name_of)
+    for one in losing:
+        clash = verdict.losers[one.ordinal]
+        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash, name_of))
     _remove_overwritten(db, verdict.gone)
-    _write(db, winners, [*failed, *lost], published, contested, name_of)
+    all_failed = [*failed, *lost]
+    _write(db, winners, all_failed, published, contested, name_of)
     file_changes = _file_changes(winners, removals, held)
     add_file_changes(db, file_changes)
     compress(db, (one.ordinal for one in winners))
-    recorded = Recorded(file_changes, [*failed, *lost], len(verdict.withdrawn))
     failed_before = sum(state == FAILED for state in before.values())
-    return (
-        recorded,
-        len(winners) - len(again) - len(verdict.withdrawn),
-        len(recorded.failed) - failed_before,
+    change_counts(
+        db,
+        done=len(winners) - len(again) - len(verdict.withdrawn),
+        failed=len(all_failed) - failed_before,
     )
+    return Recorded(file_changes, all_failed)
 
 
 def _file_changes(
@@ -155,7 +164,8 @@ def take_back(
     file_changes += [FileChange(one.staged) for one in unpublished]
     add_file_changes(db, file_changes)
     _write(db, [], failed, {}, {}, name_of)
-    return Recorded(file_changes, failed, len(failed))
+    change_counts(db, done=-len(failed), failed=len(failed))
+    return Recorded(file_changes, failed)
 
 
 def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
@@ -242,18 +252,6 @@ def _withdraw(
             with reading("outputs"):
                 names += [(ordinal, name) for name, _ in files_of(outputs)]
     return lost, names
-
-
-def _lost(
-    db: sqlite3.Connection,
-    losing: list[Done],
-    losers: dict[int, tuple[str, int]],
-    name_of: NameOf | None,
-) -> list[FailedInput]:
-    return [
-        _failure(db, one.ordinal, one.attempts, one.seconds, *losers[one.ordinal], name_of)
-        for one in losing
-    ]
 
 
 def _failure(

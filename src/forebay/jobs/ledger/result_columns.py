@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from forebay.failures import Failure
 from forebay.jobs.ledger.database import reading
+from forebay.jobs.ledger.done_blocks import Query, pages
 from forebay.jobs.ledger.records import OutputFile
 from forebay.jobs.outputs.output_names import recorded_name
 
@@ -18,6 +19,8 @@ _PART = r'[^"\\./\x00-\x1f][^"\\/\x00-\x1f]*'
 _USUAL = re.compile(rf'\[\]|\[\["{_PART}(/{_PART})*", \d{{1,18}}\]\]').fullmatch
 # The attributes of a failure that are stored as one JSON object.
 _KEPT = ("kind", "error", "message", "traceback")
+# Failures in memory at once: a run may have millions, and each has kilobytes of text.
+_FAILURES = 1000
 
 
 def failure_column(failure: Failure, source: str | None) -> str:
@@ -29,6 +32,21 @@ def failure_column(failure: Failure, source: str | None) -> str:
     """
     kept = {name: getattr(failure, name) for name in _KEPT}
     return json.dumps(kept if source is None else kept | {"source": source})
+
+
+def failures_in(query: Query) -> Iterator[Failure]:
+    """Yield the failures in input order; `source` is the input's path, or its row.
+
+    Raises:
+        LedgerError: One is damaged.
+    """
+    sql = (
+        "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
+        "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+    )
+    for page in pages(query, sql, size=_FAILURES):
+        for _, source, row, attempts, seconds, error in page:
+            yield failure_from(source or row or "", attempts, seconds, error)
 
 
 def failure_from(source: str, attempts: int, seconds: float, error: str) -> Failure:

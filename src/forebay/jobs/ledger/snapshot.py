@@ -38,7 +38,7 @@ from forebay.jobs.ledger.done_blocks import Query, listed_rows
 from forebay.jobs.ledger.holder import Holder
 from forebay.jobs.ledger.lock import LOCK_NAME, find_holder
 from forebay.jobs.ledger.records import Counts
-from forebay.jobs.ledger.result_columns import failure_from
+from forebay.jobs.ledger.result_columns import failure_from, failures_in
 from forebay.units import counted, duration
 
 _JOURNAL = NAME + "-journal"
@@ -48,14 +48,6 @@ _READ_ONLY = "mode=ro&immutable=1"
 # leaves the file at rest for some tenths of a millisecond between two commits.
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.0003
-# Rows in memory at once: a run may have millions of failures, and each has kilobytes of text.
-_PAGE = 1000
-_FIRST = -(1 << 63)  # the lowest ordinal there can be
-
-_FAILURES = (
-    "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
-    "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
-)
 
 _Found = TypeVar("_Found")
 
@@ -126,11 +118,12 @@ class Entry(NamedTuple):
     failure: Failure | None
 
 
-def read_snapshot(folder: Path) -> Snapshot:
+def read_snapshot(folder: Path, live: Holder | None = None) -> Snapshot:
     """Read the counts in the ledger of `folder`, whether or not its driver is running.
 
     Args:
         folder: The folder given to `Ledger.open`.
+        live: The driver that is running, if another place than this folder says so.
 
     Raises:
         BusyError: The driver wrote during every attempt to read; try again.
@@ -140,18 +133,14 @@ def read_snapshot(folder: Path) -> Snapshot:
     def read(db: sqlite3.Connection) -> dict[str, str]:
         return dict(db.execute("SELECT key, value FROM meta"))
 
-    meta, live = _read_consistently(folder, read)
+    meta, live_here = _read_consistently(folder, read)
     kept = {key: value for key, value in meta.items() if not key.startswith("_")}
-    return Snapshot(counts_in(meta), kept, live, is_listed=UNLISTED not in meta)
+    return Snapshot(counts_in(meta), kept, live or live_here, is_listed=UNLISTED not in meta)
 
 
 def read_failures(folder: Path) -> Iterator[Failure]:
     """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
-    after = _FIRST
-    while rows := _query(folder)(_FAILURES, (after, _PAGE)):
-        for _, source, row, attempts, seconds, error in rows:
-            yield failure_from(source or row or "", attempts, seconds, error)
-        after = rows[-1][0]
+    return failures_in(_query(folder))
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:

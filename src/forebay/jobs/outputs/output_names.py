@@ -45,8 +45,9 @@ def shard_number(name: str) -> int | None:
     return int(name[:-4]) if name.endswith(".tar") and _SHARD.fullmatch(name) else None
 
 
+TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
-_OWN = frozenset([PRIVATE, PACKED, *map(table_name, TABLE_FORMATS)])
+_OWN = frozenset([PRIVATE, PACKED, *TABLES])
 
 
 def normalized(name: object) -> str:

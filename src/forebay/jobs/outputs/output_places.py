@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,8 +110,7 @@ def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
         LedgerError: There is none.
     """
     with newest_ledger(output) as (folder, live):
-        snapshot = read_snapshot(folder)
-        return replace(snapshot, live=live or snapshot.live)
+        return read_snapshot(folder, live)
 
 
 def path_text(output: str | os.PathLike[str]) -> str:

@@ -6,14 +6,12 @@ result, not an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from forebay.errors import OutputError
-
-_T = TypeVar("_T")
 
 
 class Store:
@@ -58,39 +56,33 @@ class Store:
 
     def read(self, name: str) -> bytes | None:
         """Return a small file; None if there is none."""
-
-        def read() -> bytes:
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             return bytes(self._system.cat_file(self._key(name)))
-
-        return self._if_there("read", read)
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
-        self._in_words("written", lambda: self._system.pipe_file(self._key(name), data))
+        with self._in_words("written"):
+            self._system.pipe_file(self._key(name), data)
 
     def upload(self, files: Sequence[tuple[str, str]]) -> None:
         """Write files, given as pairs of local path and name, in parallel if the store can."""
         system = self._system
         local = [path for path, _ in files]
         keys = [self._key(name) for _, name in files]
-
-        def put() -> None:
+        with self._in_words("written"):
             if system.async_impl:
                 system.put(local, keys)
             else:
                 for path, key in zip(local, keys, strict=True):
                     system.put_file(path, key)
 
-        self._in_words("written", put)
-
     def download(self, name: str, path: Path) -> bool:
         """Fetch a file to a local path; return False if there is none."""
-
-        def get() -> bool:
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             self._system.get_file(self._key(name), str(path))
             return True
-
-        return self._if_there("read", get) is not None
+        return False
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; it is not an error if some are gone already."""
@@ -101,29 +93,25 @@ class Store:
         # Many go in one request; but a list is searched for globs, which names may look like.
         many = [key for key in keys if system.async_impl and not has_magic(key)]
         single = [key for key in keys if not system.async_impl or has_magic(key)]
-
-        def remove_many() -> bool:
-            system.rm(many)
-            return True
-
-        if many and self._if_there("changed", remove_many) is None:
-            single += many  # one was missing, and it is unknown whether the others were removed
-        for key in single:
-            self._if_there("changed", partial(system.rm_file, key))
+        if many:
+            with suppress(FileNotFoundError), self._in_words("changed", FileNotFoundError):
+                system.rm(many)
+                many = []
+        # If one of many was missing, it is unknown whether the others were removed.
+        for key in single + many:
+            with suppress(FileNotFoundError), self._in_words("changed", FileNotFoundError):
+                system.rm_file(key)
 
     def size(self, name: str) -> int | None:
         """Return a file's bytes; None if there is none."""
-
-        def look() -> int:
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             self._system.invalidate_cache()
             return int(self._system.info(self._key(name))["size"])
-
-        return self._if_there("read", look)
+        return None
 
     def files(self) -> list[tuple[str, int]]:
         """Return the name and bytes of every file, sorted."""
-
-        def find() -> list[tuple[str, int]]:
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             self._system.invalidate_cache()
             found = self._system.find(self._root, detail=True)
             start = len(self._root) + 1
@@ -133,19 +121,16 @@ class Store:
                 # A key that ends with "/" is how an object store marks a folder.
                 if info["type"] != "directory" and not path.endswith("/")
             )
-
-        return self._if_there("read", find) or []
+        return []
 
     def top(self) -> set[str]:
         """Return the names of the files and folders at the top."""
-
-        def look() -> set[str]:
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             self._system.invalidate_cache()
             found = self._system.ls(self._root, detail=False)
             start = len(self._root) + 1
             return {path.rstrip("/")[start:] for path in found} - {""}
-
-        return self._if_there("read", look) or set()
+        return set()
 
     @property
     def _system(self) -> Any:
@@ -172,23 +157,16 @@ class Store:
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _if_there(self, done: str, act: Callable[[], _T]) -> _T | None:
+    @contextmanager
+    def _in_words(self, done: str, *others: type[Exception]) -> Iterator[None]:
+        """Turn all exceptions of the file system, but these others, into an OutputError."""
         try:
-            return act()
-        except FileNotFoundError:
-            return None
+            yield
+        except others:
+            raise
         except Exception as error:
-            raise self._error(done, error) from error
-
-    def _in_words(self, done: str, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except Exception as error:
-            raise self._error(done, error) from error
-
-    def _error(self, done: str, error: Exception) -> OutputError:
-        return OutputError(
-            f"{self.url} cannot be {done}: {type(error).__name__}: {error}\n"
-            "  Check that it exists, your credentials, and the network; then make the same call "
-            "again."
-        )
+            raise OutputError(
+                f"{self.url} cannot be {done}: {type(error).__name__}: {error}\n"
+                "  Check that it exists, your credentials, and the network; then make the same "
+                "call again."
+            ) from error

@@ -74,6 +74,18 @@ def open_shard(path: Path, flags: int = os.O_RDONLY) -> FileIO:
     return file
 
 
+def write_at(file: FileIO, data: bytes, at: int) -> None:
+    """Write all of `data` to a shard, beginning at the offset `at`.
+
+    Raises:
+        OSError: The disk is full or broken.
+    """
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(file.fileno(), rest, at)
+        at, rest = at + count, rest[count:]
+
+
 class OpenShards:
     """Opens shards for reading, and keeps the last few open.
 

@@ -19,7 +19,7 @@ from io import FileIO
 
 from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.output_names import member_name
-from forebay.jobs.packed.shard_files import ShardFiles
+from forebay.jobs.packed.shard_files import ShardFiles, write_at
 from forebay.jobs.packed.tar_member import BLOCK, header, padding
 
 # More than this is not kept in memory until the input ends.
@@ -119,9 +119,5 @@ class ShardWriter:
         if self._end - self._written <= 2 * _HELD_BYTES:  # large data are not copied
             self._held = [b"".join(self._held)]
         while self._held:
-            rest, at = memoryview(self._held[0]), self._written
-            while rest:
-                count = os.pwrite(self._shard[1].fileno(), rest, at)
-                at, rest = at + count, rest[count:]
-            self._written = at
-            del self._held[0]
+            write_at(self._shard[1], self._held[0], self._written)
+            self._written += len(self._held.pop(0))

@@ -36,7 +36,7 @@ from forebay.jobs.ledger.records import PackedMember
 from forebay.jobs.outputs.output_names import MEMBER_INDEX, PACKED, member_name, shard_name
 from forebay.jobs.outputs.renames import rename_new
 from forebay.jobs.packed.member_index import IndexWriter
-from forebay.jobs.packed.shard_files import OpenShards, ShardFiles, open_shard
+from forebay.jobs.packed.shard_files import OpenShards, ShardFiles, open_shard, write_at
 from forebay.jobs.packed.tar_member import BLOCK, END, header, header_bytes, padding
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _completed(
             return number
         if is_open and not extent.has_gaps and _is_unused(file):
             os.ftruncate(file.fileno(), extent.end)
-            _write_all(file, END, extent.end)
+            write_at(file, END, extent.end)
             return number
         new, copy = files.create()
         with copy:
@@ -197,15 +197,15 @@ def _copied(
         if not _is_there(member, source):
             raise _damaged(source.name, f"{member.name!r} is not where it should be")
         head = header(member_name(member.name), member.size)
-        _write_all(target, head, end)
+        write_at(target, head, end)
         end += len(head)
         places[member.name] = number, end
         for at in range(0, member.size, _COPY_BYTES):
             data = os.pread(source.fileno(), min(_COPY_BYTES, member.size - at), member.offset + at)
-            _write_all(target, data, end + at)
-        _write_all(target, padding(member.size), end + member.size)
+            write_at(target, data, end + at)
+        write_at(target, padding(member.size), end + member.size)
         end += member.size + (-member.size % BLOCK)
-    _write_all(target, END, end)
+    write_at(target, END, end)
     return places
 
 
@@ -265,13 +265,6 @@ def _is_unused(file: FileIO) -> bool:
             return False
         else:
             return True
-
-
-def _write_all(file: FileIO, data: bytes, at: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        count = os.pwrite(file.fileno(), rest, at)
-        at, rest = at + count, rest[count:]
 
 
 def _damaged(path: object, reason: str) -> OutputError:

@@ -26,7 +26,7 @@ class KeptRows:
         self._rows: list[Row] = []
         self._file: IO[bytes] | None = None
         self._sizes: list[int] = []
-        self.count = 0
+        self._count = 0
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows, whose values JSON has.
@@ -34,8 +34,8 @@ class KeptRows:
         Raises:
             OSError: The disk is full.
         """
-        self.count += len(rows)
-        if self._file is None and self.count <= self._in_memory:
+        self._count += len(rows)
+        if self._file is None and self._count <= self._in_memory:
             self._rows += rows
             return
         if self._file is None:

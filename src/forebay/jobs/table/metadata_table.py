@@ -26,13 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from forebay.errors import OptionError, OutputError
+from forebay.errors import OutputError
 from forebay.jobs.ledger.database import reading
 from forebay.jobs.table.column_kinds import NULL, Kind, Row, as_json, final_kind, fit, widen_rows
 from forebay.jobs.table.kept_rows import KeptRows
-from forebay.jobs.table.table_reader import GROUP_ROWS, batches, encoded, read_table, schema_of
-
-__all__ = ["read_table", "write_metadata"]
+from forebay.jobs.table.table_reader import GROUP_ROWS, batches, encoded, schema_of
 
 Record = tuple[str | int, str | None, str]
 
@@ -42,13 +40,13 @@ _PAGE_CHARACTERS = 1 << 20
 
 
 def write_metadata(
-    path: Path, fmt: str, columns: tuple[str, ...], records: Iterable[Record]
-) -> int:
-    """Write the table in one step, replacing an earlier one, and return how many rows it has.
+    path: Path, form: str, columns: tuple[str, ...], records: Iterable[Record]
+) -> None:
+    """Write the table in one step, replacing an earlier one.
 
     Args:
         path: The file; never contains a part of a table.
-        fmt: "parquet", "csv" or "jsonl".
+        form: "parquet", "csv" or "jsonl".
         columns: The manifest's columns.
         records: Source, the manifest's row as a JSON object or None, and metadata as a JSON list of
             objects, of each input. A key of the metadata that is also a column replaces the
@@ -57,8 +55,6 @@ def write_metadata(
     Raises:
         OutputError: The file cannot be written.
     """
-    if fmt not in _WRITERS:
-        raise OptionError(f"metadata={fmt!r} is not a table format: choose from {sorted(_WRITERS)}")
     front = [name for name in columns if name not in ("source", "destination")]
     own = ["origin", "source"] if _adds_origin(columns) else ["source"]
     kinds = dict.fromkeys([*front, *own, "destination"], NULL)
@@ -70,8 +66,7 @@ def write_metadata(
                 kept.add(page)
             final = {name: final_kind(kind) for name, kind in kinds.items()}
             with _replacing(path) as file:
-                _WRITERS[fmt](file, final, iter(kept))
-            return kept.count
+                _WRITERS[form](file, final, iter(kept))
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"

@@ -19,6 +19,7 @@ from forebay.jobs.inputs.manifest import SUFFIXES, open_manifest
 from forebay.jobs.inputs.memory_tables import arrow_table, memory_manifest, start_of
 from forebay.jobs.inputs.remote_files import names_among
 from forebay.jobs.inputs.row_paths import DESTINATION
+from forebay.jobs.outputs.output_names import TABLES
 from forebay.jobs.table.column_kinds import AS_THEY_ARE, Kind, Row, final_kind, fit, widen_row
 
 if TYPE_CHECKING:
@@ -34,18 +35,17 @@ def find_table(table: str | os.PathLike[str]) -> str:
         InputError: There is none.
     """
     name = os.path.expanduser(os.fspath(table))
-    names = [f"metadata{suffix}" for suffix in SUFFIXES]
     if is_url := "://" in name:
-        tables = names_among(name, names)
+        tables = names_among(name, TABLES)
     else:
         is_folder = os.path.isdir(name)
-        tables = [each for each in names if Path(name, each).is_file()] if is_folder else None
+        tables = [each for each in TABLES if Path(name, each).is_file()] if is_folder else None
     if tables is not None:
         if len(tables) != 1:
             raise InputError(
                 f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
-                f"  An output folder of preprocess holds one of {', '.join(names)}. Name the table "
-                "itself."
+                f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "
+                "table itself."
             )
         return f"{name.rstrip('/')}/{tables[0]}" if is_url else os.path.join(name, tables[0])
     if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (

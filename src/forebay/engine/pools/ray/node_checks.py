@@ -182,6 +182,7 @@ def versions() -> dict[str, str]:
 def _verdict(
     ray: Any, node: Node, answer: Any, check: NodeCheck, nonce: str
 ) -> ForebayError | None:
+    """Return the error of a node; None if it may get work."""
     try:
         seen: NodeFacts = ray.get(answer, timeout=0)
     except ray.exceptions.GetTimeoutError:
@@ -192,23 +193,29 @@ def _verdict(
             "or stop Ray on that node."
         )
     except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
+        words = str(error).strip() or type(error).__name__
         return OptionError(
-            f"node {node.name} cannot run forebay: {str(error).strip().splitlines()[-1]}\n"
+            f"node {node.name} cannot run forebay: {words.splitlines()[-1]}\n"
             "  Install the same forebay, with ray and torch, on every node."
         )
-    if seen.folder == "absent":
+    return _folder_error(node, seen.folder, check.folder, nonce) or _facts_error(node, seen, check)
+
+
+def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> ForebayError | None:
+    """Return why outputs of a node would be lost; `reason` is what it says itself."""
+    if reason == "absent":
         return OutputError(
-            f"node {node.name} does not see the output folder {check.folder!r}\n"
+            f"node {node.name} does not see the output folder {folder!r}\n"
             "  A file that this process wrote there is not there. With several nodes the output "
             "must be a folder that all of them mount (NFS, Lustre, …) at the same path, or a "
             "bucket: output='s3://bucket/folder'."
         )
-    if seen.folder:
+    if reason:
         return OutputError(
-            f"node {node.name} cannot write to the output folder {check.folder!r}: {seen.folder}\n"
+            f"node {node.name} cannot write to the output folder {folder!r}: {reason}\n"
             "  Check its mount and permissions there."
         )
-    name = _probe(check.folder, nonce)
+    name = _probe(folder, nonce)
     if name is not None:
         its = f"{name}-{node.id}"
         try:
@@ -218,9 +225,14 @@ def _verdict(
         _remove(its)
         if not agrees:
             return OutputError(
-                f"what node {node.name} writes to the output folder {check.folder!r} does not "
+                f"what node {node.name} writes to the output folder {folder!r} does not "
                 "appear on this machine\n  Mount the same folder everywhere, or use a bucket."
             )
+    return None
+
+
+def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError | None:
+    """Return why inputs would fail on a node, by what it says itself."""
     ours = versions()
     differing = [
         f"{name} {seen.versions[name]} there and {ours[name]} here"
