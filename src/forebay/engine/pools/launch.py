@@ -28,6 +28,7 @@ from typing import Any
 
 from forebay.engine.job import Job
 from forebay.engine.pools import zygote
+from forebay.engine.pools.linux import scratch_file
 from forebay.errors import OptionError
 from forebay.import_path import standard_library_first
 
@@ -156,7 +157,7 @@ def handlers_deferred() -> Iterator[None]:
 
 def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int]) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
-    with os.fdopen(zygote.scratch_file(), "w+b") as file:
+    with os.fdopen(scratch_file(), "w+b") as file:
         pickle.dump((sys.path, sys.argv), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered

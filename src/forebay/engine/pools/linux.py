@@ -1,4 +1,4 @@
-"""Linux calls that tie processes together."""
+"""Linux calls that tie processes together, and files without a name that they share."""
 
 from __future__ import annotations
 
@@ -94,3 +94,17 @@ def _descendants(ancestor: int) -> list[int]:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def scratch_file() -> int:
+    """Return the descriptor of an unnamed file: in memory if possible, else on disk.
+
+    Raises:
+        OSError: There is no room for it.
+    """
+    with suppress(AttributeError, OSError):  # this Python lacks it, or it is not permitted
+        return os.memfd_create("forebay")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -40,6 +40,7 @@ from forebay.engine.pools.linux import (
     die_first_when_memory_runs_out,
     die_with,
     kill_descendants,
+    scratch_file,
     watch_maker_of,
 )
 from forebay.engine.pools.worker import failure_of, portable, serve
@@ -315,20 +316,6 @@ def flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
             stream.flush()
-
-
-def scratch_file() -> int:
-    """Return the descriptor of an unnamed file: in memory if possible, else on disk.
-
-    Raises:
-        OSError: There is no room for it.
-    """
-    with suppress(AttributeError, OSError):  # this Python lacks it, or it is not permitted
-        return os.memfd_create("forebay")
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _read_end(descriptor: int) -> str:
