@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from forebay.options import usable_memory, whole_cores
@@ -17,7 +18,8 @@ def environment() -> dict[str, str]:
     found = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            # What is loaded says its build as well, such as 2.13.0+cu130.
+            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
         except PackageNotFoundError:  # not installed
             continue
     found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
