@@ -204,6 +204,7 @@ TENSORS = {
     "negative": numbers(torch.complex64, 4).conj().imag,
     "parameter": torch.nn.Parameter(f32(3)),
     "subclass": f32(3, 4).as_subclass(Flavoured),
+    "empty subclass": f32(0, 4).as_subclass(Flavoured),
     "part of a subclass": f32(9, 4).as_subclass(Flavoured)[2:5],
     "sparse": torch.eye(4).to_sparse(),
     "sparse, needs grad": torch.eye(2).to_sparse().requires_grad_(),

@@ -85,7 +85,9 @@ class BatchPickler(pickle.Pickler):
             return self._strided(obj, code)
         if kind is np.ndarray:
             return self._array(obj)
-        if kind is UntypedStorage and obj.device.type == "cpu" and obj.nbytes():
+        if kind is UntypedStorage and obj.device.type == "cpu":
+            if not obj.nbytes():
+                return UntypedStorage, (0,)
             whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj)
             return _storage, (self._place(whole, obj.nbytes()),)
         if kind is TypedStorage:
