@@ -453,3 +453,37 @@ def test_what_is_drawn_when_an_epoch_begins_is_drawn_as_often_as_in_torch(
         )
         results.append([list(loader), torch.rand(1), list(loader), torch.rand(1)])
     assert_same(*results)
+
+
+class WithoutLength(torch.utils.data.Dataset):
+    """A dataset whose length is not known, which only a sampler of torch's own would ask."""
+
+    def __getitem__(self, index):
+        return index * index
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Replicated(Sampler):
+    """Has a number of replicas that is no number."""
+
+    num_replicas = None
+
+    def __iter__(self):
+        return iter([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sampler": [1, 2, 3], "batch_size": 2},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"sampler": Replicated(), "batch_size": 2},
+    ],
+    ids=["sampler", "batch sampler", "replicas"],
+)
+def test_a_dataset_has_no_length_to_give_if_a_sampler_decides(loader_class, num_workers, arguments):
+    """Whatever its `__len__` raises."""
+    loader = loader_class(WithoutLength(), num_workers=num_workers, **arguments)
+    assert numbers(loader) == [[1, 4], [9]]

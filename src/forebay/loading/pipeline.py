@@ -181,7 +181,7 @@ class Pipeline:
             if settings.is_iterable and loader.seed is not None:
                 base_seed = worker_seed_of(loader.seed, position.epoch)
             self._replaces_workers = False
-            self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
+            self._dataset_seen = self._dataset_fingerprint(settings)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out(settings).device
@@ -253,12 +253,16 @@ class Pipeline:
 
     def _has_old_dataset(self, settings: Settings) -> bool:
         """Return whether the user changed the dataset after the workers got their copies."""
+        return bool(self._dataset_fingerprint(settings) != self._dataset_seen)
+
+    def _dataset_fingerprint(self, settings: Settings) -> Any:
+        """Return the dataset's fingerprint; None if changes of it are not detected."""
         loader = settings.loader
         if settings.is_iterable or settings.is_local or loader.persistent_workers:
-            return False
+            return None
         if not settings.runs_ahead or loader.backend == "thread":
-            return False
-        return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
+            return None
+        return self.recorders.dataset_fingerprint(loader.dataset)
 
     def hand_out(self, settings: Settings) -> HandOut:
         """Return what moves and transforms the batches; create it if there is none."""

@@ -213,7 +213,7 @@ class Settings:
         """The length of the dataset; None if it has none."""
         try:
             return len(self.loader.dataset)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - the user's class may raise anything; torch asks no length
             return None
 
     @property
@@ -232,7 +232,8 @@ class Settings:
     @property
     def replicas(self) -> int:
         """The number of ranks of a DistributedSampler; 1 for other samplers."""
-        return int(getattr(self.loader.sampler, "num_replicas", 1))
+        count = getattr(self.loader.sampler, "num_replicas", 1)
+        return count if isinstance(count, int) else 1
 
     def spec(
         self,
