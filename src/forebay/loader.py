@@ -405,15 +405,24 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._loader_progress.close()
         self._iterator = None
 
+    @property
+    def _is_initialized(self) -> bool:
+        """Whether `__init__` has ended; a subclass that combines loaders may not call it."""
+        return "_loader_progress" in self.__dict__
+
     # ---- object protocol -----------------------------------------------------------------------
 
     def __repr__(self) -> str:
         """Return the dataset, its size and the main arguments in one line."""
+        if not self._is_initialized:
+            return super().__repr__()
         return Settings(self).described()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
         # There is no `__setstate__`: wrappers that forward what they lack would call it.
+        if not self._is_initialized:
+            return self.__dict__
         return {
             **self.__dict__,
             "_iterator": None,
@@ -423,7 +432,7 @@ class DataLoader(TorchDataLoader[_T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
         kind = type(self).__name__
-        if name in _FIXED and "_loader_progress" in self.__dict__:
+        if name in _FIXED and self._is_initialized:
             raise ValueError(
                 f"{name} attribute should not be set after {kind} is initialized{_TAKEN}"
             )

@@ -302,3 +302,25 @@ def test_a_subclass_may_have_a_class_attribute_of_its_own():
     loader = Counting(range(4), batch_size=2, seed=0)
     assert [len(list(loader)), len(list(loader)), loader.epoch] == [2, 2, 2]
     assert loader.state_dict()["epoch"] == 2
+
+
+class Chained(DataLoader):
+    """Several loaders in turn, itself never initialized."""
+
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        for loader in self.loaders:
+            yield from loader
+
+    def __len__(self):
+        return sum(map(len, self.loaders))
+
+
+def test_a_subclass_need_not_call_init():
+    """It can be shown, copied and pickled, as with torch's class."""
+    chained = Chained(DataLoader(range(2)), DataLoader(range(3)))
+    assert "Chained object" in repr(chained)
+    for other in (chained, copy.copy(chained), pickle.loads(pickle.dumps(chained))):
+        assert torch.cat(list(other)).tolist() == [0, 1, 0, 1, 2]
