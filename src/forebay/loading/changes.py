@@ -3,8 +3,8 @@
 With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights or
 the length of a dataset, and is dropped when those change. The comparison is shallow: attributes by
 value or identity, tensors also by their version, built-in containers also by their length. No code
-of an attribute's own class runs: a `__len__` may have side effects. After a change
-that it cannot detect (an array modified in place, an attribute of an attribute), the user calls
+of an attribute's own class runs: a `__len__` may have side effects. After a change that it cannot
+detect (an array modified in place, an attribute of an attribute), the user calls
 `DataLoader.refresh`.
 """
 
