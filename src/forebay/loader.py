@@ -44,10 +44,22 @@ from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Attributes that cannot be set after `__init__`, besides torch's.
-_FIXED = (
-    *("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail"),
-    *("device", "device_transform"),
+# Attributes that cannot be set after `__init__`, besides torch's, with their defaults.
+_FIXED = {
+    "buffer": None,
+    "backend": "process",
+    "seed": None,
+    "on_error": "raise",
+    "world_size": None,
+    "rank": None,
+    "tail": "repeat",
+    "device": None,
+    "device_transform": None,
+}
+_READ_ONLY = ("epoch", "mask", "failures")
+_TAKEN = (
+    ": forebay's DataLoader has an attribute of this name\n"
+    "  If it is for a subclass of yours, use another name there."
 )
 
 
@@ -158,6 +170,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
+        earlier = {name: value for name, value in self.__dict__.items() if name in _FIXED}
         check_worker_method(worker_method)
         num_workers = checked_workers(num_workers)
         self.buffer = buffer_of(buffer)
@@ -171,6 +184,13 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
+        for name, value in earlier.items():
+            if getattr(self, name) is _FIXED[name] is not value:
+                kind = type(self).__name__
+                raise OptionError(
+                    f"{name} attribute of {kind} was set before DataLoader.__init__, which would "
+                    f"replace it{_TAKEN}"
+                )
         self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
@@ -385,15 +405,24 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._loader_progress.close()
         self._iterator = None
 
+    @property
+    def _is_initialized(self) -> bool:
+        """Whether `__init__` has ended; a subclass that combines loaders may not call it."""
+        return "_loader_progress" in self.__dict__
+
     # ---- object protocol -----------------------------------------------------------------------
 
     def __repr__(self) -> str:
         """Return the dataset, its size and the main arguments in one line."""
+        if not self._is_initialized:
+            return super().__repr__()
         return Settings(self).described()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
         # There is no `__setstate__`: wrappers that forward what they lack would call it.
+        if not self._is_initialized:
+            return self.__dict__
         return {
             **self.__dict__,
             "_iterator": None,
@@ -402,9 +431,13 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
-        if name in _FIXED and "_loader_progress" in self.__dict__:
-            kind = type(self).__name__
-            raise ValueError(f"{name} attribute should not be set after {kind} is initialized")
+        kind = type(self).__name__
+        if name in _FIXED and self._is_initialized:
+            raise ValueError(
+                f"{name} attribute should not be set after {kind} is initialized{_TAKEN}"
+            )
+        if name in _READ_ONLY and getattr(type(self), name) is getattr(DataLoader, name):
+            raise AttributeError(f"{name} attribute of {kind} cannot be set{_TAKEN}")
         super().__setattr__(name, value)
 
     def __enter__(self) -> Self:

@@ -432,3 +432,40 @@ def test_a_memory_map_in_a_dataset_is_no_change():
         pids = {worker.pid for worker in iterator._workers}
         list(iterator)
         assert {worker.pid for worker in iter(loader)._workers} == pids
+
+
+class Touchy:
+    """Counts how often its length and its shape are asked for, as by a lazily opened file."""
+
+    asked = 0
+
+    def __len__(self):
+        self.asked += 1
+        return 3
+
+    @property
+    def shape(self):
+        self.asked += 1
+        return (3,)
+
+
+class Holding(Squares):
+    """Has a `set_epoch`, and an attribute whose `__len__` is Python code."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.held = Touchy()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "buffer": "1MB"}])
+def test_the_code_of_an_attribute_of_a_dataset_is_not_called(arguments):
+    """It may have side effects: MONAI's `Compose.__len__` seeds all random transforms."""
+    dataset = Holding(COUNT)
+    with DataLoader(dataset, **arguments) as loader:
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            assert len(list(loader)) == COUNT
+    assert dataset.held.asked == 0

@@ -249,3 +249,78 @@ def test_what_a_sampler_gave_before_it_raised_comes(arguments):
         assert [next(iterator).item() for _ in range(5)] == list(range(5))
         with pytest.raises(KeyError, match="no more"):
             next(iterator)
+
+
+# ---- subclasses ---------------------------------------------------------------------------------
+
+
+class Named(DataLoader):
+    """A subclass with an attribute of its own, set before or after torch's."""
+
+    def __init__(self, name, *, is_before, **arguments):
+        if is_before:
+            setattr(self, name, "own")
+        super().__init__(range(4), **arguments)
+        setattr(self, name, "own")
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *((name, (OptionError, ValueError)) for name in ("seed", "rank", "device", "backend")),
+        *((name, AttributeError) for name in ("epoch", "mask", "failures")),
+    ],
+)
+def test_a_subclass_is_told_of_an_attribute_that_forebay_has(name, error, is_before):
+    """Instead of reading another value than it set."""
+    with pytest.raises(error, match=f"^{name} attribute (.|\n)*use another name there"):
+        Named(name, is_before=is_before)
+
+
+def test_a_subclass_may_pass_on_an_argument_that_it_has_set():
+    """It has the value that it wants."""
+
+    class Seeded(DataLoader):
+        def __init__(self, seed):
+            self.seed = seed
+            super().__init__(range(4), shuffle=True, seed=self.seed)
+
+    assert Seeded(3).seed == 3
+
+
+def test_a_subclass_may_have_a_class_attribute_of_its_own():
+    """It replaces forebay's, which the loader does not need."""
+
+    class Counting(DataLoader):
+        epoch = 0
+
+        def __iter__(self):
+            self.epoch += 1
+            return super().__iter__()
+
+    loader = Counting(range(4), batch_size=2, seed=0)
+    assert [len(list(loader)), len(list(loader)), loader.epoch] == [2, 2, 2]
+    assert loader.state_dict()["epoch"] == 2
+
+
+class Chained(DataLoader):
+    """Several loaders in turn, itself never initialized."""
+
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        for loader in self.loaders:
+            yield from loader
+
+    def __len__(self):
+        return sum(map(len, self.loaders))
+
+
+def test_a_subclass_need_not_call_init():
+    """It can be shown, copied and pickled, as with torch's class."""
+    chained = Chained(DataLoader(range(2)), DataLoader(range(3)))
+    assert "Chained object" in repr(chained)
+    for other in (chained, copy.copy(chained), pickle.loads(pickle.dumps(chained))):
+        assert torch.cat(list(other)).tolist() == [0, 1, 0, 1, 2]

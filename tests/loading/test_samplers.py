@@ -25,6 +25,7 @@ from torch.utils.data import (
     random_split,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 # A machine of one core is warned of two workers.
 pytestmark = [
@@ -63,6 +64,16 @@ class Epochs(Sampler):
 
     def __len__(self):
         return 3
+
+
+class AtOnce(Sampler):
+    """Batches; draws their order when iteration begins, not when the first one is read."""
+
+    def __iter__(self):
+        return iter(torch.randperm(12).reshape(4, 3).tolist())
+
+    def __len__(self):
+        return 4
 
 
 # ---- datasets -----------------------------------------------------------------------------------
@@ -417,3 +428,62 @@ def test_random_numbers_of_workers_come_from_base_seed_and_worker(loader_class):
             for row in range(len(index)):
                 assert tensors[row].equal(torch.rand(2))
                 assert plain[row] == random.random()
+
+
+DRAWING_AT_ONCE = {
+    "batches": lambda: {"dataset": Squares(12), "batch_sampler": AtOnce()},
+    "tensors": lambda: {"dataset": TensorDataset(torch.arange(12)), "batch_sampler": AtOnce()},
+    "datapipe": lambda: {"dataset": IterableWrapper(range(12)).shuffle().sharding_filter()},
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("make", DRAWING_AT_ONCE.values(), ids=DRAWING_AT_ONCE)
+def test_what_is_drawn_when_an_epoch_begins_is_drawn_as_often_as_in_torch(
+    loader_class, num_workers, persistent, make
+):
+    """With workers twice, in the first epoch of an iterator: torch reads a sampler again there."""
+    results = []
+    for kind in (TorchDataLoader, loader_class):
+        torch.manual_seed(5)
+        loader = kind(
+            **make(),
+            num_workers=num_workers,
+            persistent_workers=persistent and num_workers > 0,
+        )
+        results.append([list(loader), torch.rand(1), list(loader), torch.rand(1)])
+    assert_same(*results)
+
+
+class WithoutLength(torch.utils.data.Dataset):
+    """A dataset whose length is not known, which only a sampler of torch's own would ask."""
+
+    def __getitem__(self, index):
+        return index * index
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Replicated(Sampler):
+    """Has a number of replicas that is no number."""
+
+    num_replicas = None
+
+    def __iter__(self):
+        return iter([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sampler": [1, 2, 3], "batch_size": 2},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"sampler": Replicated(), "batch_size": 2},
+    ],
+    ids=["sampler", "batch sampler", "replicas"],
+)
+def test_a_dataset_has_no_length_to_give_if_a_sampler_decides(loader_class, num_workers, arguments):
+    """Whatever its `__len__` raises."""
+    loader = loader_class(WithoutLength(), num_workers=num_workers, **arguments)
+    assert numbers(loader) == [[1, 4], [9]]

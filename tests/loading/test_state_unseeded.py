@@ -22,7 +22,15 @@ from streams import (
     resumed,
     taken,
 )
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from forebay import Buffer, DataLoader, OptionError
 
@@ -43,6 +51,28 @@ def in_memory(**arguments):
     return DataLoader(TensorDataset(torch.arange(COUNT)), batch_size=3, **arguments)
 
 
+def in_own_batches(shuffle, **arguments):
+    """The same, by a batch sampler of the user."""
+    order = RandomSampler(range(COUNT)) if shuffle else SequentialSampler(range(COUNT))
+    return DataLoader(Squares(COUNT), batch_sampler=BatchSampler(order, 3, False), **arguments)
+
+
+def drawn_at_once(shuffle, **arguments):
+    """The same, of a batch sampler that draws its order when iteration begins."""
+    assert shuffle
+    return DataLoader(Squares(COUNT), batch_sampler=DrawnAtOnce(), **arguments)
+
+
+class DrawnAtOnce(Sampler):
+    """Batches of three in a random order."""
+
+    def __iter__(self):
+        return iter([each.tolist() for each in torch.randperm(COUNT).split(3)])
+
+    def __len__(self):
+        return BATCHES
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
 @pytest.mark.parametrize(
@@ -55,6 +85,12 @@ def in_memory(**arguments):
         (plain, True, 2, False),
         (plain, False, 2, True),
         (in_memory, True, 2, True),
+        (in_own_batches, False, 0, False),
+        (in_own_batches, True, 0, False),
+        (in_own_batches, True, 2, False),
+        (drawn_at_once, True, 0, False),
+        (drawn_at_once, True, 2, False),
+        (drawn_at_once, True, 2, True),
         pytest.param(in_memory, False, 2, False, marks=pytest.mark.thorough),
         pytest.param(in_memory, False, 2, True, marks=pytest.mark.thorough),
         pytest.param(in_memory, True, 2, False, marks=pytest.mark.thorough),

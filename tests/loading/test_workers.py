@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 from multiprocessing.util import register_after_fork
 
 import pytest
@@ -425,6 +426,20 @@ def test_a_timeout_that_is_not_reached_changes_nothing(loader_class):
 
 
 # ---- start methods ------------------------------------------------------------------------------
+
+
+class ThreadContext(multiprocessing.get_context("spawn").__class__):
+    """Starts threads in place of processes, as MONAI's `ThreadDataLoader` may."""
+
+    Process = threading.Thread
+
+
+def test_a_context_that_starts_threads_is_refused():
+    """They would run in the trainer's process what ends with the process."""
+    context = ThreadContext()
+    loader = forebay.DataLoader(Squares(4), num_workers=1, multiprocessing_context=context)
+    with pytest.raises(forebay.OptionError, match=r"instances of Thread(.|\n)*backend='thread'"):
+        iter(loader)
 
 
 @pytest.mark.slow

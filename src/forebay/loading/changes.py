@@ -2,16 +2,19 @@
 
 With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights or
 the length of a dataset, and is dropped when those change. The comparison is shallow: attributes by
-value or identity, tensors also by their version, containers also by their length. After a change
-that it cannot detect (an array modified in place, an attribute of an attribute), the user calls
+value or identity, tensors also by their version, built-in containers also by their length. No code
+of an attribute's own class runs: a `__len__` may have side effects. After a change that it cannot
+detect (an array modified in place, an attribute of an attribute), the user calls
 `DataLoader.refresh`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sized
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
 from forebay.torch_internals import version_of
@@ -48,8 +51,11 @@ def _token(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return id(value), version_of(value), tuple(value.shape)
-    shape = getattr(value, "shape", None)
-    return id(value), shape if isinstance(shape, tuple) else _length(value)
+    if isinstance(value, np.ndarray):
+        return id(value), value.shape
+    # MONAI's `Compose.__len__` seeds all random transforms.
+    is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
+    return id(value), _length(value) if is_built_in else None
 
 
 def _length(thing: Any) -> int | None:

@@ -38,18 +38,24 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         settings = Settings(loader)
         self._progress, self._ranks = progress, settings.ranks
         self._loader = None if settings.keeps_iterator else loader
-        self._begin(loader, partial(super().__init__, loader), is_new=True)
+        initialize = partial(super().__init__, loader)
+        self._begin(loader, initialize, partial(super()._reset, loader, True))
 
     def _reset(self, loader: LoaderArguments, first_iter: bool = False) -> None:
-        self._begin(loader, partial(super()._reset, loader, first_iter), is_new=False)
+        self._begin(loader, None, partial(super()._reset, loader, first_iter))
 
-    def _begin(self, loader: LoaderArguments, draw: Callable[[], None], *, is_new: bool) -> None:
+    def _begin(
+        self,
+        loader: LoaderArguments,
+        initialize: Callable[[], None] | None,
+        reset: Callable[[], None],
+    ) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         settings, progress, began = Settings(loader), self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = progress.begin_epoch(settings, self, draw, is_new=is_new)
+        self.pipeline, self._planner = progress.begin_epoch(settings, self, initialize, reset)
         self._hand_out = self.pipeline.hand_out(settings)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed

@@ -74,14 +74,18 @@ class LoaderProgress:
         return planner.epoch + (not planner.has_next())
 
     def begin_epoch(
-        self, settings: Settings, iterator: Any, draw: Callable[[], None], *, is_new: bool
+        self,
+        settings: Settings,
+        iterator: Any,
+        initialize: Callable[[], None] | None,
+        reset: Callable[[], None],
     ) -> tuple[Pipeline, Planner]:
         """Begin an epoch, or continue from a loaded state; for the arguments, see `Pipeline.begin`.
 
         Returns:
             The pipeline that makes the batches, and the planner that returns them.
         """
-        if is_new:
+        if initialize is not None:
             pipeline = self.pipeline_for(settings, is_new=settings.by_torchs_rules)
         else:  # a persistent iterator continues with its own workers
             pipeline = self.pipeline = iterator.pipeline
@@ -91,7 +95,7 @@ class LoaderProgress:
             origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
             position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
         try:
-            planner = pipeline.begin(settings, position, iterator, draw, is_new=is_new)
+            planner = pipeline.begin(settings, position, iterator, initialize, reset)
         except BaseException:
             pipeline.close()  # it may be inconsistent
             raise

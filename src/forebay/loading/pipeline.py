@@ -28,6 +28,7 @@ from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.samplers import (
     draw_seed,
+    holds_position,
     set_generator,
     state_of_generator,
 )
@@ -87,18 +88,18 @@ class Pipeline:
         settings: Settings,
         position: Position,
         iterator: Any,
-        draw: Callable[[], None],
-        *,
-        is_new: bool,
+        initialize: Callable[[], None] | None,
+        reset: Callable[[], None],
     ) -> Planner:
         """Begin an epoch, or the rest of one; return the planner, which returns its batches.
 
         Args:
             settings: The current settings of the loader.
             position: Where to begin.
-            iterator: The new iterator, which `draw` initializes.
-            draw: Calls torch's initialization of the iterator, which draws random numbers.
-            is_new: Whether the iterator is new, so that torch draws a base seed for it.
+            iterator: The iterator of the epoch.
+            initialize: Calls torch's `__init__` of the iterator, which draws a base seed; None if
+                the iterator is not new.
+            reset: Calls torch's `_reset` of the iterator.
         """
         self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
         if not self.keeps_workers:
@@ -118,13 +119,24 @@ class Pipeline:
             # torch draws a base seed once for workers that persist.
             persists = loader.persistent_workers and self.feed is not None and self.feed.is_open
             self.drew_base_seed = position.draws_base_seed and not persists
-            draw()
-            if is_new and not self.drew_base_seed:
-                generator.set_state(before)
+            if initialize is not None:
+                initialize()
+                if not self.drew_base_seed:
+                    generator.set_state(before)
+            shared_seed = iterator._shared_seed  # torch starts workers with the one drawn first
+            # With workers, torch resets a new iterator, too: that draws, and iterates the sampler,
+            # again. A sampler that keeps its position might lose it.
+            if initialize is None or (
+                loader.num_workers and not holds_position(settings.index_sampler)
+            ):
+                reset()
+            if initialize is None or not self.drew_base_seed:
+                shared_seed = iterator._shared_seed
             is_shuffled = isinstance(loader.sampler, RandomSampler)
             if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
                 draw_seed(None)  # as torch does for the order: later draws are equal to torch's
             planner, feed = self._opened(settings, position, iterator)
+            planner.shared_seed = shared_seed
             if not position.knows_workers:
                 planner.begin(feed, position.start, position.next_worker)
                 if resumes:
@@ -151,7 +163,6 @@ class Pipeline:
             planner.refresh()
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
-        planner.shared_seed = iterator._shared_seed
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
             self.close()
             planner.worker_states = []
@@ -170,7 +181,7 @@ class Pipeline:
             if settings.is_iterable and loader.seed is not None:
                 base_seed = worker_seed_of(loader.seed, position.epoch)
             self._replaces_workers = False
-            self._dataset_seen = self.recorders.dataset_fingerprint(loader.dataset)
+            self._dataset_seen = self._dataset_fingerprint(settings)
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out(settings).device
@@ -242,12 +253,16 @@ class Pipeline:
 
     def _has_old_dataset(self, settings: Settings) -> bool:
         """Return whether the user changed the dataset after the workers got their copies."""
+        return bool(self._dataset_fingerprint(settings) != self._dataset_seen)
+
+    def _dataset_fingerprint(self, settings: Settings) -> Any:
+        """Return the dataset's fingerprint; None if changes of it are not detected."""
         loader = settings.loader
         if settings.is_iterable or settings.is_local or loader.persistent_workers:
-            return False
+            return None
         if not settings.runs_ahead or loader.backend == "thread":
-            return False
-        return bool(self.recorders.dataset_fingerprint(loader.dataset) != self._dataset_seen)
+            return None
+        return self.recorders.dataset_fingerprint(loader.dataset)
 
     def hand_out(self, settings: Settings) -> HandOut:
         """Return what moves and transforms the batches; create it if there is none."""

@@ -135,6 +135,12 @@ def chain_of(sampler: Any) -> list[Any]:
     return [sampler] if inner is None else [sampler, inner]
 
 
+def is_self_contained(sampler: Any) -> bool:
+    """Return whether a sampler's code draws from no generator of the process."""
+    *outer, inner = map(type, chain_of(sampler))
+    return inner in (SequentialSampler, DistributedSampler) and outer in ([], [BatchSampler])
+
+
 def states_of(sampler: Any) -> SamplerStates | None:
     """Return the states that a sampler and its inner sampler keep from epoch to epoch.
 

@@ -35,7 +35,7 @@ from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.loader_arguments import LoaderArguments
 from forebay.loading.messages import BatchSpec, WorkerState
 from forebay.loading.position import MadeWith
-from forebay.loading.samplers import has_state, planned_sampler, resized
+from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
 from forebay.loading.workers import Workers
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, backend_name, cluster_of
@@ -138,8 +138,8 @@ class Settings:
     @property
     def draws(self) -> bool:
         """Whether batches depend on the state of torch's generator when an epoch begins."""
-        is_self_contained = self.is_local and type(self.loader.sampler) is SequentialSampler
-        return self.by_torchs_rules and (self.is_iterable or not is_self_contained)
+        draws_none = self.is_local and is_self_contained(self.index_sampler)
+        return self.by_torchs_rules and (self.is_iterable or not draws_none)
 
     @property
     def keeps_workers(self) -> bool:
@@ -215,7 +215,7 @@ class Settings:
         """The length of the dataset; None if it has none."""
         try:
             return len(self.loader.dataset)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - the user's class may raise anything; torch asks no length
             return None
 
     @property
@@ -234,7 +234,8 @@ class Settings:
     @property
     def replicas(self) -> int:
         """The number of ranks of a DistributedSampler; 1 for other samplers."""
-        return int(getattr(self.loader.sampler, "num_replicas", 1))
+        count = getattr(self.loader.sampler, "num_replicas", 1)
+        return count if isinstance(count, int) else 1
 
     def spec(
         self,

@@ -18,12 +18,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+from torch.utils.data import BatchSampler
 
 from forebay.loading.samplers import (
     SamplerStates,
-    chain_of,
     holds_position,
+    is_self_contained,
     rank_of,
     resized,
     rows_of,
@@ -35,8 +35,6 @@ from forebay.plan.batch_plan import Plan, share_of
 from forebay.plan.seeds import SAMPLER, seed_of
 from forebay.randomness import PrivateGenerators
 
-# Samplers whose code draws from no generator of the process.
-_SELF_CONTAINED = (SequentialSampler, DistributedSampler)
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
 RANK_BITS = 40
 
@@ -253,12 +251,9 @@ class SamplerSource(Source):
         if self._seed is None:
             iterator, self.iterator = self.iterator, None
             return Reader(self._selections(start, iterator))
-        kinds = [type(each) for each in chain_of(self.sampler)]
-        is_pure = kinds[-1] in _SELF_CONTAINED and kinds[:-1] in ([], [BatchSampler])
         seed = seed_of(self._seed, SAMPLER, start.epoch)
-        reader = Reader(
-            self._selections(start), nullcontext if is_pure else PrivateGenerators(seed)
-        )
+        generators = nullcontext if is_self_contained(self.sampler) else PrivateGenerators(seed)
+        reader = Reader(self._selections(start), generators)
         with self._recorders.on_samplers(values):
             reader.begin()  # many samplers read their epoch when iteration starts
         return reader

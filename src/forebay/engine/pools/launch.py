@@ -22,6 +22,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from types import FrameType
 from typing import Any
@@ -180,14 +181,21 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
     """Start the zygote by `multiprocessing`; return its process.
 
     Raises:
+        OptionError: The context starts no processes.
         Exception: The job cannot be pickled; the exception of pickle, as with torch, with a note on
             what to do.
     """
+    kind: Any = context.Process  # type: ignore[attr-defined] # of every concrete context
+    if not issubclass(kind, BaseProcess):  # a thread would become the zygote, and end this process
+        raise OptionError(
+            f"multiprocessing_context={context!r} is not valid: its workers would be instances of "
+            f"{kind.__name__}, which is no process\n"
+            "  Nothing was started. Use backend='thread' for workers that are threads, or "
+            "'fork', 'spawn' or 'forkserver'."
+        )
     ends = _Descriptor(control.fileno()), _Descriptor(answers)
     with _safe_path() as earlier:
-        process = context.Process(  # type: ignore[attr-defined] # of every concrete context
-            target=_spawned, args=(*ends, job, earlier), daemon=True
-        )
+        process = kind(target=_spawned, args=(*ends, job, earlier), daemon=True)
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
