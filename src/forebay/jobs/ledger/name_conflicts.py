@@ -323,8 +323,8 @@ def _write(
             for ordinal, failure in failed
         ),
     )
-    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(?1 AS TEXT), {})"
-    for names, columns in ((published, "?2, NULL"), (contested, "NULL, ?2")):
+    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), {})"
+    for names, columns in ((published, "?, NULL"), (contested, "NULL, ?")):
         values = zip(storables([*names]), names.values(), strict=True)
         db.executemany(claims.format(columns), values)
     if contested:
