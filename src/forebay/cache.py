@@ -314,8 +314,10 @@ def _failed_samples(report: Report, plan: CachePlan, marks: Path) -> str:
             f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
-            "are done and kept. Fix the samples, or leave them out of the dataset, and make the "
-            "same call again; if you change the dataset's code, version='2' keeps what is done.",
+            "are done and kept. Fix the samples and make the same call again; if you change the "
+            "dataset's code, version='2' keeps what is done.\n"
+            "  If you leave them out of the dataset, other samples get their indices: then start "
+            "over with resume=False.",
             report.failures[0].traceback,
         ]
     )
