@@ -53,9 +53,10 @@ def preprocess(
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a table's rows; `out.file(name)` gives a path to write an output to;
     `out.pack(name, data)` appends a small output to a tar file, for many small ones; and
-    `out.source` is the input's name. It returns or yields its metadata: None, a dict, or any
-    iterable of dicts, one for each row it adds to the table. The function may change the working
-    directory: it is restored after each input.
+    `out.source` is the input's name. A name may contain folders, and two inputs that use the same
+    one both fail. The function returns or yields its metadata: None, a dict, or any iterable of
+    dicts, one for each row it adds to the table. It may change the working directory, which is
+    restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
