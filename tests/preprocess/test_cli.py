@@ -367,6 +367,13 @@ def test_status_can_be_watched_until_the_run_ends(tmp_path):
     assert out.endswith("4 of 4 inputs done, 0 failed, 0 to do\nfinished\n")
 
 
+def test_the_list_of_commands_is_not_cut_off():
+    """Each command is described in one short line of its own."""
+    listed = CliRunner().invoke(cli, ["--help"]).output.split("Commands:\n")[1].splitlines()
+    assert {line.split()[0] for line in listed} == set(cli.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "failures", "verify", "top --once", "--help"])
 def test_a_full_disk_under_stdout_is_a_message(inputs, output, command):
