@@ -137,9 +137,6 @@ class PartWork:
     def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for the samples of a part."""
         if self._model is None:
-            if self._has_factory:
-                # A forked process must not use torch's thread pool, and there is a worker per core.
-                torch.set_num_threads(1)
             self._model = Model(
                 self._model_or_factory() if self._has_factory else self._model_or_factory,
                 self._device,
