@@ -257,7 +257,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        continued = "; completed work is kept, the same command continues"
+        again = "the same command" + (" without --restart" if "--restart" in sys.argv else "")
+        continued = f"; completed work is kept, {again} continues"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)
         code = INTERRUPTED

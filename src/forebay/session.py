@@ -110,7 +110,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            error.add_note("forebay: interrupted; completed work is kept, the same call continues")
+            again = "the same call" + ("" if self.options.resume else " without resume=False")
+            error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
 
     def start_workers(

@@ -407,6 +407,21 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
     assert (code, err.strip()) == (INTERRUPTED, "forebay: interrupted")
 
 
+@pytest.mark.slow
+def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_path):
+    """The same command would start over again."""
+    program = (
+        "from forebay import cli\n"
+        "def interrupted(*_, **settings): raise KeyboardInterrupt\n"
+        "cli.preprocess = interrupted\n"
+        "cli.main()"
+    )
+    arguments = ["preprocess", f"{WORKS}:copy", tmp_path, tmp_path / "out", "--restart"]
+    code, _, err = finish(start(*arguments, program=("-c", program)))
+    assert code == INTERRUPTED
+    assert err.strip().endswith("the same command without --restart continues")
+
+
 # ---- retry --------------------------------------------------------------------------------------
 
 
