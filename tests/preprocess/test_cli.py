@@ -77,6 +77,7 @@ def test_finished_with_failures_is_3(inputs, output):
     assert code == FAILURES
     assert out.startswith("3 done, 3 failed")
     assert f"{inputs / '0003.txt'}: ValueError: number 3 is odd" in out
+    assert f"forebay failures {output} --traceback\n" in out
     assert "forebay retry" in out
 
 
