@@ -78,7 +78,7 @@ def preprocess(
             of `preprocess` stands for its table: a manifest in which `destination` is a path
             that can be opened from any working directory. Or a table in memory: a DataFrame of
             pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
-            same inputs, whichever of these they come from.
+            same inputs, whichever of these they come from. All values of a .csv are strings.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
