@@ -343,6 +343,14 @@ def test_a_table_needs_a_function(tmp_path):
         predicted(total, tmp_path / "rows.csv", tmp_path / "out")
 
 
+def test_a_folder_without_a_table_is_not_called_one(tmp_path):
+    """Such as a folder of images, or a name that was mistyped; `load` would not help."""
+    with pytest.raises(forebay.InputError, match="holds no metadata table"):
+        predicted(total, tmp_path, tmp_path / "out")
+    with pytest.raises(forebay.InputError, match="does not exist"):
+        predicted(total, tmp_path / "typo", tmp_path / "out")
+
+
 MISFITS = {
     "fewer rows": (lambda batch: batch[:3], "returned 3 rows.* for 8 samples"),
     "no rows": (lambda batch: batch.sum(), "returned 0 rows"),
