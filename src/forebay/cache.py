@@ -174,10 +174,12 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def _length_of(dataset: Any) -> int:
-    if not is_map_style(dataset):
+    if not is_map_style(dataset) or isinstance(dataset, str):  # the name of a folder, probably
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
-            f"{type(dataset).__name__}"
+            f"{type(dataset).__name__}\n"
+            "  Nothing was started. forebay.from_folder(folder, load) makes one of the files in a "
+            "folder, and forebay.from_table(table, load) of the rows of a table."
         )
     samples = len(dataset)
     if samples < 1:

@@ -335,6 +335,7 @@ class Counted(torch.utils.data.IterableDataset):
     [
         (iter(()), {}, "needs a map-style Dataset"),
         (Counted(), {}, "needs a map-style Dataset, .* got Counted"),
+        ("images", {}, r"got str\n.*from_folder"),
         (Pictures(), {"directory": "s3://bucket/cache"}, "is a URL"),
         (Pictures(), {"directory": None}, "None names no folder"),
         (Pictures(), {"directory": b"cache"}, "b'cache' names no folder"),
