@@ -5,6 +5,8 @@
     private       PrivateGenerators(seed)       a separate stream, for a sampler
     in threads    ThreadTurns                   inputs that several threads process
 
+`use_one_torch_thread` is here because it, too, waits for user code to import torch.
+
 Long because all code that seeds the generators takes turns with all code that draws from them. A
 process has one set of generators for all its threads, so threads that seed them, or that draw while
 another thread may seed them, take turns under one lock. numpy and torch are seeded if they are
