@@ -180,8 +180,8 @@ def parse_bytes(size: int | str) -> int:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if not 1 <= value < MOST_BYTES:
         raise OptionError(
-            f"buffer={size!r} is not a size; it must be a number of bytes, or a string such as "
-            "'800MB', '30GB', '30GiB' or '50%'"
+            f"buffer={size!r} is not a size; it must be a whole number of bytes, or a string such "
+            "as '800MB', '30GB', '30GiB' or '50%'"
         )
     return int(value)
 

@@ -174,10 +174,12 @@ def _folder_of(directory: str | os.PathLike[str]) -> Path:
 
 
 def _length_of(dataset: Any) -> int:
-    if not is_map_style(dataset):
+    if not is_map_style(dataset) or isinstance(dataset, str):  # the name of a folder, probably
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
-            f"{type(dataset).__name__}"
+            f"{type(dataset).__name__}\n"
+            "  Nothing was started. forebay.from_folder(folder, load) makes one of the files in a "
+            "folder, and forebay.from_table(table, load) of the rows of a table."
         )
     samples = len(dataset)
     if samples < 1:
@@ -314,8 +316,10 @@ def _failed_samples(report: Report, plan: CachePlan, marks: Path) -> str:
             f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
-            "are done and kept. Fix the samples, or leave them out of the dataset, and make the "
-            "same call again; if you change the dataset's code, version='2' keeps what is done.",
+            "are done and kept. Fix the samples and make the same call again; if you change the "
+            "dataset's code, version='2' keeps what is done.\n"
+            "  If you leave them out of the dataset, other samples get their indices: then start "
+            "over with resume=False.",
             report.failures[0].traceback,
         ]
     )

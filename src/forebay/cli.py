@@ -58,7 +58,7 @@ def cli() -> None:
     """Prepare data: run a function on every input, on every core, resumably."""
 
 
-@cli.command("preprocess")
+@cli.command("preprocess", short_help="Run a function on every input.")
 @click.argument("work", metavar="FILE.py:FUNCTION", type=options.REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=options.PATH)
 @options.num_workers
@@ -72,7 +72,7 @@ def cli() -> None:
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    help="Only the first N inputs, in this process: for trying a function.",
+    help="Only the first N inputs, in this process, until one fails: to try a function.",
 )
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
 @click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
@@ -129,7 +129,7 @@ def preprocess_command(
     return FAILURES if report.failed else DONE
 
 
-@cli.command("predict")
+@cli.command("predict", short_help="Run a model on every sample.")
 @click.argument("model", metavar="FILE.py:MODEL", type=options.REFERENCE)
 @click.argument("data", type=options.PATH)
 @click.argument("output", type=options.PATH)
@@ -170,7 +170,7 @@ def _predict(
     return FAILURES if report.failed else DONE
 
 
-@cli.command("retry")
+@cli.command("retry", short_help="Try failed inputs or samples again.")
 @click.argument("output", type=options.PATH)
 @click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=options.PATH)
 @options.batch_size
@@ -212,7 +212,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     return FAILURES if report.failed else DONE
 
 
-@cli.command("verify")
+@cli.command("verify", short_help="Check the output files of a run.")
 @click.argument("output", type=options.PATH)
 def verify_command(output: str) -> int:
     """Check that every recorded output exists unaltered, and that there are no other files.
@@ -254,7 +254,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        continued = "; completed work is kept, the same command continues"
+        again = "the same command" + (" without --restart" if "--restart" in sys.argv else "")
+        continued = f"; completed work is kept, {again} continues"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)
         code = INTERRUPTED

@@ -27,7 +27,7 @@ WATCH_S = 2.0
 PLAIN_COLUMNS = 110
 
 
-@click.command("status")
+@click.command("status", short_help="Show the progress of a run.")
 @click.argument("output", type=options.PATH)
 @click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
 def status_command(output: str, watch: bool) -> int:
@@ -53,9 +53,9 @@ def status_command(output: str, watch: bool) -> int:
             return INTERRUPTED
 
 
-@click.command("failures")
+@click.command("failures", short_help="List failed inputs or samples.")
 @click.argument("output", type=options.PATH)
-@click.option("--traceback", is_flag=True, help="With the frames of each.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def failures_command(output: str, traceback: bool, as_json: bool) -> int:
     """List the failed inputs or samples of OUTPUT, also while it runs."""
@@ -69,7 +69,7 @@ def failures_command(output: str, traceback: bool, as_json: bool) -> int:
     return 0
 
 
-@click.command("top")
+@click.command("top", short_help="Watch loaders and runs on this machine.")
 @click.argument("target", metavar="[PID | OUTPUT]", required=False, type=options.PATH)
 @click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
 def top_command(target: str | None, once: bool) -> int:
@@ -87,7 +87,7 @@ def top_command(target: str | None, once: bool) -> int:
     return 0
 
 
-@click.command("compare")
+@click.command("compare", short_help="Show what differs in two reports.")
 @click.argument("first", metavar="A.html", type=options.PATH)
 @click.argument("second", metavar="B.html", type=options.PATH)
 @click.option("--save", metavar="FILE.html", type=options.PATH, help="Write it as HTML, too.")

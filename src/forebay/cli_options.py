@@ -51,7 +51,7 @@ def backend(command: Any) -> Any:
     for option in (
         click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
         click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
-        click.option("--address", help="The cluster's, for --backend ray; 'auto' finds it."),
+        click.option("--address", help="Address of the Ray cluster; 'auto' finds it."),
         click.option("--backend", type=click.Choice(BACKENDS), default="process"),
     ):
         command = option(command)
@@ -60,7 +60,7 @@ def backend(command: Any) -> Any:
 
 timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
 retries = click.option(
-    "--retries", type=click.IntRange(0), help="Retries of an input.  Default: 1; with --limit, 0."
+    "--retries", type=click.IntRange(0), help="Retries of a failed input.  Default: 1."
 )
 version = click.option(
     "--version", help="Your name for the state of the function; a new one redoes everything."

@@ -53,9 +53,10 @@ def preprocess(
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a table's rows; `out.file(name)` gives a path to write an output to;
     `out.pack(name, data)` appends a small output to a tar file, for many small ones; and
-    `out.source` is the input's name. It returns or yields its metadata: None, a dict, or any
-    iterable of dicts, one for each row it adds to the table. The function may change the working
-    directory: it is restored after each input.
+    `out.source` is the input's name. A name may contain folders, and two inputs that use the same
+    one both fail. The function returns or yields its metadata: None, a dict, or any iterable of
+    dicts, one for each row it adds to the table. It may change the working directory, which is
+    restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
@@ -77,7 +78,7 @@ def preprocess(
             of `preprocess` stands for its table: a manifest in which `destination` is a path
             that can be opened from any working directory. Or a table in memory: a DataFrame of
             pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
-            same inputs, whichever of these they come from.
+            same inputs, whichever of these they come from. All values of a .csv are strings.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.

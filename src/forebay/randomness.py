@@ -5,6 +5,8 @@
     private       PrivateGenerators(seed)       a separate stream, for a sampler
     in threads    ThreadTurns                   inputs that several threads process
 
+`use_one_torch_thread` is here because it, too, waits for user code to import torch.
+
 Long because all code that seeds the generators takes turns with all code that draws from them. A
 process has one set of generators for all its threads, so threads that seed them, or that draw while
 another thread may seed them, take turns under one lock. numpy and torch are seeded if they are
@@ -76,6 +78,7 @@ class _SeedOnImport:
 
     def __init__(self) -> None:
         self.seed = 0
+        self.has_one_thread = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -91,6 +94,8 @@ class _SeedOnImport:
                 module.random.seed(self.seed >> 32)
             else:
                 module.default_generator.manual_seed(self.seed & _63_BITS)
+                if self.has_one_thread:
+                    module.set_num_threads(1)
 
         spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
         return spec
@@ -105,6 +110,18 @@ def seed_on_import(is_on: bool) -> None:
         sys.meta_path.insert(0, _on_import)
     elif not is_on and _on_import in sys.meta_path:
         sys.meta_path.remove(_on_import)
+
+
+def use_one_torch_thread() -> None:
+    """Let torch use one thread in this worker process, also if user code imports it later.
+
+    A forked process waits forever for the threads of torch's pool if its parent has used them. And
+    as many workers as cores, each with as many threads, slow each other down.
+    """
+    _on_import.has_one_thread = True
+    torch: Any = _modules.get("torch")
+    if hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)
 
 
 # ---- turns -------------------------------------------------------------------------------------

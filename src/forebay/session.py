@@ -105,7 +105,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            error.add_note("forebay: interrupted; completed work is kept, the same call continues")
+            again = "the same call" + ("" if self.options.resume else " without resume=False")
+            error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
 
     def start_workers(
@@ -305,12 +306,14 @@ class Session:
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
+        # A range of samples is known by its indices alone.
+        only = "" if self._verb == "preprocess" else ", if every sample has the index that it had"
         raise ChangedError(
             f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-            f"  - keep what is done and use the new code for the rest: version={keep!r}, or "
+            f"  - keep what is done and use the new code for the rest{only}: version={keep!r}, or "
             f"--version {keep};\n"
             "  - another output folder."
         )

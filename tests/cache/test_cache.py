@@ -101,6 +101,7 @@ def test_what_changed_is_noticed(pictures):
     with pytest.raises(forebay.ChangedError, match="parameter shift: 0 -> 1") as caught:
         make(Pictures(shift=1), folder)
     assert "version=" in str(caught.value) and "resume=False" in str(caught.value)
+    assert "if every sample has the index that it had" in str(caught.value)
     assert forebay.open_cache(folder)[5]["image"].max() == 5
     assert make(Pictures(shift=1), folder, resume=False)[5]["image"].max() == 6
 
@@ -159,6 +160,7 @@ def test_failing_samples_are_all_named(tmp_path):
     text = str(caught.value)
     assert text.startswith("3 of 300 samples could not be cached: 3, 4, 250\n")
     assert "sample 250: ValueError: bad 250" in text and "98 of 100 shards" in text
+    assert "If you leave them out of the dataset, other samples get their indices" in text
     assert "in fragile" in text  # the user's own lines
     with pytest.raises(forebay.InputError, match="no finished cache"):
         forebay.open_cache(tmp_path)
@@ -333,6 +335,7 @@ class Counted(torch.utils.data.IterableDataset):
     [
         (iter(()), {}, "needs a map-style Dataset"),
         (Counted(), {}, "needs a map-style Dataset, .* got Counted"),
+        ("images", {}, r"got str\n.*from_folder"),
         (Pictures(), {"directory": "s3://bucket/cache"}, "is a URL"),
         (Pictures(), {"directory": None}, "None names no folder"),
         (Pictures(), {"directory": b"cache"}, "b'cache' names no folder"),

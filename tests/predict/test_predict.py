@@ -236,6 +236,26 @@ def test_a_factory_in_this_process(tmp_path):
     assert table["prediction"].to_pylist() == [float(k) for k in range(50)]
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(0, 2), (1, 1)])
+def test_a_factorys_worker_has_one_thread_and_this_process_keeps_its_own(
+    tmp_path, workers, threads
+):
+    """A prediction in this process does not slow down what it does afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        _, table = predicted(CountThreads, Numbers(3), tmp_path, num_workers=workers)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert table["prediction"].to_pylist() == [threads] * 3
+
+
+class CountThreads(torch.nn.Module):
+    def forward(self, batch):
+        return torch.full((len(batch),), torch.get_num_threads())
+
+
 def test_what_is_random_is_the_same_for_all_workers_and_after_a_resume(tmp_path):
     """Random datasets give one result, however many parts were done before."""
     _, whole = predicted(total, Noise(100), tmp_path / "whole")
@@ -321,6 +341,14 @@ def test_a_table_needs_a_function(tmp_path):
     (tmp_path / "rows.csv").write_text("x\n1\n")
     with pytest.raises(forebay.OptionError, match=r"is a table, and .*\n.*Pass load="):
         predicted(total, tmp_path / "rows.csv", tmp_path / "out")
+
+
+def test_a_folder_without_a_table_is_not_called_one(tmp_path):
+    """Such as a folder of images, or a name that was mistyped; `load` would not help."""
+    with pytest.raises(forebay.InputError, match="holds no metadata table"):
+        predicted(total, tmp_path, tmp_path / "out")
+    with pytest.raises(forebay.InputError, match="does not exist"):
+        predicted(total, tmp_path / "typo", tmp_path / "out")
 
 
 MISFITS = {

@@ -154,7 +154,8 @@ def test_a_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "a").exists()
 
 
-def test_an_interrupt_says_that_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize(("resume", "again"), [(True, ""), (False, " without resume=False")])
+def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
     """Ctrl-C in a script: what the command line says, at the end of the traceback."""
     folder = inputs_in(tmp_path / "in", ["a", "b"])
 
@@ -164,8 +165,8 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path):
         out.file(source.name).write_text("x")
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        run(interrupted, folder, tmp_path / "out")
+        run(interrupted, folder, tmp_path / "out", resume=resume)
     assert caught.value.__notes__ == [
-        "forebay: interrupted; completed work is kept, the same call continues"
+        f"forebay: interrupted; completed work is kept, the same call{again} continues"
     ]
     assert run(strict, folder, tmp_path / "out", version="2").resumed == 1

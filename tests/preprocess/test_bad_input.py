@@ -365,6 +365,7 @@ def test_a_name_asked_for_and_not_written_fails_its_input(three, output):
     (failure,) = run(ask, [three / "0000.txt"], output).failures
     assert "'x'" in failure.message
     assert "never wrote it" in failure.message
+    assert "put the ending into the name" in failure.message
 
 
 @pytest.mark.parametrize("what", ["link", "folder"])

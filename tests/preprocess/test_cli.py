@@ -77,6 +77,7 @@ def test_finished_with_failures_is_3(inputs, output):
     assert code == FAILURES
     assert out.startswith("3 done, 3 failed")
     assert f"{inputs / '0003.txt'}: ValueError: number 3 is odd" in out
+    assert f"forebay failures {output} --traceback\n" in out
     assert "forebay retry" in out
 
 
@@ -367,6 +368,13 @@ def test_status_can_be_watched_until_the_run_ends(tmp_path):
     assert out.endswith("4 of 4 inputs done, 0 failed, 0 to do\nfinished\n")
 
 
+def test_the_list_of_commands_is_not_cut_off():
+    """Each command is described in one short line of its own."""
+    listed = CliRunner().invoke(cli, ["--help"]).output.split("Commands:\n")[1].splitlines()
+    assert {line.split()[0] for line in listed} == set(cli.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "failures", "verify", "top --once", "--help"])
 def test_a_full_disk_under_stdout_is_a_message(inputs, output, command):
@@ -398,6 +406,21 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
     )
     code, _, err = finish(start(command, tmp_path, program=("-c", program)))
     assert (code, err.strip()) == (INTERRUPTED, "forebay: interrupted")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_path):
+    """The same command would start over again."""
+    program = (
+        "from forebay import cli\n"
+        "def interrupted(*_, **settings): raise KeyboardInterrupt\n"
+        "cli.preprocess = interrupted\n"
+        "cli.main()"
+    )
+    arguments = ["preprocess", f"{WORKS}:copy", tmp_path, tmp_path / "out", "--restart"]
+    code, _, err = finish(start(*arguments, program=("-c", program)))
+    assert code == INTERRUPTED
+    assert err.strip().endswith("the same command without --restart continues")
 
 
 # ---- retry --------------------------------------------------------------------------------------

@@ -384,6 +384,8 @@ def test_another_format_is_written_from_the_ledger(inputs, output, tmp_path):
     (inputs / "0005.txt").unlink()
     run(copy, inputs, output, metadata="csv")
     assert (output / "metadata.csv").read_text().count("\n") == 6
+    with pytest.raises(forebay.InputError, match=r"only the last run's is up to date"):
+        forebay.from_table(output)
     assert run(copy, inputs, output).metadata.num_rows == 5
     assert len(calls(tmp_path)) == 6
 

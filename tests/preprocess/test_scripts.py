@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -98,3 +99,37 @@ def test_cloudpickle_sends_the_package_by_its_name():
     payload = cloudpickle.dumps(namespace["work"])
     assert cloudpickle.loads(payload)() is forebay
     assert len(payload) < 1000
+
+
+TENSORS = """
+import torch
+
+WEIGHT = torch.ones(512, 512)
+MEAN = (WEIGHT @ WEIGHT).mean()  # uses torch's threads, in the process that workers are forked from
+
+
+def multiply(source, out):
+    return {"mean": float((WEIGHT @ WEIGHT).mean()), "threads": torch.get_num_threads()}
+"""
+
+LATE = """
+def multiply(source, out):
+    import torch
+
+    return {"mean": float(torch.full((2,), 512.0).mean()), "threads": torch.get_num_threads()}
+"""
+
+
+@pytest.mark.parametrize("source", [TENSORS, LATE], ids=["before the fork", "in the function"])
+def test_torch_uses_one_thread_in_a_worker(tmp_path, monkeypatch, inputs, source):
+    """A forked process would wait forever for threads that only its parent has."""
+    (tmp_path / "tensors.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensors", raising=False)
+    module = importlib.import_module("tensors")
+    report = forebay.preprocess(
+        module.multiply, inputs, tmp_path / "out", num_workers=2, timeout=60, progress=False
+    )
+    rows = report.metadata.to_pylist()
+    assert {(row["mean"], row["threads"]) for row in rows} == {(512.0, 1)}
+    assert (report.done, report.failed) == (4, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,9 @@ class Report:
             lines.append("failures")
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more: see `forebay failures`")
+                lines.append(f"  … and {self.failed - 10:,} more")
+            command = shlex.join(["forebay", "failures", self.output, "--traceback"])
+            lines.append(f"  What happened to each, and what to do: {command}")
             lines.append("  To try them again, repeat the call or use `forebay retry`.")
         return "\n".join(lines)
 

@@ -271,8 +271,7 @@ class ProcessJob(BatchJob):
         self._slab = Slab.attach(descriptor.detach(), extent)
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Set up this process as a torch worker: one thread, a seed, and `get_worker_info()`."""
-        torch.set_num_threads(1)
+        """Set up this process as a torch worker: a seed, and `get_worker_info()`."""
         keep_freed()
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)

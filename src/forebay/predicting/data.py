@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, default_collate
 from forebay.errors import InputError, OptionError
 from forebay.items import from_table
 from forebay.jobs.inputs.memory_tables import is_table
+from forebay.jobs.table.table_reader import find_table
 from forebay.options import (
     Ray,
     check_backend,
@@ -60,6 +61,8 @@ def table_of(
     is_list = isinstance(data, list | tuple)
     if is_named or (is_table(data) and not (is_list and load is None and folder is None)):
         if not callable(load):
+            if is_named and "://" not in os.fspath(data):
+                find_table(data)  # raises if there is none
             shown = repr(os.fspath(data)) if is_named else f"the {type(data).__name__}"
             raise OptionError(
                 f"{shown} is a table, and no function makes samples from its rows\n"

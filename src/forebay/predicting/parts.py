@@ -145,11 +145,7 @@ class PartWork:
         """Yield the outputs or failures for the samples of a part."""
         here = self._here
         if self._model is None:
-            model = self._model_or_factory
-            if here is None:
-                # A forked process must not use torch's thread pool, and there is a worker per core.
-                torch.set_num_threads(1)
-                model = model()
+            model = self._model_or_factory() if here is None else self._model_or_factory
             self._model = Model(model, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None

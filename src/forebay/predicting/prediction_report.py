@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,9 @@ class PredictionReport:
             lines.append("failures")
             lines += [f"  {failure}" for failure in self.failures[:10]]
             if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more: see .failures")
+                lines.append(f"  … and {self.failed - 10:,} more")
+            command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+            lines.append(f"  What happened to each, and what to do: {command}")
             lines.append(
                 "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
             )

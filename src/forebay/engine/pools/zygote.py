@@ -45,6 +45,7 @@ from forebay.engine.pools.linux import (
 )
 from forebay.engine.pools.worker import failure_of, portable, serve
 from forebay.failures import Failure
+from forebay.randomness import use_one_torch_thread
 
 # Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
 # the worker's ends of its channel.
@@ -265,6 +266,7 @@ def _run_worker(
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     _begin_as_child(worker_id)
+    use_one_torch_thread()
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:

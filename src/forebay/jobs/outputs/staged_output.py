@@ -205,11 +205,16 @@ class Output:
                 status = os.lstat(staged)
             except FileNotFoundError:
                 raise OutputError(
-                    f"out.file({name!r}) was requested, but the function never wrote it"
+                    f"out.file({name!r}) was requested, but the function never wrote it\n"
+                    "  Nothing of this input was kept. Write to the path that out.file() returned. "
+                    "A library that adds an ending, as numpy.save does with .npy, writes another "
+                    "file: put the ending into the name."
                 ) from None
             if (status.st_mode & 0o170000) != 0o100000:
                 raise OutputError(
-                    f"out.file({name!r}): the function did not leave a regular file there"
+                    f"out.file({name!r}): the function did not leave a regular file there\n"
+                    "  Nothing of this input was kept. Write a file to that path. For a folder of "
+                    "files, name each of them, as in out.file('folder/a.npy')."
                 )
             if status.st_nlink == 1 and status.st_ino in inodes:
                 raise OutputError(

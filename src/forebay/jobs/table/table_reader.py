@@ -45,7 +45,8 @@ def find_table(table: str | os.PathLike[str]) -> str:
             raise InputError(
                 f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
                 f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "
-                "table itself."
+                "table itself. If metadata= was changed, only the last run's is up to date: remove "
+                "the others."
             )
         return f"{name.rstrip('/')}/{tables[0]}" if is_url else os.path.join(name, tables[0])
     if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
