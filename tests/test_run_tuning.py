@@ -10,7 +10,7 @@ import pytest
 import forebay
 from forebay import run_tuning
 from forebay.observe.process_times import ProcessTimes
-from forebay.observe.run_trace import RunTrace
+from forebay.observe.run_trace import LONG_S, RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions, workers_of_run
 from forebay.run_tuning import EVERY_S, RunTuning
 
@@ -85,6 +85,19 @@ def test_what_is_published_is_the_present_state():
     trace.publish(at + 1.5)
     trace.publish(at + 9.0)
     assert published == [(0, 4), (0, 2)]
+
+
+def test_a_task_that_runs_for_long_is_published_every_second():
+    """Its name and when it began; the rate falls meanwhile."""
+    published, trace = [], RunTrace()
+    at = trace.began_at
+    trace.publication.begin(lambda record: published.append(record.longest), at)
+    trace.longest_task = lambda: ("a.wav", at)
+    for seconds in (0, LONG_S - 1, LONG_S, LONG_S + 0.5, LONG_S + 1):
+        trace.publish(at + seconds)
+    trace.longest_task = lambda: None
+    trace.publish(at + LONG_S + 2)
+    assert published == [None, ("a.wav", at), ("a.wav", at), None]
 
 
 def test_a_cluster_has_as_many_as_there_is_room_for():

@@ -56,7 +56,7 @@ class Buffer:
         OptionError: A mark is impossible, or both high marks are missing.
     """
 
-    max_bytes: int | str | None = None
+    max_bytes: float | str | None = None
     max_batches: int | None = field(default=None, kw_only=True)
     refill_below: int | None = field(default=None, kw_only=True)
     directory: str | os.PathLike[str] | None = field(default=None, kw_only=True)
@@ -91,7 +91,7 @@ class Buffer:
         return None if self.max_bytes is None else int(self.max_bytes)
 
 
-def buffer_of(buffer: int | str | Buffer | None) -> Buffer | None:
+def buffer_of(buffer: float | str | Buffer | None) -> Buffer | None:
     """Return the Buffer for the `buffer` argument of a loader.
 
     Raises:
@@ -163,15 +163,15 @@ def _depth_in_forebay() -> int:
     return depth
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: float | str) -> int:
     """Return a number of bytes written as a number, or as a string such as "30GB" or "50%".
 
     Raises:
         OptionError: It is neither, below one byte, or 2**63 bytes or more.
     """
     value = -1.0
-    if isinstance(size, int) and not isinstance(size, bool):
-        value = size
+    if isinstance(size, int | float) and not isinstance(size, bool):
+        value = size if size == size // 1 else value  # 30e9 is a whole number, too
     elif isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match and match[2] == "%":

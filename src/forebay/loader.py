@@ -158,7 +158,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        buffer: int | str | Buffer | None = None,
+        buffer: float | str | Buffer | None = None,
         backend: Literal["process", "thread", "ray"] | Ray = "process",
         seed: int | None = None,
         on_error: Literal["raise", "skip"] = "raise",

@@ -26,6 +26,7 @@ from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe import machine
 from forebay.observe.event_log import log, log_failed
 from forebay.observe.progress import Progress, note
+from forebay.observe.publication import PUBLISH_S
 from forebay.observe.run_diagnosis import RunTimes
 from forebay.observe.run_trace import RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
@@ -128,6 +129,7 @@ def run(
         max_suspects=1 if options.stops_at_first_failure else 64,
     )
     engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+    progress.trace.longest_task = engine.longest_task
     commits = Commits(ledger, folder)
     committed, record_s = 0, 0.0
     began, cpu_before = time.monotonic(), _processor_time(options)
@@ -135,7 +137,9 @@ def run(
         while not engine.finished or commits.waiting:
             progress.trace.num_workers = engine.num_workers if options.workers else 0
             progress.trace.publish(time.monotonic())
-            outcomes = engine.step(commits.due_in(), collect_s=COLLECT_S)
+            due_in = commits.due_in()
+            wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
+            outcomes = engine.step(wait_s, collect_s=COLLECT_S)
             others = commits.add(outcomes, progress.trace.took)
             if len(others) < len(outcomes):
                 budget.succeeded()

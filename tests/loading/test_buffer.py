@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -24,6 +25,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["process", "thread"])
 SIZES = {
     1: 1,
     "1": 1,
+    30e9: 30 * 10**9,
     "800MB": 800 * 10**6,
     "30GB": 30 * 10**9,
     "30GiB": 30 * 2**30,
@@ -44,7 +46,10 @@ def test_a_size_is_a_buffer_of_that_size():
     assert buffer_of("800MB") == Buffer("800MB") == Buffer(max_bytes=800 * 10**6)
 
 
-NO_SIZES = [0, -1, True, 1.5, "", "GB", "-1GB", "30 gigs", "0GB", b"1GB", 2**63, "\u0663GB"]
+NO_SIZES = [
+    *(0, -1, True, 1.5, math.inf, math.nan, 1e30, 2**63),
+    *("", "GB", "-1GB", "30 gigs", "0GB", "\u0663GB", b"1GB"),
+]
 
 
 @pytest.mark.parametrize("size", [*NO_SIZES, pytest.param("9" * 400 + "GB", id="400 digits")])

@@ -176,6 +176,11 @@ class Engine:
         """The bytes of results that are ready or in use."""
         return self._flow.held_bytes
 
+    def longest_task(self) -> tuple[str, float] | None:
+        """Return the name of the task that has been running for longest, and when it began."""
+        found = self._flow.longest_task()
+        return None if found is None else (self._name_of(self._payloads[found[0]]), found[1])
+
     def wake(self) -> None:
         """Make `step` return early. The only method that other threads may call."""
         self._pool.wake()

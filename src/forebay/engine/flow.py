@@ -452,6 +452,19 @@ class Flow:
             counts[after] += 1
             task.state, task.moved = after, move
 
+    def longest_task(self) -> tuple[int, float] | None:
+        """Return the task that has been running for longest, and when it began, if there is one."""
+        workers = self._workers.values()
+        running = [
+            (one.begun, one.tasks[0])
+            for one in workers
+            if one.started and one.begun is not None and one.tasks
+        ]
+        if not running:
+            return None
+        begun, key = min(running)
+        return key, begun
+
     # ---- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now: float, commands: list[Command]) -> None:

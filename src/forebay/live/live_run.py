@@ -37,6 +37,8 @@ class LiveRun:
             self._ended.popleft()
         began, before = self._ended[0]
         progress = self._progress
+        # Of predict and cache it would be a range of samples.
+        name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
         self._page.publish(
             {
                 "kind": self._verb,
@@ -48,6 +50,8 @@ class LiveRun:
                 "done": progress.done,
                 "failed": progress.failed,
                 "total": progress.total,
+                "longest": name[:1000],
+                "longest_since": time.time() - (now - since),
             }
         )
 

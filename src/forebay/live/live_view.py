@@ -43,6 +43,8 @@ class View:
         done: How many of them are done.
         failed: How many failed.
         total: How many there are.
+        longest: The input that has been running for longest; "" if none has for long.
+        longest_since: When it began, in seconds since 1970.
     """
 
     kind: str
@@ -69,6 +71,8 @@ class View:
     done: int = 0
     failed: int = 0
     total: int = 0
+    longest: str = ""
+    longest_since: float = 0.0
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> View | None:
@@ -104,6 +108,8 @@ class View:
             done=_count(data, "done"),
             failed=_count(data, "failed"),
             total=_count(data, "total"),
+            longest=_text(data, "longest"),
+            longest_since=_number(data, "longest_since"),
         )
 
 

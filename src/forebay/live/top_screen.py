@@ -93,7 +93,11 @@ def _run(view: View, now: float, width: int, signs: Signs) -> list[str]:
     ]
     state = f" {signs.dot} ".join(filter(None, facts))
     name = f"{view.kind} {view.title}"
-    return [*_wrapped(_title(view, now, signs), width), name, *_wrapped(state, width)]
+    lines = [*_wrapped(_title(view, now, signs), width), name, *_wrapped(state, width)]
+    if view.longest:
+        took = duration(max(now - view.longest_since, 0.0))
+        lines += _wrapped(f"longest at work, for {took}: {view.longest}", width)
+    return lines
 
 
 def _title(view: View, now: float, signs: Signs) -> str:

@@ -7,7 +7,7 @@ progress ── ended ──> RunTrace ──> report, `forebay top`
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forebay.observe.bounded import DURATION_BINS, Slowest, Spans, duration_bin
@@ -15,6 +15,8 @@ from forebay.observe.publication import Publication
 
 # Length of each span of a run to begin with.
 FIRST_SPAN_S = 0.5
+# Seconds after which a task that is still running is shown.
+LONG_S = 5.0
 
 
 @dataclass(slots=True)
@@ -55,6 +57,9 @@ class RunTrace:
         retries: Attempts that failed and were made again.
         num_workers: Workers at present; 0 if the run works in this process.
         publication: Shows the trace to `forebay top`.
+        longest_task: Returns the task that has been running for longest, and when it began on the
+            clock of `began_at`; None if none is.
+        longest: What that returned at the last publication, if it has been running for `LONG_S`.
     """
 
     def __init__(self) -> None:
@@ -67,7 +72,9 @@ class RunTrace:
         self.num_workers = 0
         self._slowest = Slowest[int]()
         self.publication = Publication()
-        self._published = (-1, -1, -1)
+        self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
+        self.longest: tuple[str, float] | None = None
+        self._published: tuple[object, ...] = ()
 
     @property
     def slowest(self) -> list[tuple[float, int]]:
@@ -109,7 +116,10 @@ class RunTrace:
             now: On the clock of `began_at`.
         """
         if now >= self.publication.due:
-            state = (self.done, self.failed, self.num_workers)
+            found = self.longest_task()
+            self.longest = found if found is not None and now - found[1] >= LONG_S else None
+            # While a task runs for long, the rate falls.
+            state = (self.done, self.failed, self.num_workers, self.longest and now)
             if state != self._published:
                 self._published = state
                 self.publication.renew(self, now)

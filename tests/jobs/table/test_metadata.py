@@ -251,6 +251,17 @@ def test_csv_numbers_are_read_only_if_they_are_written_like_numbers(tmp_path):
     }  # fmt: skip
 
 
+def test_truth_values_in_csv_may_be_written_as_pandas_does(tmp_path):
+    """The string "False" would count as true."""
+    path = tmp_path / "labels.csv"
+    path.write_text("a,b,c\nTrue,true,True\nFalse,FALSE,yes\n,,\n")
+    assert read_table(path).to_pydict() == {
+        "a": [True, False, None],
+        "b": [True, False, None],
+        "c": ["True", "yes", None],
+    }
+
+
 def test_whole_numbers_among_others_are_floats_in_csv(tmp_path):
     """As in JSONL; spreadsheets write 1.0 as 1."""
     path = tmp_path / "numbers.csv"

@@ -237,7 +237,7 @@ def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     whole = "0|-?[1-9][0-9]*"
     other = "-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf"
     shapes = (
-        ("^(true|false)$", pyarrow.bool_()),
+        ("^(true|false|True|False|TRUE|FALSE)$", pyarrow.bool_()),
         (f"^({whole})$", pyarrow.int64()),
         (f"^({whole}|{other})$", pyarrow.float64()),
     )
