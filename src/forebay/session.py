@@ -41,7 +41,8 @@ from forebay.jobs.report import Report
 from forebay.jobs.table.ledger_table import LedgerTable
 from forebay.jobs.user_code.fingerprint import Fingerprint, difference
 from forebay.live.live_run import LiveRun
-from forebay.observe.progress import Progress, label_of
+from forebay.observe.event_log import log
+from forebay.observe.progress import Progress, label_of, note
 from forebay.observe.run_diagnosis import diagnose_run
 from forebay.options import PreprocessOptions
 from forebay.randomness import ThreadTurns, generators_kept, generators_restored
@@ -180,6 +181,14 @@ class Session:
             in_place=listing.in_place,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
+        others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
+        if others and listing.kind == "rows" and not self.starts_over:
+            say = note if self.options.progress else log.warning
+            say(
+                f"{self.output}: of the {enrolment.gone:,} rows of the earlier run none is in the "
+                "manifest now, so each of its rows is processed. A row with another value, or with "
+                "other columns, is another input."
+            )
 
     def process_inputs(
         self,

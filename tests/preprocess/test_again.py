@@ -30,6 +30,10 @@ def strict(source, out):
     out.file(source.name).write_text("x")
 
 
+def length(row, out):
+    return {"length": len(Path(row["path"]).read_text())}
+
+
 def run(work, inputs, output, **options):
     return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 0, **options})
 
@@ -43,6 +47,21 @@ def test_many_old_failures_do_not_keep_new_inputs_from_being_done(tmp_path):
     report = run(strict, folder, tmp_path / "out")
     assert (report.done, report.failed) == (6, 25)
     assert retry(strict, tmp_path / "out", num_workers=0, progress=False).failed == 25
+
+
+def test_a_new_column_makes_each_row_another_input_and_the_user_is_told(tmp_path, capsys):
+    """Otherwise finished work would be done again in silence."""
+    rows = [{"path": str(path)} for path in inputs_in(tmp_path / "in", ["a", "b"]).iterdir()]
+
+    def again(rows):
+        options = {"num_workers": 0, "folder": tmp_path}
+        report = forebay.preprocess(length, rows, tmp_path / "out", **options)
+        return report.done, "of the 2 rows of the earlier run none" in capsys.readouterr().err
+
+    assert again(rows) == (2, False)
+    assert again(rows[:1]) == (1, False)
+    assert again(rows) == (2, False)
+    assert again([{**row, "label": "x"} for row in rows]) == (2, True)
 
 
 def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
