@@ -48,6 +48,7 @@ def test_a_child_that_lives_on_is_named():
     with pytest.raises(AssertionError, match=r"3 left behind.*\n  process \d+ .*sys.stdin.read"):
         with no_leaks(wait_s=0):
             child = _start(_WAITER)
+            child.stdout.readline()  # until it runs, its command may be unknown
     child.communicate()
 
 
