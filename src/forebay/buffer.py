@@ -171,7 +171,7 @@ def parse_bytes(size: float | str) -> int:
     """
     value = -1.0
     if isinstance(size, int | float) and not isinstance(size, bool):
-        value = size if size == size // 1 else value  # 30e9 is a whole number, too
+        value = size if size % 1 == 0 else -1.0  # 30e9 is a whole number, too
     elif isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match and match[2] == "%":

@@ -67,8 +67,8 @@ class _Child:
         self.kill_at: float | None = None
         self.waits = 0  # for its stacks
 
-    def is_due(self, now: float) -> bool:
-        """Tell whether to kill it now; if it has not begun to write its stacks, it gets time."""
+    def take_due(self, now: float) -> bool:
+        """Return, once, whether to kill it now; while it has written no stacks, give it time."""
         if self.kill_at is None or self.kill_at > now:
             return False
         self.waits += 1
@@ -163,7 +163,7 @@ class _Zygote:
             self._reap()
             now = time.monotonic()
             for pid, child in self._children.items():
-                if child.is_due(now):
+                if child.take_due(now):
                     kill_descendants(pid)
                     _kill_group(pid)
             if self._closing_at is not None and (not self._children or self._closing_at <= now):
