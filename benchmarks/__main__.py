@@ -10,6 +10,7 @@ Without a name, these tables are measured:
 These are measured only when they are named:
 
     diagnose                        an idle machine, half an hour: why training waits
+    disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
     tracing                         an idle machine, two minutes: what the loader's record costs
     large                           20 GiB of memory, half an hour: the DataLoader
@@ -38,10 +39,14 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.auto import auto
+from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
+from benchmarks.disk import disk
 from benchmarks.gpu import gpu
+from benchmarks.jobs import jobs
+from benchmarks.kinds import loading_kinds, loading_sizes
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
 from benchmarks.life import life
@@ -65,8 +70,14 @@ USUAL = (
         "cpu": five_ms,
         "crash": crash,
         "million": million,
+        "jobs": jobs,
     }
     | LOADING
+    | {
+        "loading-buffer": buffer_fills,
+        "loading-kinds": loading_kinds,
+        "loading-sizes": loading_sizes,
+    }
     | {"cached": cached, "predicted": predicted}
 )
 # The others are measured only when they are named.
@@ -75,6 +86,7 @@ TABLES = (
     | RAY
     | {
         "diagnose": diagnose,
+        "disk": disk,
         "auto": auto,
         "tracing": tracing,
         "large-order": order,

@@ -48,7 +48,7 @@ UPPER = ("loading", "collating", "items", "mixing", "predicting", "sample_ranges
 TESTING = ("testing",)
 RAY = ("engine/pools/ray",)
 
-LONG, HEAD = 350, 30
+LONG, HEAD = 600, 30
 BAD_NAMES = ("utils", "helpers")
 BAD_PARTS = ("manager", "handler")
 

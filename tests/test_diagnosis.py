@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import replace
 
@@ -12,19 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from forebay import Buffer, DataLoader, Diagnosis
+from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
 from forebay.buffer import buffer_of
 from forebay.observe.diagnosis import LEAST_STEPS, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import recorded_work, slowdown
 from forebay.observe.simulation import UNLIMITED, Arrangement, Work, simulate, stretched
 from forebay.observe.trace import FINEST_S, MadeRecord, SlowSample, StepRecord
+from forebay.units import byte_size
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def trace_of(
-    steps, setup, batch_s, *, cpu=0.0, queued=0.0, slow=None, epoch=0, start_s=0.0, trainer_cpu=0.0
+    steps,
+    setup,
+    batch_s,
+    *,
+    cpu=0.0,
+    queued=0.0,
+    slow=None,
+    epoch=0,
+    start_s=0.0,
+    trainer_cpu=0.0,
+    read=0,
+    idle=None,
+    threads=0.0,
 ):
     """Return what a loader would record whose batches and steps take these times.
 
@@ -38,6 +52,9 @@ def trace_of(
         epoch: Batches of an epoch; 0 for one epoch.
         start_s: Seconds that workers take to start.
         trainer_cpu: Processor time of the trainer's process for a step.
+        read: Bytes that are read from storage for a batch.
+        idle: Part of the time that the cores are idle.
+        threads: Processor time of other threads of a worker, as a part of the batch's time.
     """
     count, workers = len(steps), setup.num_workers
     times = batch_s if isinstance(batch_s, list) else [batch_s] * count
@@ -63,14 +80,17 @@ def trace_of(
         got.append(now)
         wait = now - asked[-1]
         waited, total = waited + wait, total + times[number]
-        sums = (number + 1, total, total * cpu, total * queued)
+        sums = (number + 1, total, total * cpu, total * queued, (number + 1) * read)
+        sums += (total * threads,)
         seconds, slowest = times[number], (slow or {}).get(number, 0.0)
         spent = (seconds * cpu, seconds * queued, 0.0)
         made.append(
             MadeRecord(end, seconds, number % max(workers, 1), *spent, 10_000, slowest, *sums)
         )
         cpu_s = trainer_cpu * (number + 1)
-        taken.append(StepRecord(asked[-1], wait, is_first, 0, number + 1, waited, cpu_s, 0.0))
+        idle_s = None if idle is None else asked[-1] * idle
+        sums = (number + 1, waited, cpu_s, 0.0, idle_s)
+        taken.append(StepRecord(asked[-1], wait, is_first, 0, *sums))
         now += steps[number]
     return taken, made
 
@@ -223,6 +243,135 @@ def test_storage_with_a_fixed_rate_is_told_by_batches_that_take_longer_together(
     found = diagnose(steps, batches, workers(4, keeps_workers=True))
     assert (found.cause, found.advice, found.expected_rate) == ("storage", {}, None)
     assert "fixed rate" in str(found)
+
+
+MB = 1_000_000
+READ = 16 * MB  # for a batch
+
+
+def reading(count, batch_s=0.05, **more):
+    """Return the diagnosis of a loader whose workers wait for a disk, mostly."""
+    setup = replace(workers(count, batch_size=16), **more)
+    return told([0.01] * 200, setup, batch_s, cpu=0.1, read=READ)
+
+
+def test_how_many_workers_a_disk_serves_is_left_to_trials():
+    """Of one number of workers it cannot be told, and no rate is promised."""
+    found = reading(2)
+    assert (found.cause, found.advice, found.expected_rate) == (
+        "storage",
+        {"num_workers": "auto"},
+        None,
+    )
+    rate = found.evidence["read_rate"]
+    assert rate == pytest.approx(40 * READ, rel=0.05)
+    assert f"Storage gives {byte_size(rate)}/s, and training could use 1.6 GB/s" in str(found)
+
+
+def test_trials_that_go_on_are_waited_for():
+    """With "auto" there is nothing to change before it has tried."""
+    found = reading(2, most_workers=8)
+    assert (found.cause, found.advice) == ("storage", {})
+    assert 'num_workers="auto" tries it' in str(found)
+
+
+def test_more_than_auto_tries_is_said_by_its_limit():
+    """It would stop at the number that there is, or that it has by itself."""
+    for more in ({"count": 9}, {"count": 8, "most_workers": 8}):
+        most = reading(**more, batch_s=0.5).advice["num_workers"]
+        assert isinstance(most, AutoWorkers)
+        assert int(most) in range(50, 60)
+
+
+def test_a_trial_that_showed_no_gain_is_not_advised_again():
+    """Up to the limit of "auto", and beyond."""
+    for most in (8, 16):
+        found = reading(2, most_workers=most, tried={2: 40.0, 4: 40.5, 8: 39.8})
+        assert (found.cause, found.advice) == ("storage", {})
+        assert "8 were tried, and made 39.8 batches/s instead of" in str(found)
+
+
+def test_a_trial_that_showed_a_gain_says_that_storage_serves_more():
+    """Twice the workers read twice as much: then they do not disturb each other."""
+    found = reading(4, 0.1, most_workers=4, tried={2: 20.0, 4: 40.0})
+    assert found.cause == "storage"
+    assert found.advice["num_workers"] in range(10, 13)
+    assert found.expected_rate is not None
+    few = reading(4, 0.1, most_workers=4, tried={2: 20.0, 4: 40.0}, cores=1)
+    assert (few.advice, few.expected_rate) == (found.advice, None)
+    assert found.expected_rate == pytest.approx(100, rel=0.1)
+
+
+def test_a_limit_of_a_control_group_is_no_matter_of_workers():
+    """If it is reached; far below it, storage is asked."""
+    found = reading(2, read_limit=660 * MB)
+    assert (found.cause, found.advice) == ("storage", {})
+    assert "a control group limits reading to 660 MB/s" in str(found)
+    assert reading(2, read_limit=1200 * MB).advice == {"num_workers": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [(10_000, "10 GB and fit into the 20 GB of free memory"), (100_000, "100 GB, and 20 GB of")],
+)
+def test_what_fits_into_memory_is_read_once(samples, words):
+    """And what does not is read in each epoch."""
+    found = reading(2, read_limit=660 * MB, samples=samples, free_memory=20_000 * MB)
+    assert words in str(found)
+    assert "forebay.cache()" in str(found)
+
+
+def test_threads_of_libraries_are_named():
+    """A worker that waits for its own threads waits for no disk, and a core is not missing."""
+    setup = replace(workers(2), cores=2)
+    found = told(STEPS, setup, 0.09, cpu=0.3, queued=0.3, threads=0.7)
+    assert (found.cause, found.advice) == ("cpu", {})
+    assert "Libraries compute in threads of their own: each of 2 workers uses 1.0 cores" in str(
+        found
+    )
+    assert "OMP_NUM_THREADS" in str(found)
+    assert "no number of workers helps" not in str(found)
+    assert found.evidence["threads_s"] == pytest.approx(0.063, rel=0.01)
+    assert told(STEPS, workers(2), 0.09, cpu=0.3, threads=0.7, idle=0.8).cause == "workers"
+
+
+class Threaded(Dataset):
+    """Samples that are computed in two more threads, as a library would."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        def spin():
+            until = time.thread_time() + 0.01
+            while time.thread_time() < until:
+                pass
+
+        threads = [threading.Thread(target=spin) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return torch.zeros(2)
+
+
+def test_processor_time_of_other_threads_of_a_worker_is_measured():
+    """As much as they used, which is 20 ms a sample."""
+    with DataLoader(Threaded(), batch_size=1, num_workers=1) as loader:
+        for _ in loader:
+            pass
+        evidence = loader.diagnose().evidence
+    assert evidence["threads_s"] > 0.015
+    assert evidence["cpu_s"] < evidence["threads_s"]
+
+
+def test_cores_that_are_idle_are_not_missing():
+    """Workers that get what they wait for at the same time wait for a core at the same time."""
+    setup, more = replace(workers(2), cores=2), {"cpu": 1 / 3, "queued": 2 / 3}
+    assert told(STEPS, setup, 0.09, **more, idle=0.1).cause == "contention"
+    found = told(STEPS, setup, 0.09, **more, idle=0.5)
+    assert found.cause != "contention"
+    assert found.evidence["idle_share"] == pytest.approx(0.5)
 
 
 def test_bursts_need_a_deeper_buffer():

@@ -1,11 +1,13 @@
-"""Usable cores and pressure, from made-up folders of the system."""
+"""Usable cores, pressure and storage: of made-up folders of the system, and of this one."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from forebay.observe import storage
 from forebay.observe.machine import pressure, usable_cores
 
 ALL = len(os.sched_getaffinity(0))
@@ -62,3 +64,56 @@ def test_pressure_is_reported_where_it_is(tmp_path):
     (folder / "cpu").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=1\n")
     (folder / "io").write_text("odd\n")
     assert pressure(tmp_path) == {"pressure_cpu": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {"io.max": "8:0 rbps=2000 wbps=max riops=max wiops=max\n"}, 2000),
+        ("0::/\n", {"io.max": "8:0 rbps=max wbps=500 riops=max wiops=max\n"}, None),
+        ("0::/a\n", {"a/io.max": "8:0 rbps=max\n8:16 rbps=9\n", "io.max": "8:0 rbps=8\n"}, 8),
+        ("4:blkio:/a\n", {"blkio/a/blkio.throttle.read_bps_device": "8:0 70\n8:16 60\n"}, 60),
+        ("4:blkio:/a\n", {"blkio/a/blkio.throttle.read_bps_device": ""}, None),
+        ("0::/\n", {"io.max": "odd\n"}, None),
+        ("", {}, None),
+    ],
+)
+def test_limits_for_reading_are_the_lowest_of_the_control_groups(tmp_path, groups, files, limit):
+    """Of versions 1 and 2, and of any disk."""
+    assert storage.read_limit(*system(tmp_path, groups, files)) == limit
+
+
+def test_memory_for_files_is_what_is_available(tmp_path):
+    """Nothing without the file."""
+    assert storage.memory_for_files(tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  3 kB\n")
+    assert storage.memory_for_files(tmp_path) == 3072
+
+
+def test_what_this_thread_reads_from_storage_is_counted(tmp_path):
+    """As the system counts it for the process; files in memory are not read from storage."""
+
+    def of_process():
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before, process_before = storage.read_bytes(), of_process()
+    path.read_bytes()
+    read = storage.read_bytes() - before
+    if of_process() - process_before < 1 << 20:
+        pytest.skip("this file system keeps files in memory")
+    assert read >= 1 << 20
+    path.read_bytes()
+    assert storage.read_bytes() - before == read
+
+
+def test_the_time_that_cores_are_idle_only_grows():
+    """By less than a second each second."""
+    first = storage.cores_idle_s()
+    assert first is not None
+    assert first <= storage.cores_idle_s()

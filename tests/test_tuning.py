@@ -142,6 +142,21 @@ def test_what_does_not_help_is_undone_and_not_tried_again_for_a_while():
     assert later == []
 
 
+def test_it_keeps_what_it_measured_until_the_load_changes():
+    """By number of workers, also of the number that did not help."""
+    model = Model(step_s=0.01, cpu_s=0.0, wait_s=0.05, most_per_s=35)
+    tuner = Tuner(1, 16, 2.0)
+    run(tuner, model, 10)
+    tried = sorted(tuner.rates)
+    assert tried[0] == 1
+    assert len(tried) >= 2
+    assert tuner.rates[1] == pytest.approx(20)
+    assert {tuner.rates[each] for each in tried[1:]} == {35.0}
+    slower = Model(step_s=0.01, cpu_s=0.0, wait_s=0.05, most_per_s=15, totals=model.totals)
+    run(tuner, slower, 3)
+    assert set(tuner.rates.values()) == {15.0}
+
+
 def test_where_batches_differ_there_are_more_than_the_average_needs():
     """Five would do for the mean; with eight the trainer does not wait, and they stay."""
     model = Model(step_s=0.01, cpu_s=0.0, wait_s=0.043, uneven_below=7)

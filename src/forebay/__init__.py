@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forebay.jobs.packed.reader import open_output
     from forebay.jobs.report import Report
     from forebay.loader import DataLoader
+    from forebay.loading.sample_check import SampleCheck
     from forebay.mixing import MixedDataset, mix
     from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.statistics import Statistics
@@ -66,6 +67,7 @@ __all__ = [
     "PredictionReport",
     "Ray",
     "Report",
+    "SampleCheck",
     "SampleTimeoutError",
     "Statistics",
     "WorkerDiedError",
@@ -96,6 +98,7 @@ _MODULE_OF = {
     "PredictionReport": "forebay.predicting.prediction_report",
     "Ray": "forebay.options",
     "Report": "forebay.jobs.report",
+    "SampleCheck": "forebay.loading.sample_check",
     "Statistics": "forebay.observe.statistics",
     "cache": "forebay.cache",
     "compare": "forebay.reports.comparison",

@@ -43,8 +43,8 @@ class Buffer:
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string
             such as "30GB" (10^9) or "30GiB" (2^30), or a share of the memory that this process may
-            use, such as "50%", for all ranks that torchrun started on this machine together. None:
-            no limit by bytes.
+            use, such as "50%", for all ranks that torchrun started on this machine together. A
+            batch counts as 1 KiB at least. None: no limit by bytes.
         max_batches: High mark: batches that are ready or being made. None: no limit by number.
         refill_below: Low mark: once full, pause until fewer batches than this are ready or being
             made. None: 80 % of the batches that it held when full.

@@ -32,6 +32,7 @@ from forebay.loading.loader_progress import LoaderProgress, restore_states
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import Position
 from forebay.loading.replay import replayed
+from forebay.loading.sample_check import SampleCheck, compared, spread
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
@@ -40,6 +41,7 @@ from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.publication import PUBLISH_S
 from forebay.observe.statistics import Statistics
 from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
+from forebay.randomness import generators_kept
 from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -300,6 +302,46 @@ class DataLoader(TorchDataLoader[_T_co]):
             OSError: The file cannot be written.
         """
         return report_of(Settings(self), self._loader_progress, path)
+
+    def check(self, samples: int = 4) -> SampleCheck:
+        """Make some samples twice in this process and twice in workers, and compare them.
+
+        With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
+        on more than the seed; without one, what differs is random. It needs four times the time of
+        these samples, and does not affect the iteration.
+
+        Args:
+            samples: How many, at least 1; they are spread over the dataset.
+
+        Returns:
+            What differs: samples and their fields. It is true if nothing does; its `str` is the
+            answer in sentences.
+
+        Raises:
+            OptionError: The dataset is iterable or empty.
+            Exception: What a sample raised.
+        """
+        settings = Settings(self)
+        if settings.is_iterable or not settings.length:
+            raise OptionError("check() needs a map-style dataset with samples")
+        indices = spread(samples, settings.length)
+
+        def made(num_workers: int) -> list[Any]:
+            with DataLoader(
+                self.dataset,
+                batch_size=len(indices),
+                sampler=indices,
+                collate_fn=list,
+                num_workers=num_workers,
+                worker_init_fn=self.worker_init_fn if num_workers else None,
+                multiprocessing_context=self.multiprocessing_context if num_workers else None,
+                seed=self.seed,
+            ) as loader:
+                found: list[Any] = next(iter(loader))
+                return found
+
+        with generators_kept():
+            return compared(indices, made, self.seed)
 
     # ---- position ------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-# More than any of the files that are read has.
+# More than nearly all of the files that are read have.
 _MAX_BYTES = 4096
 
 
-def read_proc(path: str) -> bytes:
-    """Return the content of a file of /proc.
+def read_proc(path: str, most: int = _MAX_BYTES) -> bytes:
+    """Return the content of a file of /proc, or its first `most` bytes.
 
     Raises:
         OSError: There is no such file, or it cannot be read.
@@ -17,6 +17,6 @@ def read_proc(path: str) -> bytes:
     # Not open(): Ctrl-C between it and its `with` would be reported as an unclosed file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, _MAX_BYTES)
+        return os.read(descriptor, most)
     finally:
         os.close(descriptor)

@@ -4,8 +4,7 @@
     restored      with generators_kept(): …     the caller's generators are unchanged afterwards
     private       PrivateGenerators(seed)       a separate stream, for a sampler
     in threads    ThreadTurns                   inputs that several threads process
-
-`use_one_torch_thread` is here because it, too, waits for user code to import torch.
+    in a worker   SeedsIfDrawn                  samples, most of which may draw nothing
 
 Long because all code that seeds the generators takes turns with all code that draws from them. A
 process has one set of generators for all its threads, so threads that seed them, or that draw while
@@ -15,17 +14,20 @@ loaded: this module imports neither, since a worker may need neither.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import os
+import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from forebay.import_hooks import after_import, not_after_import
 from forebay.waiting import wait_until
 
 _T = TypeVar("_T")
@@ -33,6 +35,8 @@ _T = TypeVar("_T")
 States = tuple[Any, Any, Any]
 
 _modules: dict[str, Any] = sys.modules
+# numpy's MT19937: 624 words and a position.
+_MT19937_BYTES = 625 * 4
 # torch's own seeds have 63 bits: `torch.initial_seed()` may be in a sample, as an int64.
 _63_BITS = (1 << 63) - 1
 
@@ -40,7 +44,7 @@ _63_BITS = (1 << 63) - 1
 def seed_generators(seed: int) -> None:
     """Seed every generator from 64 bits."""
     random.seed(seed)
-    _on_import.seed = seed
+    _current.seed = seed
     # The import of a library may be incomplete: in another thread, or by a circular import.
     numpy: Any = _modules.get("numpy")
     torch: Any = _modules.get("torch")
@@ -69,59 +73,24 @@ def seed_of_text(text: str) -> int:
 # ---- a library that user code imports ----------------------------------------------------------
 
 
-class _SeedOnImport:
-    """Seeds a library for the current input as soon as it is imported.
-
-    Any input may be the first one in its worker that imports the library, depending on the number
-    of workers.
-    """
-
-    def __init__(self) -> None:
-        self.seed = 0
-        self.has_one_thread = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in ("numpy", "torch") else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_seed(module: ModuleType) -> None:
-            execute(module)
-            if name == "numpy":
-                module.random.seed(self.seed >> 32)
-            else:
-                module.default_generator.manual_seed(self.seed & _63_BITS)
-                if self.has_one_thread:
-                    module.set_num_threads(1)
-
-        spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
-        return spec
+# Any input may be the first one in its worker that imports a library, depending on the number of
+# workers; then the library is seeded for that input.
+_current = SimpleNamespace(seed=0)
 
 
-_on_import = _SeedOnImport()
+def _seed_numpy(numpy: Any) -> None:
+    numpy.random.seed(_current.seed >> 32)
+
+
+def _seed_torch(torch: Any) -> None:
+    torch.default_generator.manual_seed(_current.seed & _63_BITS)
 
 
 def seed_on_import(is_on: bool) -> None:
     """Start or stop seeding numpy and torch when user code imports them."""
-    if is_on and _on_import not in sys.meta_path:
-        sys.meta_path.insert(0, _on_import)
-    elif not is_on and _on_import in sys.meta_path:
-        sys.meta_path.remove(_on_import)
-
-
-def use_one_torch_thread() -> None:
-    """Let torch use one thread in this worker process, also if user code imports it later.
-
-    A forked process waits forever for the threads of torch's pool if its parent has used them. And
-    as many workers as cores, each with as many threads, slow each other down.
-    """
-    _on_import.has_one_thread = True
-    torch: Any = _modules.get("torch")
-    if hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(1)
+    change = after_import if is_on else not_after_import
+    change("numpy", _seed_numpy)
+    change("torch", _seed_torch)
 
 
 # ---- turns -------------------------------------------------------------------------------------
@@ -376,6 +345,69 @@ class PrivateGenerators:
 SetSeed = Callable[[int], None]
 
 
+def seed_nothing(seed: int) -> None:
+    """Do not seed: nothing draws, or what does is found afterwards."""
+
+
+class SeedsIfDrawn:
+    """Runs calls in a worker process with the results of seeded ones, but seeds only if they draw.
+
+    Seeding takes 7 us, longer than many a sample. The first call is seeded. If it does not draw,
+    later ones are not seeded. The first one that draws is repeated with seeds, and all after it are
+    seeded. A call that reads the state of a generator, or torch's seed, counts as one that draws.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a call that is seeded."""
+        self._draws: bool | None = None
+        self._reads = 0
+
+    def open(self) -> None:
+        """Watch this process, which must be a worker, for functions that read the generators."""
+        for module, name in (
+            *((random, "getstate"), (_modules["numpy"].random, "get_state")),
+            *((_modules[name], "initial_seed") for name in ("torch", "torch.random")),
+            *((_modules[name], "get_rng_state") for name in ("torch", "torch.random")),
+        ):
+            setattr(module, name, self._counting(getattr(module, name)))
+
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            self._reads += 1
+            return function(*args, **kwargs)
+
+        return read
+
+    def run(self, call: Callable[[SetSeed], _T]) -> _T:
+        """Make a call; return its result, or raise its exception.
+
+        Args:
+            call: The function to call. Its argument seeds the generators, or is `seed_nothing`.
+        """
+        if self._draws:
+            return call(seed_generators)
+        reads = self._reads
+        if self._draws is None:
+            detector = _DrawDetector()
+            try:
+                return call(detector.seed)
+            finally:
+                self._draws = detector.has_drawn() or self._reads > reads
+        _modules["numpy"].random.seed(0)  # see `_numpy_state`
+        before = _fingerprint()
+        try:
+            returned, error = call(seed_nothing), None
+        except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
+            returned, error = None, raised
+        if self._reads == reads and _fingerprint() == before:
+            if error is not None:
+                raise error
+            return returned  # type: ignore[return-value]
+        self._draws = True
+        return call(seed_generators)
+
+
 class ThreadTurns:
     """Runs calls of several threads so that each draws from its own seeds, as if it were alone.
 
@@ -398,13 +430,13 @@ class ThreadTurns:
         thread = threading.get_ident()
         found = _turns.join(thread, lambda: self._draws)
         if found is not None:
-            before = _fingerprint()
+            before = _whole_fingerprint()
             try:
-                returned, error = call(_seed_nothing), None
+                returned, error = call(seed_nothing), None
             except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
                 returned, error = None, raised
             finally:
-                has_changed = _fingerprint() != before
+                has_changed = _whole_fingerprint() != before
                 has_drawn = has_changed or thread in _turns.disturbed
                 _turns.is_dirty |= has_changed
                 _turns.leave(thread)
@@ -429,6 +461,10 @@ class ThreadTurns:
                     self._draws, kept.states = True, found
                 _turns.is_dirty = False
 
+    def run_alone(self) -> None:
+        """Run all calls alone from now on: they draw."""
+        self._draws = True
+
     def abandon(self, thread: threading.Thread) -> bool:
         """End all turns of an abandoned thread; return whether it was only waiting."""
         return not _turns.leave(thread.ident or 0)
@@ -450,11 +486,7 @@ class _DrawDetector:
         return self._has_drawn or (self._seeded is not None and self._seeded != _fingerprint())
 
 
-def _seed_nothing(seed: int) -> None:
-    """Do nothing: calls that run side by side do not seed the generators."""
-
-
-def _fingerprint() -> tuple[Any, ...]:
+def _whole_fingerprint() -> tuple[Any, ...]:
     """Return a value that changes whenever random numbers are drawn."""
     state, array_state, tensor_state = _states()
     return (
@@ -462,3 +494,31 @@ def _fingerprint() -> tuple[Any, ...]:
         None if array_state is None else (array_state[1].tobytes(), *array_state[2:]),
         None if tensor_state is None else tensor_state.numpy().tobytes(),
     )
+
+
+def _fingerprint() -> tuple[Any, ...]:
+    """Return the same in a third of the time, if numpy was seeded before, and drew nothing."""
+    numpy: Any = _modules.get("numpy")
+    torch: Any = _modules.get("torch")
+    return (
+        _random_state(),
+        _numpy_state(numpy) if hasattr(numpy, "random") else None,
+        torch.default_generator.get_state().numpy().tobytes()
+        if hasattr(torch, "default_generator")
+        else None,
+    )
+
+
+# As it is here, and not what a worker replaces it with; see `SeedsIfDrawn.open`.
+_random_state = random.getstate
+
+
+def _numpy_state(numpy: Any) -> Any:
+    """Return the state of numpy's global generator, in a twentieth of the time of `get_state`.
+
+    Normal numbers come in pairs. The second is not in this state; seeding discards it.
+    """
+    generator = numpy.random.get_bit_generator()
+    if type(generator) is numpy.random.MT19937:
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return pickle.dumps(generator.state)  # the user's own

@@ -115,10 +115,12 @@ class Tuner:
 
     Attributes:
         num_workers: The present number.
+        rates: By number of workers: how much they made per second while training waited.
     """
 
     def __init__(self, start: int, most: int, cores: float, unit: str = "batches") -> None:
         self.num_workers = start
+        self.rates: dict[int, float] = {}
         self._unit = unit
         self._most, self._cores = most, cores
         self._before: Totals | None = None
@@ -171,6 +173,11 @@ class Tuner:
         present, before = self.num_workers, self._before_growth
         self._before_growth = None
         is_waiting = window.waiting > WAITING
+        if is_waiting:
+            change = window.rate / self.rates.get(present, window.rate)
+            if not 1 / SAME_LOAD <= change <= SAME_LOAD:
+                self.rates.clear()  # of another load
+            self.rates[present] = window.rate
         is_judged = before is not None and _is_same_load(before, window, present)
         if before is not None and is_judged and is_waiting and not _has_helped(before, window):
             return self._go_back(before, window, at)

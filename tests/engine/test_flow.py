@@ -175,6 +175,24 @@ def test_once_full_it_rests_until_the_low_mark() -> None:
     assert SendTasks(0, ((4, 1),)) in flow.handle([ResultsReleased((2,))], 0.0)
 
 
+def test_no_worker_holds_the_slots_of_the_others() -> None:
+    """However short tasks are: a worker without a slot has nothing to do."""
+    script = started(100, slots=6, group_s=0.05, max_group=100, in_order=True)
+    script.finish(0, 0, seconds=0.001)
+    script.finish(1, 1, seconds=0.001)
+    script.say(ResultsReleased((0, 1)))
+    assert sorted(len(script.flow._workers[worker].tasks) for worker in (0, 1)) == [3, 3]
+
+
+def test_the_last_slots_are_for_the_tasks_that_come_first() -> None:
+    """A worker that may run only later tasks leaves slots for those of a late worker."""
+    script = Script(20, (0, 1) * 10, slots=6, in_order=True, max_group=10, all_workers=True)
+    script.say(WorkerStarted(1))
+    assert script.held_by(1) == [1, 3, 5]
+    script.say(WorkerStarted(0))
+    assert script.held_by(0) == [0, 2, 4]
+
+
 def test_tasks_given_back_go_to_others_in_order() -> None:
     """What a slow worker had not begun is sent again first."""
     script = started(200, group_s=0.05, max_group=100)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from datasets import Gate, Gated, Squares
 from streams import Asked, until
+from torch.utils.data import IterableDataset, RandomSampler, Sampler
 
 from forebay import Buffer, DataLoader, OptionError
 from forebay.buffer import buffer_of, parse_bytes
 from forebay.engine.states import State
+from forebay.loading import planner
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -156,6 +158,119 @@ def test_the_low_mark_is_below_the_high_mark_by_itself():
         rests_at(loader, 16)
         next(iterator)
         rests_at(loader, 20)
+
+
+# More batches than requests are made in advance: the marks of somebody who filled 30 GB by hand.
+MARKS = Buffer(max_bytes="1GB", max_batches=1000, refill_below=800)
+LOADERS = {
+    "in the order of a plan": lambda buffer: DataLoader(
+        Squares(40_000), batch_size=8, num_workers=2, buffer=buffer
+    ),
+    "across short epochs": lambda buffer: DataLoader(
+        Squares(50), batch_size=8, shuffle=True, seed=0, num_workers=2, buffer=buffer
+    ),
+    "by a sampler of the user": lambda buffer: DataLoader(
+        Squares(300),
+        batch_size=8,
+        sampler=RandomSampler(Squares(300)),
+        num_workers=2,
+        buffer=buffer,
+    ),
+    "by threads": lambda buffer: DataLoader(
+        Squares(40_000), batch_size=8, num_workers=2, buffer=buffer, backend="thread"
+    ),
+    "from an iterable dataset": lambda buffer: DataLoader(
+        Numbers(40_000), batch_size=8, num_workers=2, buffer=buffer
+    ),
+    "from an iterable dataset, in any order": lambda buffer: DataLoader(
+        Numbers(40_000), batch_size=8, num_workers=2, buffer=buffer, in_order=False
+    ),
+}
+
+
+class Numbers(IterableDataset):
+    """Each worker yields all numbers below `count`."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return map(torch.tensor, range(self.count))
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_it_fills_while_the_trainer_is_away(kind):
+    """After one `next`, to the mark in batches; then nothing is made down to the low mark."""
+    with LOADERS[kind](MARKS) as loader:
+        iterator = iter(loader)
+        next(iterator)
+
+        def has_filled():
+            return loader.statistics().ready_batches >= 999
+
+        until(has_filled)
+        until(lambda: not loader.statistics().in_flight)
+        full = loader.statistics().ready_batches
+        assert full <= 1000
+        if "iterable" in kind:  # its epochs would be needed to take 200 batches without a pause
+            return
+        taken = 0
+        while full - taken > 800:
+            try:
+                next(iterator)
+                taken += 1
+            except StopIteration:
+                iterator = iter(loader)
+            now = loader.statistics()
+            assert (now.ready_batches, now.in_flight) == (full - taken, 0)
+        for batch in iterator:
+            del batch
+            break
+        else:
+            next(iter(loader))
+        until(has_filled)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_it_fills_to_the_mark_in_bytes(kind):
+    """After one `next`, whatever the number of batches is."""
+    nbytes = 800 * 1024  # each batch counts as 1 KiB at least
+    with LOADERS[kind](Buffer(nbytes)) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: loader.statistics().ready_bytes >= 0.97 * nbytes)
+        until(lambda: not loader.statistics().in_flight)
+        assert loader.statistics().ready_bytes <= nbytes
+
+
+class SlowlyReadSampler(Sampler):
+    """Says how far it was read; the clock seems to move on by a second with each index."""
+
+    def __init__(self, monkeypatch):
+        self.read, self.monkeypatch = 0, monkeypatch
+
+    def __len__(self):
+        return 10_000
+
+    def __iter__(self):
+        now = time.perf_counter()
+        for index in range(10_000):
+            self.read += 1
+            seconds = now + self.read
+            self.monkeypatch.setattr(planner.time, "perf_counter", lambda at=seconds: at)
+            yield index
+
+
+def test_a_sampler_that_is_slow_does_not_keep_the_trainer_waiting(monkeypatch):
+    """Beyond the usual number it is read a little with each batch, not to the mark at once."""
+    sampler = SlowlyReadSampler(monkeypatch)
+    with DataLoader(Squares(10_000), sampler=sampler, num_workers=1, buffer=MARKS) as loader:
+        iterator = iter(loader)
+        first = sampler.read
+        assert first < 500
+        for _ in range(20):
+            next(iterator)
+        assert first < sampler.read <= first + 20 * planner.CHUNK
 
 
 # ---- one stream across epochs -------------------------------------------------------------------

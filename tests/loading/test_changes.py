@@ -434,6 +434,16 @@ def test_a_memory_map_in_a_dataset_is_no_change():
         assert {worker.pid for worker in iter(loader)._workers} == pids
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_dataset_may_hold_a_nested_tensor():
+    """It has no shape."""
+    dataset = Marked(COUNT)
+    dataset.mark = 1
+    dataset.nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with ahead(dataset) as loader:
+        assert epoch_of(loader) == [1] * COUNT
+
+
 class Touchy:
     """Counts how often its length and its shape are asked for, as by a lazily opened file."""
 

@@ -259,8 +259,11 @@ def test_too_little_address_space_is_said(script, options):
 # ---- many epochs --------------------------------------------------------------------------------
 
 
+# With few batches in the buffer: as it fills, it maps more.
 @pytest.mark.slow
-@both_ways
+@pytest.mark.parametrize(
+    "options", [WAYS["torch's"], "num_workers=2, buffer=forebay.Buffer(max_batches=2)"]
+)
 @pytest.mark.parametrize("epochs", [11, pytest.param(33, marks=pytest.mark.thorough)])
 def test_many_epochs_leave_no_more_than_three(script, options, epochs):
     """Descriptors, threads, children and mappings of files stay as many as they were."""

@@ -68,12 +68,29 @@ LOADS = {
         "shuffle": True,
         "collate_fn": noisy_convert,
     },
+    "few that draw": lambda: {"dataset": Rarely(97), "batch_size": 8, "shuffle": True},
+    "what reads the seed": lambda: {"dataset": ReadsSeed(97), "batch_size": 8, "shuffle": True},
     "tensors": lambda: {
         "dataset": TensorDataset(torch.rand(COUNT, 3)),
         "batch_size": 3,
         "shuffle": True,
     },
 }
+
+
+class Rarely(Squares):
+    """Every twentieth sample draws, so that the first batch of a worker may not."""
+
+    def __getitem__(self, index):
+        return index, torch.rand(2) if index % 20 == 7 else torch.zeros(2)
+
+
+class ReadsSeed(Squares):
+    """Samples with a generator of their own, seeded as torch is: nothing is drawn from torch's."""
+
+    def __getitem__(self, index):
+        seed = torch.initial_seed() if index % 10 == 7 else 0
+        return index, numpy.random.default_rng(seed).random()
 
 
 def loader_of(load, **way):
@@ -186,14 +203,17 @@ def test_workers_killed_between_batches_change_nothing(way):
             iterator, batches = iter(loader), []
             for number, batch in enumerate(iterator):
                 batches.append(batch)
-                if number in (3, 20):
+                if number == 3:
+                    kill_one(iterator)
+                if number == 20:  # a batch that is hit twice is given up
+                    until(lambda: not loader.statistics().in_flight)
                     kill_one(iterator)
             epochs.append(batches)
     assert_same_epochs(epochs, expected)
 
 
 def kill_one(iterator):
-    """Kill a worker that is alive; one of them, since a batch that is hit twice is given up."""
+    """Kill a worker that is alive."""
     for pid in reversed(list(iterator.pipeline.feed.pool.pids.values())):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ from forebay.caching.sample_layout import MisfitError
 from forebay.caching.writer import ShardWriter
 from forebay.errors import FailuresError
 from forebay.failures import message_of
+from forebay.owned_generators import OwnedGenerators
 from forebay.randomness import seed_generators, seed_of_text
 
 # Number of failed samples of a shard whose messages are kept.
@@ -38,6 +39,7 @@ class ShardWork:
 
     def __init__(self, dataset: Any, plan: CachePlan, marks: Path) -> None:
         self._dataset, self._plan, self._marks = dataset, plan, marks
+        self._owned: OwnedGenerators | None = None  # found in the worker
 
     def __call__(self, row: dict[str, int], out: Any) -> None:
         """Write the shard.
@@ -45,6 +47,8 @@ class ShardWork:
         Raises:
             FailuresError: Samples failed; one line for each.
         """
+        if self._owned is None:
+            self._owned = OwnedGenerators(dataset=self._dataset)
         first, plan = row["first"], self._plan
         failed: dict[int, BaseException] = {}
         path = out.file(shard_name(first // plan.per_shard))
@@ -62,7 +66,10 @@ class ShardWork:
 
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
-        seed_generators(seed_of_text(str(index)))
+        seed = seed_of_text(str(index))
+        seed_generators(seed)
+        if self._owned is not None:
+            self._owned.seed(seed)
         try:
             sample = self._dataset[index]
         except KeyboardInterrupt:

@@ -176,6 +176,16 @@ class Engine:
         """The bytes of results that are ready or in use."""
         return self._flow.held_bytes
 
+    @property
+    def room(self) -> int:
+        """See `Flow.room`; other threads may read it."""
+        return self._flow.room
+
+    @property
+    def above_low_mark(self) -> int:
+        """See `Flow.above_low_mark`; other threads may read it."""
+        return self._flow.above_low_mark
+
     def longest_task(self) -> tuple[str, float] | None:
         """Return the name of the task that has been running for longest, and when it began."""
         found = self._flow.longest_task()

@@ -29,6 +29,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import islice
 from typing import Any
 
 from forebay.engine.commands import (
@@ -540,6 +542,10 @@ class Flow:
             awaited = self.limits.in_order and queue[0] == self._order[0]
             free = self._free_slots(awaited and not counts[State.LEASED])
             count = min(size, free, len(queue))
+            if self.limits.in_order and queue is bound and free < counts[State.QUEUED]:
+                # The slots are for the first tasks of all workers: others would wait for these.
+                beyond = next(islice(merge(*self._bound.values()), max(free, 0), None))
+                count = sum(key < beyond for key in islice(queue, count))
             if count <= 0:
                 continue
             keys = [queue.popleft() for _ in range(count)]
@@ -577,6 +583,9 @@ class Flow:
         if is_slow or held * self._estimate > limits.group_s / 2:
             return 0  # another task would wait here, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
+        # Where there is little work, or few slots, the other workers need their share of it.
+        work = min(self.counts[State.QUEUED] + self.counts[State.RUNNING], limits.slots)
+        size = min(size, -(-work // limits.num_workers) - held)
         if self._source_ended:
             # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half a share: groups
             # shrink towards the end, so that all workers end together.
@@ -603,6 +612,28 @@ class Flow:
         if free <= 0 and (awaited or not made):
             free = 1  # also when a single result is larger than the whole budget
         return min(free, slots)
+
+    @property
+    def room(self) -> int:
+        """About how many results there is room for, besides those ready or leased.
+
+        Each is assumed to be as large as these are on average; before the first there is no room.
+        """
+        made, held = self.counts[State.READY] + self.counts[State.LEASED], self.held_bytes
+        room, most = self.limits.slots - made, self.limits.max_bytes
+        if most is not None:
+            each = held // made if made else self._largest
+            room = min(room, (most - held) // each if each else 0)
+        return max(room, 0)
+
+    @property
+    def above_low_mark(self) -> int:
+        """How many results to release before a full buffer is refilled; 0 while it is not full."""
+        if self._refill_at is None:
+            return 0
+        counts = self.counts
+        made = counts[State.RUNNING] + counts[State.READY] + counts[State.LEASED]
+        return max(made - self._refill_at + 1, 0)
 
     def _begin(self, worker: _Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""

@@ -18,6 +18,7 @@ from forebay.jobs.inputs.row_paths import located
 from forebay.jobs.ledger.records import FileFields
 from forebay.jobs.outputs.staged_output import Output
 from forebay.jobs.table.rows import encode, rows_of
+from forebay.owned_generators import OwnedGenerators
 from forebay.randomness import SetSeed, ThreadTurns, seed_generators, seed_of_text, seed_on_import
 
 # Errors of the machine, not of the input: every other input would fail with them too.
@@ -92,6 +93,7 @@ class PreprocessJob:
         self._outputs = outputs
         self._fetch = fetch
         self._directory: str | None = None
+        self._owned = OwnedGenerators()
         self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
@@ -101,6 +103,9 @@ class PreprocessJob:
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
+        self._owned = OwnedGenerators(work=self._work, save=self._save)
+        if self._owned and self._turns is not None:
+            self._turns.run_alone()
 
     def close(self) -> None:
         """Stop seeding libraries that are imported; close the outputs."""
@@ -130,11 +135,12 @@ class PreprocessJob:
         try:
             if self._turns is None:
                 seed_generators(seed)
+                self._owned.seed(seed)
                 metadata = self._metadata(source, row, out)
             else:
 
                 def call(set_seed: SetSeed) -> str:
-                    set_seed(seed)
+                    self._owned.beside(set_seed)(seed)
                     return self._metadata(source, row, out)
 
                 metadata = self._turns.run(call, undo)

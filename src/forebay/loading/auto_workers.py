@@ -60,6 +60,7 @@ class WorkerTuning:
             trainer_cpu_s=time.process_time(),
         )
         decision = self._tuner.decide(totals)
+        trace.tried = self._tuner.rates
         if decision is None:
             return
         resize(decision.num_workers)

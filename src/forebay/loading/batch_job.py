@@ -20,7 +20,6 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 from forebay import torch_internals
 from forebay.batches import nbytes
 from forebay.engine.job import Answer, Assignment, Refusal
-from forebay.engine.memory.heap import keep_freed
 from forebay.engine.memory.packing import Packer, collate_into
 from forebay.engine.memory.slab import Slab
 from forebay.errors import shortened
@@ -39,9 +38,13 @@ from forebay.loading.messages import (
 )
 from forebay.loading.set_epoch import owner_of_set_epoch
 from forebay.observe.trace import Timing
-from forebay.randomness import ThreadTurns
+from forebay.plan.seeds import scrambled
+from forebay.randomness import SeedsIfDrawn, ThreadTurns
 from forebay.ranks import process_group
 from forebay.tracebacks import cut_own_frames
+
+# What a batch counts as at least: the records about one that waits take that much memory.
+LEAST_BYTES = 1 << 10
 
 
 class BatchJob:
@@ -64,6 +67,7 @@ class BatchJob:
         self.keeps_tasks = keeps_tasks
         self._spec = spec
         self._turns = turns
+        self._seeds: SeedsIfDrawn | None = None
         self._worker_id = 0
         self._begun: tuple[int, int | None] | None = None  # epoch, and the dataset's
         self._dataset_epoch: int | None = None
@@ -80,7 +84,8 @@ class BatchJob:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
-        self.timer = BatchTimer(is_worker=True)  # each thread has a shallow copy of the job
+        # Each thread has a shallow copy of the job.
+        self.timer = BatchTimer(is_worker=True, is_process=self._seeds is not None)
         self.timer.measure()
 
     def run(self, assignment: Assignment) -> Answer:
@@ -90,7 +95,7 @@ class BatchJob:
             return Answer(result, 0)
         if (timing := self.timing()) is not None:
             result = result._replace(timing=timing)
-        return Answer(result, nbytes(result.batch))
+        return Answer(result, max(nbytes(result.batch), LEAST_BYTES))
 
     def close(self) -> None:
         """Do nothing: no cleanup is needed."""
@@ -127,9 +132,12 @@ class BatchJob:
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
         failures: list[Failure] = []
-        batch, timer = None, self.timer
+        batch, timer, states = None, self.timer, None
         timer.began_at = time.perf_counter()
         try:
+            if isinstance(fetcher, MapFetcher):
+                fetcher.begin(request.epoch)
+                states = fetcher.owned_states()
             samples = fetcher.fetch(request, failures)
             timer.fetched_at = time.perf_counter()
             is_empty = bool(failures) and not samples
@@ -139,6 +147,9 @@ class BatchJob:
         except BaseException:
             timer.failed()
             raise
+        finally:
+            if states is not None and isinstance(fetcher, MapFetcher):
+                fetcher.restore_owned(states)
         state = fetcher.state() if self._spec.tracks_state else None
         return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
 
@@ -169,7 +180,7 @@ class BatchJob:
             state = spec.worker_states[self._worker_id]
             if state.dataset is not None:
                 spec.dataset.load_state_dict(state.dataset)
-        self._map_fetcher = MapFetcher(spec, self._turns)
+        self._map_fetcher = MapFetcher(spec, self._turns, self._seeds)
 
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterable_fetcher is None
@@ -184,7 +195,10 @@ class BatchJob:
         state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
         if state is not None and request.epoch != spec.first_epoch:
             state = state._replace(phase="before")
-        self._iterable_fetcher = IterableFetcher(spec, state)
+        seed = None
+        if request.worker_seed is not None:
+            seed = scrambled(request.worker_seed + self._worker_id)
+        self._iterable_fetcher = IterableFetcher(spec, seed, state)
         self._begun = request.epoch, request.dataset_epoch
         # Skip the batches that the dead worker returned before; reading them is the only way.
         for _ in range(request.preceding):
@@ -272,12 +286,13 @@ class ProcessJob(BatchJob):
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Set up this process as a torch worker: a seed, and `get_worker_info()`."""
-        keep_freed()
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
         torch_internals.become_worker(worker_id, spec.num_workers, seed, spec.dataset)
         self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
+        self._seeds = SeedsIfDrawn()
+        self._seeds.open()
         super().open(incarnation, worker_id)
 
     def run(self, assignment: Assignment) -> Answer:
@@ -297,7 +312,8 @@ class ProcessJob(BatchJob):
             return Answer(self.raised(request, error, None), 0)
         result = result._replace(batch=None)  # any reference left to it is the user's
         packed = packer.seal(packed)
-        return Answer(result._replace(batch=packed, timing=self.timing()), packed.nbytes)
+        result = result._replace(batch=packed, timing=self.timing())
+        return Answer(result, max(packed.nbytes, LEAST_BYTES))
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it again, as torch does."""

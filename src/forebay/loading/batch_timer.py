@@ -6,6 +6,7 @@ import math
 import time
 
 from forebay.observe.run_queue import queued_s
+from forebay.observe.storage import read_bytes
 from forebay.observe.trace import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
 
 
@@ -18,18 +19,20 @@ class BatchTimer:
     Args:
         is_worker: Whether time without a batch counts as idle; in the trainer's own thread it is
             the training step.
+        is_process: Whether the worker is a process of its own, whose other threads count, too.
 
     Attributes:
         began_at: When the present batch was begun.
         fetched_at: When its samples were fetched.
     """
 
-    def __init__(self, *, is_worker: bool = False) -> None:
+    def __init__(self, *, is_worker: bool = False, is_process: bool = False) -> None:
         self.began_at = self.fetched_at = 0.0
-        self._is_worker = is_worker
+        self._is_worker, self._is_process = is_worker, is_process
         self._due = 0.0  # when to make a timing of a tiny batch
         self._measured_at = math.inf  # when the following were measured; inf for not yet
-        self._cpu_s = self._queued_s = 0.0
+        self._cpu_s = self._queued_s = self._threads_s = 0.0
+        self._read_bytes = 0
         self._clear(time.perf_counter())
 
     def _clear(self, now: float) -> None:
@@ -41,6 +44,9 @@ class BatchTimer:
     def measure(self) -> None:
         """Begin to measure the processor time of this thread."""
         self._cpu_s, self._queued_s = time.thread_time(), queued_s()
+        if self._is_process:
+            self._threads_s = time.process_time() - self._cpu_s
+        self._read_bytes = read_bytes()
         self._measured_at = time.perf_counter()
 
     def failed(self) -> None:
@@ -63,11 +69,14 @@ class BatchTimer:
             self._slowest = slowest
         if seconds < FINEST_S and now < self._due:
             return None
-        cpu_s = queued = 0.0
+        cpu_s, queued, threads_s, read = 0.0, 0.0, 0.0, 0
         if now - self._measured_at >= MEASURED_S:
-            cpu_before, queued_before = self._cpu_s, self._queued_s
+            cpu_before, queued_before, read_before = self._cpu_s, self._queued_s, self._read_bytes
+            threads_before = self._threads_s
             self.measure()
             cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
+            threads_s = max(self._threads_s - threads_before, 0.0)
+            read = self._read_bytes - read_before
         idle_s = now - self._since - self._busy_s - self._failed_s if self._is_worker else 0.0
         timing = Timing(
             worker_id=worker_id,
@@ -81,6 +90,8 @@ class BatchTimer:
             queued_s=queued,
             idle_s=max(idle_s, 0.0),
             slowest=self._slowest,
+            read_bytes=read,
+            threads_s=threads_s,
         )
         self._due = now + SAMPLED_S
         self._clear(now)

@@ -50,7 +50,7 @@ def _token(value: Any) -> Any:
     if isinstance(value, _BY_VALUE):
         return value
     if isinstance(value, torch.Tensor):
-        return id(value), version_of(value), tuple(value.shape)
+        return id(value), version_of(value), None if value.is_nested else tuple(value.shape)
     if isinstance(value, np.ndarray):
         return id(value), value.shape
     # MONAI's `Compose.__len__` seeds all random transforms.

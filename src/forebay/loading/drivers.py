@@ -20,6 +20,10 @@ from forebay.engine.engine import COLLECT_S, Engine
 from forebay.engine.pools.base import Pool
 from forebay.waiting import LONGEST_WAIT_S
 
+# Answers are collected only while so many results are ready: the trainer may need several
+# meanwhile, and collecting does not end early.
+READY_TO_COLLECT = 8
+
 Outcomes = Callable[[Sequence[Outcome]], None]
 
 
@@ -76,14 +80,14 @@ class BackgroundDriver:
     Args:
         engine: The engine.
         outcomes: Called in the thread with the outcomes of a step.
-        has_ready: Returns whether results are ready, so that the trainer is not waiting.
+        ready: Returns how many results are ready for the trainer.
     """
 
     releases_lazily = False
 
-    def __init__(self, engine: Engine, outcomes: Outcomes, has_ready: Callable[[], bool]) -> None:
+    def __init__(self, engine: Engine, outcomes: Outcomes, ready: Callable[[], int]) -> None:
         self.error: BaseException | None = None
-        self._engine, self._outcomes, self._has_ready = engine, outcomes, has_ready
+        self._engine, self._outcomes, self._ready = engine, outcomes, ready
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._is_over = False
@@ -148,11 +152,13 @@ class BackgroundDriver:
             while not self._is_over:
                 while inbox:
                     inbox.popleft()()
-                outcomes = engine.step(None, COLLECT_S if self._has_ready() else 0.0)
+                is_ahead = self._ready() >= READY_TO_COLLECT
+                outcomes = engine.step(None, COLLECT_S if is_ahead else 0.0)
                 if outcomes:
                     self._outcomes(outcomes)
                     with self._arrived:
                         self._arrived.notify_all()
+                del outcomes  # while it waits for the next ones, nothing holds these
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             self.error = error
         finally:

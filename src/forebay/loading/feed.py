@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -68,6 +68,8 @@ class Feed:
         exhausted: By worker: its last task that found no more data in its part of an iterable
             dataset.
         pool: The pool of workers.
+        request_more: Refers to a function that puts more requests, for the thread that runs the
+            engine to call after each of its steps; None if only the trainer puts requests.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Feed:
         self.ready: deque[DeliverResult | ReportFailure] = deque()
         self.ready_ends = 0
         self.exhausted: dict[int, int] = {}
+        self.request_more: weakref.WeakMethod[Callable[[], None]] | None = None
         self._owner = os.getpid()
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
@@ -108,29 +111,29 @@ class Feed:
         except BaseException:  # Ctrl-C, for example
             self.pool.close()
             raise
-        outcomes, has_ready = partial(_pass_outcomes, weakref.ref(self)), partial(bool, self.ready)
+        outcomes, ready = partial(_pass_outcomes, weakref.ref(self)), partial(len, self.ready)
         self._driver: CallerDriver | BackgroundDriver
         if by_caller:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
         else:
-            self._driver = BackgroundDriver(self._engine, outcomes, has_ready)
+            self._driver = BackgroundDriver(self._engine, outcomes, ready)
         _open_feeds.add(self)
 
     # ---- requests ------------------------------------------------------------------------------
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; their task numbers must grow."""
-        self._check()
+        self.check()
         self._driver.call(partial(self._engine.put, tasks))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken."""
-        self._check()
+        self.check()
         self._driver.call_and_wait(partial(self._forget, before))
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers (`Engine.resize`); `get_worker_info()` keeps the first."""
-        self._check()
+        self.check()
         self._driver.call(partial(self._engine.resize, num_workers))
 
     def _forget(self, before: int) -> None:
@@ -176,9 +179,7 @@ class Feed:
         if isinstance(outcome, ReportFailure):
             return task, outcome.failure
         self._taken.append(task)
-        # Waking the driver costs more than a late refill does.
-        is_lazy = self._driver.releases_lazily
-        if len(self._taken) >= (RELEASED_TOGETHER if is_lazy else len(self.ready) // 8 + 1):
+        if len(self._taken) >= self._released_together():
             self._release()
         if isinstance(result := outcome.result, WorkerExhausted):
             self.ready_ends -= 1
@@ -188,8 +189,14 @@ class Feed:
                 self._driver.call(self._slots.advance)
         return task, result
 
+    def _released_together(self) -> int:
+        """Return how many batches to release in one call: waking the driver takes time."""
+        if self._driver.releases_lazily:
+            return RELEASED_TOGETHER
+        return self._engine.above_low_mark or len(self.ready) // 8 + 1
+
     def _wait(self) -> None:
-        self._check()
+        self.check()
         until = None  # later than the engine would replace a worker that hangs
         if self._timeout_s is not None:
             until = time.monotonic() + self._timeout_s * self._attempts + self._start_s
@@ -208,7 +215,7 @@ class Feed:
             self.interrupted()
             raise
         if not self.ready:
-            self._check()
+            self.check()
             raise WorkerDiedError(
                 f"DataLoader timed out after {self._timeout_s:g} seconds: no worker answered\n"
                 "  They may hang in worker_init_fn, or while they import the dataset's module.\n"
@@ -238,6 +245,9 @@ class Feed:
                     self._trace.restarted()
         if self._copies_ahead and self._slots is not None:
             self._slots.advance()
+        request_more = self.request_more and self.request_more()
+        if request_more is not None:
+            request_more()
 
     def _arrived(self, outcome: DeliverResult) -> None:
         task, result = outcome.task, outcome.result
@@ -275,6 +285,11 @@ class Feed:
         return 0 if self._closed else self._engine.running
 
     @property
+    def room(self) -> int:
+        """About how many batches the buffer has room for, besides those ready or in use."""
+        return self._engine.room
+
+    @property
     def is_open(self) -> bool:
         """Whether it can be used: not closed, without an error, and not in a forked process."""
         is_torn = self._error is not None or self._driver.error is not None
@@ -310,7 +325,8 @@ class Feed:
         if self._slots is not None:
             self._slots.close()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise the reason why there will be no more results, if there is one."""
         if os.getpid() != self._owner:
             raise RuntimeError(
                 "this iterator belongs to the process that this one was forked from\n"

@@ -14,13 +14,29 @@ from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import has_state
 from forebay.observe.trace import SlowSample
+from forebay.owned_generators import OwnedGenerators
 from forebay.plan.seeds import COLLATE, SAMPLE, child_seed, seed_of
-from forebay.randomness import SetSeed, ThreadTurns, seed_generators
+from forebay.randomness import (
+    SeedsIfDrawn,
+    SetSeed,
+    ThreadTurns,
+    seed_generators,
+    seed_nothing,
+)
 
 # If samples take less than `TIMED_S` on average, they are timed one by one only in one of
 # `TIMED_BATCHES` batches.
 TIMED_S = 0.0001
 TIMED_BATCHES = 16
+FEW_SAMPLES = 4
+
+# Calls a function with one that seeds the generators; returns what it returns.
+RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
+
+
+def run_seeded(call: Callable[[SetSeed], Any]) -> Any:
+    """Call a function with `seed_generators`."""
+    return call(seed_generators)
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
@@ -49,19 +65,29 @@ class _Sliced(NamedTuple):
 class MapFetcher:
     """Fetches samples of a map-style dataset, by index.
 
+    With a seed of the user, the generators that the dataset and `collate_fn` own are seeded like
+    the global ones. Without workers they are unchanged after each batch.
+
     Args:
         spec: The dataset and how its batches are made.
         turns: Runs the calls of threads, which share the random generators; None in a process.
+        seeds: Runs the calls of a worker process; None elsewhere.
 
     Attributes:
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
     """
 
-    def __init__(self, spec: BatchSpec, turns: ThreadTurns | None = None) -> None:
+    def __init__(
+        self, spec: BatchSpec, turns: ThreadTurns | None = None, seeds: SeedsIfDrawn | None = None
+    ) -> None:
         self.slowest: SlowSample | None = None
         self._untimed = 0  # batches until the next one whose samples are timed
         self._spec = spec
-        self._turns = turns
+        self._turns, self._seeds = turns, seeds
+        self._owned, self._epoch = OwnedGenerators(), -1
+        self._run_seeded: RunSeeded = run_seeded if turns is None else turns.run
+        # For very few samples, seeding takes less time than to find whether they draw.
+        self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
         self._getitems: Any = getattr(spec.dataset, "__getitems__", None)
 
@@ -93,33 +119,59 @@ class MapFetcher:
                     raise
         return self._one_by_one(request, index, failures)
 
+    def begin(self, epoch: int) -> None:
+        """Find the generators that the dataset owns, before the first batch of an epoch."""
+        spec = self._spec
+        if spec.seed is None or not spec.seeds_owned or epoch == self._epoch:
+            return
+        self._epoch = epoch  # the user may have changed the dataset between epochs
+        self._owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
+        if self._owned:
+            # Whether they draw is not detected: it is most likely.
+            self._run_many_seeded = self._run_seeded
+            if self._turns is not None:
+                self._turns.run_alone()
+
+    def owned_states(self) -> list[Any] | None:
+        """Return the states to restore after a batch; None in a worker, also in a thread."""
+        is_worker = self._seeds is not None or self._turns is not None
+        return None if is_worker or not self._owned else self._owned.states()
+
+    def restore_owned(self, states: list[Any]) -> None:
+        """Undo what a batch did to the generators that the dataset owns."""
+        self._owned.restore(states)
+
     def _one_by_one(
         self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
     ) -> list[Any]:
-        def fetched(set_seed: SetSeed | None) -> list[Any]:
+        def fetched(set_seed: SetSeed) -> list[Any]:
             failures.clear()
             return self._fetched(request, indices, failures, set_seed)
 
         if self._spec.seed is None:
-            return fetched(None)
-        return fetched(seed_generators) if self._turns is None else self._turns.run(fetched)
+            return fetched(seed_nothing)
+        is_few = len(indices) < FEW_SAMPLES
+        samples: list[Any] = (self._run_seeded if is_few else self._run_many_seeded)(fetched)
+        return samples
 
     def _fetched(
         self,
         request: BatchRequest,
         indices: Sequence[Any],
         failures: list[Failure],
-        set_seed: SetSeed | None,
+        set_seed: SetSeed,
     ) -> list[Any]:
         spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
-        if set_seed is not None:
+        is_seeded = set_seed is not seed_nothing
+        if is_seeded:
             assert spec.seed is not None
+            set_seed = self._owned.beside(set_seed)
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
         is_timed, slowest_s, slowest = not self._untimed, 0.0, None
         first = began = time.perf_counter() if is_timed else 0.0
         for position, index in enumerate(indices, request.position):
             try:
-                if set_seed is not None:
+                if is_seeded:
                     set_seed(child_seed(seed, position))
                 samples.append(dataset[index])
                 if is_timed:
@@ -149,10 +201,11 @@ class MapFetcher:
         seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
 
         def seeded(set_seed: SetSeed) -> Any:
-            set_seed(seed)
+            if set_seed is not seed_nothing:
+                self._owned.beside(set_seed)(seed)
             return call()
 
-        return seeded(seed_generators) if self._turns is None else self._turns.run(seeded)
+        return self._run_seeded(seeded)
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch from the samples that `fetch` returned."""
@@ -173,13 +226,16 @@ class IterableFetcher:
 
     Args:
         spec: The dataset and how its batches are made.
+        seed: 64 bits for the generators that the dataset owns; None to leave them as they are.
         state: The state to continue from; None to start at the beginning.
 
     Attributes:
         ended: Whether the end of the data was reached.
     """
 
-    def __init__(self, spec: BatchSpec, state: WorkerState | None = None) -> None:
+    def __init__(
+        self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
+    ) -> None:
         """Create the dataset's iterator.
 
         The dataset's state is restored before its iterator is created, the iterator's state after
@@ -188,6 +244,8 @@ class IterableFetcher:
         self._spec = spec
         self.ended = False
         dataset = spec.dataset
+        if seed is not None:
+            OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
         if state is not None and state.dataset is not None:
             dataset.load_state_dict(state.dataset)
         self._samples: Iterator[Any] = iter(dataset)

@@ -88,7 +88,7 @@ class BatchHosting:
             return event
         batch, loan = result.batch, None
         if self._lender.may_lend:
-            loan = self._lender.lend(slot, batch.end)
+            loan = self._lender.lend(slot, batch.used)
         if loan is not None:
             batch = batch._replace(loan=loan)
         else:
@@ -99,9 +99,9 @@ class BatchHosting:
 
     def _with_bytes(self, batch: PackedBatch, slot: Slot) -> PackedBatch:
         if self._sender is not None:
-            return batch._replace(sent=self._sender.send(slot, batch.end))
+            return batch._replace(sent=self._sender.send(slot, batch.used))
         self._leaving.append(slot)
-        return batch._replace(body=np.frombuffer(self._slab.view(slot), np.uint8, batch.end))
+        return batch._replace(body=np.frombuffer(self._slab.view(slot), np.uint8, batch.used))
 
     def sent(self) -> None:
         """Free the slots whose bytes were in messages, which were sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -171,7 +172,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     """Return the error for a batch whose retries failed."""
     epoch, batch = request.epoch, request.batch
-    samples = f"samples {shortened(request.index)}"
+    index = list(request.index) if isinstance(request.index, array) else request.index
+    samples = f"samples {shortened(index)}"
     after = "with the next one"
     here = f"num_workers=0 or, with a seed, loader.replay(epoch={epoch}, batch={batch})"
     if request.index is None or (isinstance(request.index, list) and None in request.index):

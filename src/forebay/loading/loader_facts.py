@@ -23,6 +23,7 @@ from forebay.loading.settings import Settings
 from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
 from forebay.observe.loader_setup import Setup
 from forebay.observe.machine import pressure, usable_cores
+from forebay.observe.storage import memory_for_files, read_limit
 from forebay.observe.trace import Trace
 from forebay.options import AutoWorkers, backend_name, cluster_of
 from forebay.ranks import ranks_sharing_cores
@@ -44,6 +45,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
+        auto_workers=int(AutoWorkers()),
         backend=backend_name(loader.backend),
         cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
         prefetch_factor=loader.prefetch_factor or 1,
@@ -58,6 +60,10 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         is_iterable=settings.is_iterable,
         is_sliced=settings.is_sliced,
         prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
+        tried=dict(trace.tried),
+        samples=settings.length,
+        read_limit=read_limit() if cluster is None else None,
+        free_memory=memory_for_files() if cluster is None else None,
     )
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from forebay.engine.engine import NewTask
 from forebay.engine.job import Refusal
 from forebay.engine.pools.worker import failure_of
+from forebay.library_threads import one_thread
 from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
 from forebay.observe.trace import FINEST_S, Trace
@@ -22,7 +23,7 @@ class LocalFeed:
         trace: Records events and times.
     """
 
-    is_open, in_flight, ready_ends, pool = True, 0, 0, None
+    is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
     ready: tuple[()] = ()
 
     def __init__(self, spec: BatchSpec, trace: Trace) -> None:
@@ -51,7 +52,7 @@ class LocalFeed:
         began, result = time.perf_counter(), None
         try:
             if self._is_seeded:
-                with generators_kept():
+                with generators_kept(), one_thread():  # as in a worker
                     result = self._job.make(task.payload)
             else:
                 result = self._job.make(task.payload)
@@ -82,4 +83,4 @@ class LocalFeed:
     def interrupted(self) -> None:
         """Do nothing: there are no workers to stop."""
 
-    close = interrupted
+    close = check = interrupted

@@ -55,6 +55,7 @@ class BatchSpec:
         worker_init_fn: Called in each worker with its ID.
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
+        seeds_owned: Seed the generators that the dataset owns, too: the user has set a seed.
         skip_errors: Leave out samples that raise.
         first_epoch: The first epoch for which these workers make batches.
         worker_states: By worker: the state to restore in its copy of the dataset.
@@ -70,6 +71,7 @@ class BatchSpec:
     base_seed: int = 0
     worker_init_fn: Callable[[int], None] | None = None
     seed: int | None = None
+    seeds_owned: bool = False
     skip_errors: bool = False
     first_epoch: int = 0
     worker_states: tuple[WorkerState, ...] = ()
@@ -81,7 +83,7 @@ class BatchRequest(NamedTuple):
 
     Attributes:
         index: From the sampler: a list of indices, or one index. For an iterable dataset a list of
-            None, as long as the batch.
+            None, as long as the batch. The planner keeps the indices of a plan as an `array`.
         epoch: Its epoch, from 0.
         batch: Its number in the epoch, from 0.
         position: Position of its first sample in the epoch, over all ranks.

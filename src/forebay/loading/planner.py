@@ -7,18 +7,28 @@ Long because one class makes, answers and drops requests, and keeps the only rec
 The planner runs in the trainer's thread, when a batch is taken. With a buffer it requests batches
 of epochs that have not begun. Such an epoch depends on later calls of `set_epoch`, which the
 planner predicts; requests made on a wrong prediction are dropped.
+
+With a buffer, the thread that runs the engine calls `request_more`, so that the buffer fills while
+the trainer is busy. Only the trainer's thread reads a sampler, and reads it further ahead instead.
+`_requesting` is held while requests are made. All else is read without it: it may have been held
+when the trainer was forked, and then stays locked in the fork.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
+from array import array
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
 from forebay.failures import Failure
-from forebay.loading.depth import Depth
+from forebay.loading.depth import CHUNK, LOOKAHEAD, Depth
 from forebay.loading.messages import (
     BatchRequest,
     BatchResult,
@@ -34,6 +44,11 @@ from forebay.plan.seeds import worker_seed_of
 if TYPE_CHECKING:
     from forebay.loading.feed import Feed
     from forebay.loading.local_feed import LocalFeed
+
+
+# How long the trainer may wait while a sampler is read for an empty buffer. After that it is read a
+# little further with each batch that is taken.
+READ_S = 0.1
 
 
 @dataclass(slots=True)
@@ -124,6 +139,9 @@ class Planner:
         self._values: dict[int, Values] = {}  # before each epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read
         self._is_stale = False
+        self._requesting = threading.RLock()  # reentrant: a signal's handler may ask for the state
+        self._answered = 0  # requests of this epoch that were taken
+        self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
 
     # ---- epochs --------------------------------------------------------------------------------
 
@@ -136,28 +154,42 @@ class Planner:
             next_worker: The worker whose turn it is.
         """
         is_new, self._feed = feed is not self._feed, feed
+        if is_new:
+            self._requesting = threading.RLock()
+        with self._requesting:
+            first_task = self._first_kept(start, is_new=is_new)
+        self._drop(first_task)
+        with self._requesting:
+            self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
+            self.next_worker, self.is_over, self._current_states = next_worker, False, None
+            self._is_stale, self._answered = False, 0
+            if not self._epochs:
+                self._open(start, self._values[start.epoch], next_worker)
+                self._seen = self._fingerprint()  # reading a sampler may change it, too
+            self._put_missing()
+        if self._is_driven:
+            feed.request_more = weakref.WeakMethod(self.request_more)
+
+    def _first_kept(self, start: Start, *, is_new: bool) -> int:
+        """Leave the epochs before `start`; return the first task whose request is still valid.
+
+        Args:
+            start: The epoch to begin.
+            is_new: Whether the feed is new, and has no requests.
+        """
         self._note_changes()
         epochs = self._epochs
         while epochs and epochs[0].start.epoch < start.epoch:
             self._leave(epochs.popleft())
         values = self._values[start.epoch] = self._recorders.values()
-        first_task = self._next_task
         if epochs:
             planned = epochs[0]
             is_kept = planned.values == values and planned.start == start
             if is_kept and not is_new and not self._is_stale:
-                first_task = planned.first_task
-            else:
-                self.source.set_sampler_states(planned.sampler_states)
-                epochs.clear()
-        self._drop(first_task)
-        self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
-        self.next_worker, self.is_over, self._current_states = next_worker, False, None
-        self._is_stale = False
-        if not epochs:
-            self._open(start, values, next_worker)
-            self._seen = self._fingerprint()  # reading a sampler may change it, too
-        self._put_missing()
+                return planned.first_task
+            self.source.set_sampler_states(planned.sampler_states)
+            epochs.clear()
+        return self._next_task
 
     def read_ahead(self) -> None:
         """Make the sampler draw its order now, unless batches of this epoch were requested."""
@@ -170,12 +202,14 @@ class Planner:
         Raises:
             Exception: The exception that the sampler raised.
         """
-        requests, feed = self._requests, self._feed
+        feed = self._feed
         assert feed is not None, "begin comes first"
         while True:
-            if not requests:
-                self._put_missing(at_least=1)
-            if not requests or next(iter(requests.values())).epoch != self.epoch:
+            if not self._requests:
+                feed.check()
+                with self._requesting:
+                    self._put_missing(at_least=1)
+            if not self._has_requests():
                 reader = self._epochs[0].reader
                 error, reader.error = reader.error, None
                 if error is not None:
@@ -183,7 +217,8 @@ class Planner:
                 self.is_over = True
                 return None
             task, result = feed.take()
-            request = requests.pop(task)
+            request = self._requests.pop(task)
+            self._answered += 1
             worker = request.worker_id
             if worker is not None and not self._note_result(worker, result):
                 continue
@@ -191,13 +226,16 @@ class Planner:
             self.samples += self.source.count(request.index)
             if self._sampler_states:
                 self._current_states = self._sampler_states.pop(task, self._current_states)
-            depth, ends = self._depth, feed.ready_ends
-            if depth.most > depth.usual:
-                depth.record(result)
-            missing = depth.missing(len(requests) - ends, len(feed.ready) - ends)
-            if missing:
+            if self._depth.most > self._depth.usual:
+                self._depth.record(result)
+            if not self._is_driven and (missing := self._missing(feed)):
                 self._request(missing)
             return request, result
+
+    def _has_requests(self) -> bool:
+        """Return whether batches of this epoch were requested and not taken."""
+        later = self._epochs[1].first_task if len(self._epochs) > 1 else self._next_task
+        return self._epochs[0].first_task + self._answered < later
 
     def _note_result(self, worker: int, result: Result) -> bool:
         """Record the result of a worker that takes turns; return whether to pass it on."""
@@ -208,7 +246,8 @@ class Planner:
             if states and is_batch:
                 states[worker] = result.state or states[worker]._replace(phase="ended")
             is_batch = False
-            self._put_missing()
+            with self._requesting:
+                self._put_missing()
         elif isinstance(result, Failure) and self.source.kind == "iterable":
             ended.add(worker)  # a replacement would read to the same point
         elif isinstance(result, BatchResult) and result.state is not None:
@@ -225,13 +264,15 @@ class Planner:
         self._is_stale = True
         if self.is_over or self._feed is None:
             return
-        self.start = self.start._replace(batch=self.batch, sample=self.sample)
-        self.samples = 0
-        self._epochs.clear()
+        with self._requesting:
+            self.start = self.start._replace(batch=self.batch, sample=self.sample)
+            self.samples = 0
+            self._epochs.clear()
         self._drop(self._next_task)
-        self._open(self.start, self._values[self.epoch], self.next_worker)
-        self._is_stale = False
-        self._put_missing()
+        with self._requesting:
+            self._open(self.start, self._values[self.epoch], self.next_worker)
+            self._is_stale, self._answered = False, 0
+            self._put_missing()
 
     def detach(self) -> None:
         """Forget the closed feed; the position is kept."""
@@ -240,11 +281,14 @@ class Planner:
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""
         assert self._feed is not None
-        self._feed.forget(first)
-        self._requests = {task: each for task, each in self._requests.items() if task >= first}
-        self._sampler_states = {
-            task: each for task, each in self._sampler_states.items() if task >= first
-        }
+        with self._requesting:
+            if next(iter(self._requests), first) >= first and not self._turns:
+                return  # at the end of an epoch there are none
+            self._requests = {task: each for task, each in self._requests.items() if task >= first}
+            self._sampler_states = {
+                task: each for task, each in self._sampler_states.items() if task >= first
+            }
+        self._feed.forget(first)  # waits for the engine's thread, which may wait for the lock
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -257,11 +301,12 @@ class Planner:
         end = self.source.end_of(self.start)
         if self.is_over or self.source.kind == "iterable" or end is not None:
             return not self.is_over and (end is None or self.sample < end)
-        if self._feed is not None and not self._requests:
-            self._put_missing(at_least=1)
-        if self._requests and next(iter(self._requests.values())).epoch == self.epoch:
-            return True
         if not self._epochs:  # opening the epoch raised
+            return True
+        if self._feed is not None and not self._requests:
+            with self._requesting:
+                self._put_missing(at_least=1)
+        if self._has_requests():
             return True
         reader = self._epochs[0].reader
         return reader.has_failed or (self._feed is None and reader.has_more())
@@ -288,7 +333,7 @@ class Planner:
         before = self.start.outstanding
         if self._in_order or not self._epochs or self.source.kind == "iterable":
             return before[self.batch - self.start.batch :]
-        requested = (request.batch for request in self._requests.values())
+        requested = (request.batch for request in list(self._requests.values()))
         return (*requested, *before[self._epochs[0].batch - self.start.batch :])
 
     def sampler_states(self) -> tuple[SamplerStates | None, Values]:
@@ -298,7 +343,7 @@ class Planner:
                 self._epochs[0].sampler_states if self._epochs else self.source.sampler_states()
             )
             return self._current_states or before, self._values[self.epoch]
-        after = next((each for each in self._epochs if each.start.epoch > self.epoch), None)
+        after = next((each for each in tuple(self._epochs) if each.start.epoch > self.epoch), None)
         states = after.sampler_states if after is not None else self.source.sampler_states()
         return states, self._recorders.values()
 
@@ -314,7 +359,7 @@ class Planner:
 
     def planned(self, epoch: int) -> PlannedEpoch | None:
         """Return the record of an epoch that is being returned or requested; None if neither."""
-        return next((each for each in self._epochs if each.start.epoch == epoch), None)
+        return next((each for each in tuple(self._epochs) if each.start.epoch == epoch), None)
 
     def values_of(self, epoch: int) -> Values:
         """Return the recorded or expected arguments of `set_epoch` before an epoch."""
@@ -328,30 +373,54 @@ class Planner:
 
     # ---- requests ------------------------------------------------------------------------------
 
+    @property
+    def _is_driven(self) -> bool:
+        """Whether the thread that runs the engine makes the requests."""
+        return self._depth.fills_by_itself and self.source.is_arithmetic
+
+    def request_more(self) -> None:
+        """Request what is missing; called in the thread that runs the engine."""
+        with self._requesting:
+            feed = self._feed
+            if self._epochs and feed is not None and feed.is_open:  # not between two epochs
+                self._put_missing()
+
     def _put_missing(self, at_least: int = 0) -> None:
         assert self._feed is not None
-        ends, ready = self._feed.ready_ends, len(self._feed.ready)
-        missing = self._depth.missing(len(self._requests) - ends, ready - ends)
+        missing = self._missing(self._feed)
         if missing or at_least:
             self._request(max(missing, at_least))
 
+    def _missing(self, feed: Feed | LocalFeed) -> int:
+        """Return how many batches to request now."""
+        ends, ready = feed.ready_ends, len(feed.ready)
+        room = 0 if self._is_driven else feed.room
+        return self._depth.missing(len(self._requests) - ends, ready - ends, room)
+
     def _request(self, count: int) -> None:
         """Request `count` batches, of later epochs too if that is allowed."""
-        assert self._feed is not None
+        feed = self._feed
+        assert feed is not None
         tasks: list[NewTask] = []
         reads_sampler = self._runs_ahead and self.source.kind == "sampler"
         if reads_sampler:
             self._note_changes()
+            count = min(count, self._most_at_once)
+        until = time.perf_counter() + READ_S
         while count > 0:
-            found = self._read(count)
+            wanted = min(count, LOOKAHEAD)
+            found = self._read(wanted)
             tasks += found
             count -= len(found)
-            if count > 0 and not self._open_next():
+            if len(found) < wanted and not self._open_next():
+                break
+            if reads_sampler and time.perf_counter() > until:
+                self._most_at_once = CHUNK
                 break
         if reads_sampler:
             self._seen = self._fingerprint()
         if tasks:
-            self._feed.put(tasks)
+            feed.put(tasks)
 
     def _note_changes(self) -> None:
         """Record whether the user changed the sampler since it was last read."""
@@ -401,7 +470,9 @@ class Planner:
         )
         if states is not None:
             self._sampler_states[task] = states
-        self._requests[task] = request
+        # As a list, the indices of a small batch take more memory than the batch.
+        is_list = self.source.kind == "plan" and type(index) is list
+        self._requests[task] = request._replace(index=array("q", index)) if is_list else request
         self._next_task += 1
         epoch.batch += 1
         return NewTask(task, request, worker)
@@ -421,9 +492,13 @@ class Planner:
         return not at_end and worker not in epoch.ended
 
     def _may_request(self, worker: int) -> bool:
-        held = sum(request.worker_id == worker for request in self._requests.values())
+        assert self._feed is not None
+        held = sum(request.worker_id == worker for request in list(self._requests.values()))
         active = self._turns - len(self._epochs[-1].ended)
-        return held < max(self._depth.now, self._depth.usual) // max(active, 1)
+        most = max(self._depth.now, self._depth.usual)
+        if self._depth.fills_by_itself:
+            most += len(self._feed.ready)
+        return held < most // max(active, 1)
 
     def _open_next(self) -> bool:
         """Open the epoch after the last one; return False if it must not be opened yet."""

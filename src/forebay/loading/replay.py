@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.errors import OptionError
+from forebay.library_threads import one_thread
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
@@ -48,7 +49,7 @@ def replayed(
         source, start = _plan_source(source, planner, resumed, start)
     elif source.sampler_states() is not None:
         source, start, skip = _sampler_source(pipeline, settings, start)
-    with generators_kept():
+    with generators_kept(), one_thread():
         found = source.open(start, values).read(skip + 1)
         if len(found) <= skip:
             raise IndexError(f"epoch {epoch} has no batch {batch}")

@@ -259,6 +259,7 @@ class Settings:
             base_seed=base_seed,
             worker_init_fn=init,
             seed=seed,
+            seeds_owned=loader.seed is not None,
             skip_errors=loader.on_error == "skip",
             first_epoch=first_epoch,
             worker_states=worker_states,
@@ -286,12 +287,12 @@ class Settings:
         loader = self.loader
         usual = (loader.prefetch_factor or 1) * loader.num_workers
         # More requests than torch makes, if that has no visible effect.
-        grows = (
+        is_torchs = (
             self.by_torchs_rules
-            and not loader._prefetch_is_set
             and type(loader.sampler) in (*_TORCHS_OWN, DistributedSampler)
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
+        grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
         if self.is_local:
             usual = 1 if self.is_iterable else usual
             # A request is only indices here, and reading many of them at a time is faster.
@@ -307,7 +308,7 @@ class Settings:
         loader, buffer = self.loader, self.loader.buffer
         limits = Limits(
             num_workers=loader.num_workers,
-            slots=((loader.prefetch_factor or 1) + 1) * loader.num_workers,
+            slots=depth.most + loader.num_workers,
             in_order=True,
             retries=RETRIES,
             timeout_s=loader.timeout or None,

@@ -4,8 +4,7 @@ Long because all three sources are here, each with the same few methods.
 
     source.open(epoch) ──> reader ── read(count) ──> [Selection, …]
 
-A source yields the selections of one epoch after another; `planner.py` turns them into requests. It
-is read only in the trainer's thread: samplers are the user's code and draw from the generators.
+A source yields the selections of one epoch after another; `planner.py` turns them into requests.
 """
 
 from __future__ import annotations
@@ -133,10 +132,13 @@ class Source(ABC):
 
     Attributes:
         kind: See `position.KINDS`.
+        is_arithmetic: Whether any thread may read it: it calls no code of the user, and draws no
+            random numbers.
         count: Returns the number of samples for the index of a selection.
     """
 
     kind: str
+    is_arithmetic = True
     count: Callable[[Any], int] = staticmethod(len)
 
     @abstractmethod
@@ -214,7 +216,7 @@ class PlanSource(Source):
 
 
 class SamplerSource(Source):
-    """Selections by a sampler, read as they are needed.
+    """Selections by a sampler, which only the trainer's thread reads.
 
     Args:
         sampler: Yields the index, or the list of indices, of each batch; iterated every epoch.
@@ -239,7 +241,7 @@ class SamplerSource(Source):
         auto_collation: bool,
         as_tensors: bool = False,
     ) -> None:
-        self.kind = "torch" if seed is None else "sampler"
+        self.kind, self.is_arithmetic = "torch" if seed is None else "sampler", False
         self.count = _length if auto_collation else _one
         self.sampler = sampler
         self.iterator: Iterator[Any] | None = None

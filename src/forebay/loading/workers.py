@@ -8,7 +8,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
 
 from forebay.engine.pools.base import Pool
 from forebay.engine.pools.processes import ProcessPool
@@ -21,6 +25,19 @@ from forebay.randomness import ThreadTurns
 
 if TYPE_CHECKING:
     from forebay.loading.feed import Feed
+
+
+def _generator(device: str, state: bytes) -> torch.Generator:
+    generator = torch.Generator(device)
+    generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+    return generator
+
+
+# Its own state is a tensor in shared memory, which is gone before a spawned worker can map it.
+ForkingPickler.register(
+    torch.Generator,
+    lambda each: (_generator, (str(each.device), each.get_state().numpy().tobytes())),
+)
 
 
 @dataclass(frozen=True, slots=True)

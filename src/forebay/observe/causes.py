@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.errors import shortened
-from forebay.observe.changes_to_try import Change, SimulatedLoader
+from forebay.observe.changes_to_try import GAIN, Change, SimulatedLoader
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
 from forebay.observe.trace import SlowSample
-from forebay.units import counted, duration, short_number
+from forebay.options import AutoWorkers
+from forebay.units import byte_size, counted, duration, short_number
 
 Cause = Literal[
     "healthy",
@@ -38,8 +40,22 @@ QUEUEING_STEPS = 0.1
 AMPLE = 2.0
 # The cores are the limit if more than this share of them is used.
 BUSY_CORES = 0.85
+# They are not if they are idle for more than this share of the time.
+IDLE_CORES = 0.15
+# Batches are read from a disk if that many bytes per second are, and workers wait for it so long.
+READING_RATE = 1e6
+READING_SHARE = 0.1
+# A limit for reading is reached at this share of it: files are opened and decoded in between.
+AT_LIMIT = 0.85
+# A rate is expected of up to so many workers for each core: more of them, which read from memory,
+# made 15 to 25 % less than was expected.
+WORKERS_PER_CORE = 8
+# A dataset fits into memory if it takes no more than this share of what is free.
+FITTING = 0.8
 # Python code in threads, with the trainer, does not use much more than one core.
 ONE_CORE = 0.8
+# Threads of libraries are the cause if they use that much processor time, as a share of a batch's.
+LIBRARY_THREADS = 0.25
 # Other programs are the cause if they lengthen processor time by this factor.
 DISTURBED = 1.3
 STOP_OTHERS = "Stop those programs, or move them to other cores"
@@ -85,12 +101,18 @@ class Causes:
         recorded, simulated, present = self._recorded, self._simulated, self._simulated.present
         if recorded.wait_share < HEALTHY_SHARE:
             return self._steps_contend() or self._enough()
+        if (finding := self._library_threads()) is not None:
+            return finding
         if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
-            return Finding(
-                "unknown",
-                "The cause cannot be told: by the recorded times the present settings would come "
-                f"to {short_number(present.rate)} batches/s, and it was "
-                f"{short_number(recorded.rate)}.",
+            return (
+                self._uneven_storage()
+                or self._busy_cores()
+                or Finding(
+                    "unknown",
+                    "The cause cannot be told: by the recorded times the present settings would "
+                    f"come to {short_number(present.rate)} batches/s, and it was "
+                    f"{short_number(recorded.rate)}.",
+                )
             )
         judges: tuple[Callable[[], Finding | None], ...] = (
             self._in_trainer,
@@ -156,6 +178,9 @@ class Causes:
         change = self._simulated.more_workers()
         if change is None:
             return None
+        if self._is_reading:
+            why = f"{made}each.{self._reading()}"
+            return Finding("workers", why, self._tried_out(change), is_expected=False)
         return Finding("workers", f"{made}each.", change, is_expected=not is_disturbed)
 
     def _startup(self) -> Finding | None:
@@ -232,16 +257,80 @@ class Causes:
         )
 
     def _storage_rate(self) -> Finding | None:
-        recorded = self._recorded
-        if not self._waits_for_storage or (recorded.slowdown or 0.0) < SHARED_RATE:
+        """Handle storage that gives no more, whatever the number of workers is."""
+        if not self._waits_for_storage and not self._is_reading:
             return None
-        return Finding(
-            "storage",
+        reason = self._fixed_rate()
+        if reason is None:
+            return None
+        why = (
             f"Workers wait for storage {self._storage_share:.0%} of the time that they spend on "
-            "batches, and the longer the more of them wait: it gives a fixed rate, which more "
-            "workers do not raise.",
-            remedy="Read less, or from faster storage: forebay.cache() on a local disk, for "
-            "example.",
+            f"batches, and more of them would not help: {reason}."
+        )
+        return Finding("storage", f"{why}{self._reading()}", remedy=self._faster_storage())
+
+    def _uneven_storage(self) -> Finding | None:
+        """Handle storage whose rate changes, for example as the page cache fills."""
+        setup = self._setup
+        if not self._is_reading or not self._waits_for_storage:
+            return None
+        why = (
+            f"Workers wait for storage {self._storage_share:.0%} of the time that they spend on "
+            f"batches, and some batches much longer than others.{self._reading()}"
+        )
+        change = self._simulated.more_workers()
+        if change is None or self._fixed_rate() is not None or setup.most_workers is not None:
+            return Finding("storage", why, remedy=self._faster_storage())
+        return Finding("storage", why, self._tried_out(change), is_expected=False)
+
+    def _fixed_rate(self) -> str | None:
+        """Return why more workers would get no more from storage; None if that is not known."""
+        recorded, setup = self._recorded, self._setup
+        if self._waits_for_storage and (self._slowdown or 0.0) >= SHARED_RATE:
+            return "the more of them wait, the longer each takes, so it gives a fixed rate"
+        limit = setup.read_limit
+        if limit is not None and self._is_reading and recorded.read_rate >= AT_LIMIT * limit:
+            return f"a control group limits reading to {byte_size(limit)}/s"
+        now = max(recorded.rate, setup.tried.get(setup.num_workers, 0.0))
+        more = {count: rate for count, rate in setup.tried.items() if count > setup.num_workers}
+        if more and max(more.values()) < GAIN * now:
+            count = max(more)
+            return (
+                f"{count} were tried, and made {short_number(more[count])} batches/s instead of "
+                f"{short_number(now)}"
+            )
+        used_s = recorded.cpu_s + self._simulated.trainer_cpu_s
+        if self._is_reading and setup.cores is not None and used_s > 0.0:
+            change, most = self._simulated.more_workers(), BUSY_CORES * setup.cores / used_s
+            if change is None or not self._simulated.helps(change) or most < GAIN * recorded.rate:
+                return f"reading takes processor time, and the {_cores(setup)} allow hardly more"
+        return None
+
+    def _reading(self) -> str:
+        """Return what is read from disks, and what training needs, as a sentence or nothing."""
+        if not self._is_reading:
+            return ""
+        recorded = self._recorded
+        given = byte_size(recorded.read_rate)
+        needed = byte_size(recorded.read_bytes / max(recorded.step_s, 1e-9))
+        return f" Storage gives {given}/s, and {self._setup.consumer} could use {needed}/s."
+
+    def _faster_storage(self) -> str:
+        recorded, setup = self._recorded, self._setup
+        remedy = "Read less, or from faster storage: forebay.cache() on a local disk, for example"
+        if not self._is_reading or None in (setup.samples, setup.batch_size, setup.free_memory):
+            return remedy
+        nbytes = recorded.read_bytes / setup.batch_size * setup.samples  # type: ignore[operator]
+        size, free = byte_size(nbytes), byte_size(setup.free_memory or 0)
+        if nbytes <= FITTING * (setup.free_memory or 0):
+            return (
+                f"All samples together are about {size} and fit into the {free} of free memory, "
+                "from which the next epochs are read. For the first one: "
+                f"{remedy[:1].lower()}{remedy[1:]}"
+            )
+        return (
+            f"All samples together are about {size}, and {free} of memory are free, so they are "
+            f"read again in each epoch. {remedy}, with samples that are smaller"
         )
 
     def _workers(self) -> Finding | None:
@@ -253,28 +342,68 @@ class Causes:
             f"A worker takes {duration(recorded.batch_s)} for a batch, and a step takes "
             f"{duration(recorded.step_s)}: too much for {counted(setup.num_workers, 'worker')}"
         )
-        if not self._waits_for_storage:
+        cause: Cause = "storage" if self._waits_for_storage else "workers"
+        if self._storage_share >= READING_SHARE and (self._is_reading or cause == "storage"):
+            need += f"; {self._storage_share:.0%} of a batch is waiting for storage"
+        if cause == "workers" and not self._is_reading:
             return Finding("workers", f"{need}.", change)
-        waits = f"{need}; {self._storage_share:.0%} of a batch is waiting for storage."
-        if recorded.slowdown is not None:
-            return Finding("storage", waits, change)
-        return Finding(
-            "storage",
-            f"{waits} Whether storage serves more workers as fast cannot be told from workers that "
-            "are busy all the time.",
-            change,
-            is_expected=False,
+        why = f"{need}.{self._reading()}"
+        if self._slowdown is not None:
+            most = math.inf if setup.cores is None else WORKERS_PER_CORE * setup.cores
+            return Finding(cause, why, change, is_expected=change.num_workers <= most)
+        why += (
+            " Whether storage serves more workers as fast cannot be told from workers that are "
+            "busy all the time"
         )
+        if setup.most_workers is not None and setup.num_workers < setup.most_workers:
+            return Finding(cause, f'{why}; num_workers="auto" tries it.')
+        return Finding(cause, f"{why}.", self._tried_out(change), is_expected=False)
+
+    def _tried_out(self, change: Change) -> Change:
+        """Return a change to more workers as an advice to let the loader try it."""
+        setup = self._setup
+        if setup.is_iterable:
+            return change
+        value: str | AutoWorkers = "auto"
+        if setup.most_workers is not None or change.num_workers > setup.auto_workers:
+            value = AutoWorkers(max=change.num_workers)
+        return replace(change, advice={"num_workers": value})
 
     def _cpu(self) -> Finding | None:
-        recorded, cores = self._recorded, self._setup.cores
+        cores = self._setup.cores
         if cores is None:
             return None
+        is_queueing = self._simulated.cores_needed > cores and not self._waits_for_storage
+        if is_queueing and not self._has_idle_cores:
+            return self._too_few_cores()
+        return self._busy_cores()
+
+    def _busy_cores(self) -> Finding | None:
+        recorded, cores = self._recorded, self._setup.cores
         used = (recorded.cpu_s + self._simulated.trainer_cpu_s) * recorded.rate
-        needed = self._simulated.cores_needed
-        is_queueing = needed > cores and not self._waits_for_storage
-        if used < BUSY_CORES * cores and not is_queueing:
+        is_busy = cores is not None and used >= BUSY_CORES * cores
+        return self._too_few_cores() if is_busy else None
+
+    def _library_threads(self) -> Finding | None:
+        """Handle workers whose libraries compute in more threads than there are cores for."""
+        recorded, setup = self._recorded, self._setup
+        if setup.cores is None or recorded.threads_s < LIBRARY_THREADS * recorded.batch_s:
             return None
+        if self._has_idle_cores:
+            return None
+        each = (recorded.cpu_s + recorded.threads_s) / max(recorded.batch_s, 1e-9)
+        workers = counted(setup.num_workers, "worker")
+        return Finding(
+            "cpu",
+            f"Libraries compute in threads of their own: each of {workers} uses {each:.1f} cores "
+            f"on average, and there are {short_number(setup.cores)}. Threads beyond the cores wait "
+            "for each other.",
+            remedy="Let each library use one thread: leave OMP_NUM_THREADS and the like unset, so "
+            "that forebay does it, or set it to 1; and start no threads in the dataset",
+        )
+
+    def _too_few_cores(self) -> Finding:
+        needed = self._simulated.cores_needed
         return Finding(
             "cpu",
             f"{sentence_case(self._setup.consumer)} and its workers need {needed:.1f} cores at "
@@ -287,13 +416,38 @@ class Causes:
     def _is_disturbed(self) -> bool:
         """Whether other programs lengthen the processor time of batches noticeably."""
         recorded = self._recorded
+        is_lengthened = self._simulated.disturbance >= DISTURBED
         return (
-            self._simulated.disturbance >= DISTURBED and recorded.queued_s >= recorded.batch_s / 5
+            is_lengthened and recorded.queued_s >= recorded.batch_s / 5 and not self._has_idle_cores
         )
 
     @property
+    def _has_idle_cores(self) -> bool:
+        """Whether the cores are known to be idle part of the time, so that none is missing."""
+        return (self._recorded.idle_share or 0.0) > IDLE_CORES
+
+    @property
+    def _slowdown(self) -> float | None:
+        """By what power of their number workers slow each other down; None if it is not known."""
+        tried, now = self._setup.tried, self._setup.num_workers
+        fewer = [count for count in tried if count < now]
+        if self._recorded.slowdown is not None or not fewer or now not in tried:
+            return self._recorded.slowdown
+        before = max(fewer)
+        return 1.0 - math.log(tried[now] / tried[before]) / math.log(now / before)
+
+    @property
     def _storage_share(self) -> float:
-        return self._recorded.other_s / max(self._recorded.batch_s, 1e-9)
+        """The part of a worker's time for which it waits for storage, or for a lock."""
+        recorded = self._recorded
+        # Workers that get data at once then wait for a core at once, also if there are enough.
+        queued_s = recorded.queued_s if recorded.read_rate >= READING_RATE else 0.0
+        return recorded.other_s / max(recorded.batch_s - queued_s, 1e-9)
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether batches are read from storage, not from the page cache, and that takes time."""
+        return self._recorded.read_rate >= READING_RATE and self._storage_share >= READING_SHARE
 
     @property
     def _waits_for_storage(self) -> bool:

@@ -127,7 +127,8 @@ class SimulatedLoader:
 
         def rate(num_workers: int) -> float:
             if num_workers not in results:
-                setup = replace(self.setup, num_workers=num_workers)
+                most = self.setup.most_workers and max(self.setup.most_workers, num_workers)
+                setup = replace(self.setup, num_workers=num_workers, most_workers=most)
                 work = self._work.in_rounds(num_workers, self._batches(num_workers))
                 results[num_workers] = self._within_cores(simulate(work, self._arranged(setup)))
             return results[num_workers].rate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from forebay.observe.simulation import UNLIMITED, Arrangement
@@ -16,6 +17,7 @@ class Setup:
         num_workers: Workers; 0 if the trainer's process makes the batches.
         most_workers: With `num_workers="auto"` the largest number, for which batches are
             prefetched; otherwise None.
+        auto_workers: The largest number that `num_workers="auto"` tries.
         backend: Where they run.
         cores: Cores that they may use, with the trainer; None if not known.
         prefetch_factor: Batches that each worker prefetches, without a buffer.
@@ -31,12 +33,17 @@ class Setup:
         is_sliced: Whether batches are slices of tensors in memory.
         prefetches_tiny: Batches that are prefetched per worker while batches are tiny; 0 if that
             makes no difference.
+        tried: By number of workers that were tried: batches per second.
+        samples: Samples of the dataset; None if not known.
+        read_limit: The most bytes per second that may be read from a disk; None for no limit.
+        free_memory: Bytes of memory that files may occupy; None if not known.
         consumer: What takes the batches, in the words of the verdict.
         step: What it does with one.
     """
 
     num_workers: int
     most_workers: int | None = None
+    auto_workers: int = 8
     backend: Literal["process", "thread", "ray"] = "process"
     cores: float | None = None
     prefetch_factor: int = 2
@@ -51,6 +58,10 @@ class Setup:
     is_iterable: bool = False
     is_sliced: bool = False
     prefetches_tiny: int = 0
+    tried: Mapping[int, float] = field(default_factory=dict)
+    samples: int | None = None
+    read_limit: int | None = None
+    free_memory: int | None = None
     consumer: str = "training"
     step: str = "the training step"
 
@@ -67,9 +78,8 @@ class Setup:
                 by_bytes = max(int(self.buffer_bytes / nbytes), 1)
             return min(by_bytes, self.buffer_batches or UNLIMITED)
         each, workers = self.prefetch_factor, self.most_workers or self.num_workers
-        if self.takes_turns:
-            return (max(each, self.prefetches_tiny) if is_tiny else each) * workers
-        return (each + 1) * workers - 1  # the trainer holds one
+        each = max(each, self.prefetches_tiny) if is_tiny else each
+        return each * workers if self.takes_turns else (each + 1) * workers - 1
 
     def prefetching(self, depth: int) -> int:
         """Return the `prefetch_factor` for so many outstanding batches."""

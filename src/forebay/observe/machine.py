@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def usable_cores(proc: Path = _PROC, groups: Path = _GROUPS) -> float:
+def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> float:
     """Return how many cores this process may use: its affinity, and the quotas of its containers.
 
     Args:
@@ -24,7 +24,7 @@ def usable_cores(proc: Path = _PROC, groups: Path = _GROUPS) -> float:
     return min([cores, *_quotas(proc, groups)])
 
 
-def pressure(proc: Path = _PROC) -> dict[str, float]:
+def pressure(proc: Path = PROC) -> dict[str, float]:
     """Return the share of the last 10 s in which some process waited for a core, or for a disk.
 
     Empty where the system does not measure it. It covers the whole machine, so it does not tell
@@ -41,6 +41,20 @@ def pressure(proc: Path = _PROC) -> dict[str, float]:
 
 def _quotas(proc: Path, groups: Path) -> Iterator[float]:
     """Yield the quotas of the control groups that this process is in, in cores."""
+    for folder in group_folders(proc, groups, ("cpu",)):
+        quota = _quota(folder)
+        if quota is not None:
+            yield quota
+
+
+def group_folders(proc: Path, groups: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the folders of the control groups that this process is in, and of those around them.
+
+    Args:
+        proc: Where the system describes processes.
+        groups: Where it describes control groups, of version 1 or 2.
+        names: What the controller is called in either version.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -49,17 +63,14 @@ def _quotas(proc: Path, groups: Path) -> Iterator[float]:
         _, controllers, group = line.split(":", 2)
         if not controllers:
             roots = [groups]
-        elif "cpu" in controllers.split(","):
-            roots = [groups / controllers, groups / "cpu"]
+        elif shared := set(names) & set(controllers.split(",")):
+            roots = [groups / controllers, *(groups / name for name in shared)]
         else:
             continue
         path = Path(group.lstrip("/"))
         # A container sees its own group as the root, whatever the path says.
         for root in roots:
-            for folder in {root / path, *(root / parent for parent in path.parents), root}:
-                quota = _quota(folder)
-                if quota is not None:
-                    yield quota
+            yield from {root / path, *(root / parent for parent in path.parents), root}
 
 
 def _quota(folder: Path) -> float | None:

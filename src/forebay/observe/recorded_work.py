@@ -45,6 +45,10 @@ class RecordedWork:
         trainer_queued_s: In a step, the trainer could have run but waited for a core.
         start_s: From the call of `iter` until workers begin: the median.
         nbytes: Bytes of a batch.
+        read_bytes: Bytes that a worker reads from storage for one batch.
+        read_rate: Bytes per second that all of them read.
+        threads_s: Processor time of a worker's other threads for one batch.
+        idle_share: The part of the time that the cores were idle; None if the system does not tell.
         slowest_s: For each batch, seconds of its slowest sample; 0 if not known.
         slowdown: By what power of the number of batches that are made at the same time a batch
             takes longer: 0 if they do not disturb each other, 1 if they share a fixed rate. None
@@ -66,11 +70,18 @@ class RecordedWork:
     nbytes: float
     slowest_s: Sequence[float]
     slowdown: float | None
+    read_bytes: float = 0.0
+    read_rate: float = 0.0
+    idle_share: float | None = None
+    threads_s: float = 0.0
 
     @property
     def other_s(self) -> float:
-        """A worker's time for one batch that is neither processor time nor waiting for a core."""
-        return max(self.batch_s - self.cpu_s - self.queued_s, 0.0)
+        """A worker's time for one batch that is neither processor time nor waiting for a core.
+
+        While its other threads compute, it waits for these.
+        """
+        return max(self.batch_s - self.cpu_s - self.queued_s - self.threads_s, 0.0)
 
 
 def recorded_work(
@@ -130,7 +141,35 @@ def recorded_work(
         nbytes=fmean(each.nbytes for each in batches),
         slowest_s=slowest_s,
         slowdown=slowdown(batches, num_workers),
+        read_bytes=(last.total_read_bytes - first.total_read_bytes) / made,
+        read_rate=_read_rate(batches),
+        idle_share=_idle_share(steps),
+        threads_s=(last.total_threads_s - first.total_threads_s) / made,
     )
+
+
+def _read_rate(batches: Sequence[MadeRecord]) -> float:
+    """Return the bytes per second that workers read from storage."""
+    first, last = batches[0], batches[-1]
+    nbytes, began = last.total_read_bytes - first.total_read_bytes, first.ended_at
+    if first.made == 1:  # from the beginning, when all workers read at once
+        nbytes, began = last.total_read_bytes, first.ended_at - first.seconds
+    return nbytes / max(last.ended_at - began, 1e-9)
+
+
+def _idle_share(steps: Sequence[StepRecord]) -> float | None:
+    """Return the part of the time that the cores were idle, between two measurements of it."""
+    known = [each for each in steps if each.cores_idle_s is not None]
+    # A record may have the measurement of an earlier one.
+    fresh = [
+        after
+        for before, after in pairwise(known)
+        if after.cores_idle_s != before.cores_idle_s and after.asked_at > before.asked_at
+    ]
+    if len(fresh) < 2:
+        return None
+    idle_s = (fresh[-1].cores_idle_s or 0.0) - (fresh[0].cores_idle_s or 0.0)
+    return min(idle_s / (fresh[-1].asked_at - fresh[0].asked_at), 1.0)
 
 
 def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from forebay.observe.bounded import DURATION_BINS, Slowest, Spans, duration_bin
 from forebay.observe.publication import Publication
 from forebay.observe.run_queue import queued_s
+from forebay.observe.storage import cores_idle_s
 from forebay.observe.transfers import Transfers
 
 # How many of the last batches, and of the last steps, are kept one by one.
@@ -82,6 +83,8 @@ class Timing(NamedTuple):
             does not tell (it is in /proc/<pid>/schedstat on Linux).
         idle_s: Seconds that the worker had nothing to do before.
         slowest: The slowest sample; None if samples were too fast to be timed one by one.
+        read_bytes: Bytes read from storage; measured with the processor time.
+        threads_s: Seconds of processor time of the worker's other threads, those of libraries.
     """
 
     worker_id: int
@@ -95,6 +98,8 @@ class Timing(NamedTuple):
     queued_s: float = 0.0
     idle_s: float = 0.0
     slowest: SlowSample | None = None
+    read_bytes: int = 0
+    threads_s: float = 0.0
 
 
 class MadeRecord(NamedTuple):
@@ -113,6 +118,8 @@ class MadeRecord(NamedTuple):
         total_s: Seconds that workers spent on them.
         total_cpu_s: Seconds of processor time in that.
         total_queued_s: Seconds of waiting for a core in that.
+        total_read_bytes: Bytes read from storage for them.
+        total_threads_s: Seconds of processor time of the workers' other threads.
     """
 
     ended_at: float
@@ -127,6 +134,8 @@ class MadeRecord(NamedTuple):
     total_s: float
     total_cpu_s: float
     total_queued_s: float
+    total_read_bytes: int = 0
+    total_threads_s: float = 0.0
 
 
 class StepRecord(NamedTuple):
@@ -142,6 +151,8 @@ class StepRecord(NamedTuple):
         trainer_cpu_s: Processor time of the trainer's process so far.
         trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
             most once in `TRAINER_MEASURED_S`.
+        cores_idle_s: Seconds that the cores were idle so far, on average; measured with that. None
+            if the system does not tell.
     """
 
     asked_at: float
@@ -152,6 +163,7 @@ class StepRecord(NamedTuple):
     total_waited_s: float
     trainer_cpu_s: float
     trainer_queued_s: float
+    cores_idle_s: float | None = None
 
     @property
     def got_at(self) -> float:
@@ -227,6 +239,9 @@ class Trace:
         restarts: Attempts at batches that ended with the death of a worker.
         busy_s: By worker: seconds it spent on batches.
         decisions: The last decisions about `num_workers="auto"`: when, and a sentence.
+        tried: By number of workers that `num_workers="auto"` tried: batches per second.
+        read_bytes: Bytes that workers read from storage.
+        threads_s: Seconds of processor time of their other threads.
         transfers: What was copied to a device.
         publication: Shows the trace to `forebay top`.
     """
@@ -248,6 +263,8 @@ class Trace:
         self._taken_count = 0
         self._group = self._left = 1  # of batches taken at once; only the last one is timed
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
+        self.tried: dict[int, float] = {}
+        self.read_bytes, self.threads_s = 0, 0.0
         self._slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self.busy_s: dict[int, float] = {}
@@ -256,6 +273,7 @@ class Trace:
         self._waited_before = self._got_before = self._timed_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
+        self._cores_idle_s: float | None = None
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
         self.publication = Publication()
@@ -270,6 +288,8 @@ class Trace:
         self.collate_s += timing.collate_s
         self.cpu_s += timing.cpu_s
         self.queued_s += timing.queued_s
+        self.read_bytes += timing.read_bytes
+        self.threads_s += timing.threads_s
         self.idle_s += timing.idle_s
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
@@ -284,7 +304,8 @@ class Trace:
         self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
-        self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals))
+        more = (self.read_bytes, self.threads_s)
+        self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals, *more))
         count, self._made_before = self.made_count - self._made_before, self.made_count
         with self._spans_lock:
             span = self._span(ended_at)
@@ -359,8 +380,9 @@ class Trace:
         self._is_first = False
         if asked_at >= self._queued_due:
             self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
+            self._cores_idle_s = cores_idle_s()
         count, total = self._taken_count, self.waited_s
-        used = time.process_time(), self._queued_s
+        used = time.process_time(), self._queued_s, self._cores_idle_s
         self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
         with self._spans_lock:
             span = self._span(asked_at + waited_s)

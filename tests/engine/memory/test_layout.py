@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from forebay.engine.memory.slab import EXTENT
 from forebay.engine.memory.slab_layout import (
     ALIGN,
     FIRST_CAPACITY,
+    LARGE_CAPACITY,
+    LARGE_SLOTS,
     LEAST_CAPACITY,
     LEAST_SLOTS,
     Cursor,
@@ -106,9 +109,25 @@ def test_the_slot_that_came_back_last_goes_out_next():
     assert [space.take(), space.take(), space.take()] == [second, third, first]
 
 
+def test_the_first_slots_are_large_and_go_out_again():
+    """What the first batch was written to is warm for the next, whatever its size."""
+    space = Space(EXTENT)
+    large = [space.take() for _ in range(LARGE_SLOTS)]
+    assert {slot.capacity for slot in large} == {LARGE_CAPACITY}
+    others = [space.take(), space.take()]
+    assert {slot.capacity for slot in others} == {FIRST_CAPACITY}
+    space.give_back(large[0])
+    assert space.record_size(1000) == []
+    assert not space.give_back(others[0])
+    assert space.give_back(large[1])
+    assert [space.take() for _ in range(2)] == [large[1], large[0]]
+    assert [space.take().capacity for _ in range(100_000)] == [LEAST_CAPACITY] * 100_000
+
+
 def test_slots_of_an_outdated_capacity_are_told_and_never_go_out_again():
     """Idle ones at once, the others when they come back."""
     space = Space(WIDE)
+    space.large_left = 0
     idle, away = space.take(), space.take()
     space.give_back(idle)
     assert space.record_size(1000) == [idle]
@@ -159,6 +178,7 @@ def test_a_slot_that_is_not_out_is_refused():
 def test_idle_slots_are_let_go():
     """Their memory may be freed, and is cut again when it is needed; slots in use are kept."""
     space = Space(WIDE)
+    space.large_left = 0
     space.record_size(1000)
     slots = [space.take() for _ in range(5)]
     for slot in slots[:3]:
@@ -204,9 +224,11 @@ class SpaceMachine(RuleBasedStateMachine):
     def see(self, nbytes):
         before = self.space.capacity
         dropped = self.space.record_size(nbytes)
-        assert dropped == ([] if self.space.capacity == before else self.idle)
-        if dropped:
-            self.idle = []
+        if self.space.capacity == before:
+            assert dropped == []
+            return
+        assert dropped == [slot for slot in self.idle if slot.capacity != self.space.capacity]
+        self.idle = [slot for slot in self.idle if slot.capacity == self.space.capacity]
 
     @rule()
     def trim(self):

@@ -61,11 +61,27 @@ class BatchPickler(pickle.Pickler):
         self._capacity = len(view)
         self.cursor = Cursor(len(view), reserve)
 
-    def pickled(self, batch: Any) -> tuple[bytes, tuple[tuple[int, int], ...]]:
-        """Return the in-band pickle of a batch, and the offset and length of each buffer."""
+    def pickled(
+        self, batch: Any, most: int
+    ) -> tuple[bytes | tuple[int, int], tuple[tuple[int, int], ...]]:
+        """Pickle a batch.
+
+        Args:
+            batch: The batch.
+            most: If the in-band pickle is larger, it is written to the slot, too.
+
+        Returns:
+            The in-band pickle, or its offset and length; and those of each buffer.
+        """
         try:
             self.dump(batch)
-            return self._file.getvalue(), tuple(self._buffers)
+            size = self._file.tell()
+            at = self.cursor.take(size) if size > most else None
+            if at is None:
+                return self._file.getvalue(), tuple(self._buffers)
+            with self._file.getbuffer() as written:
+                self._view[at : at + size] = written[:size]
+            return (at, size), tuple(self._buffers)
         finally:
             # Reused, since creating a pickler costs as much as pickling a small batch.
             self.clear_memo()
@@ -118,7 +134,7 @@ class BatchPickler(pickle.Pickler):
             return _PLACED
         at = self.cursor.take(nbytes)
         if at is None:
-            return bytearray(ctypes.string_at(address, nbytes))
+            return bytearray((ctypes.c_char * nbytes).from_address(address))
         ctypes.memmove(self._address + at, address, nbytes)
         self._buffers.append((at, nbytes))
         return _PLACED

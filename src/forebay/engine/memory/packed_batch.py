@@ -20,7 +20,8 @@ class PackedBatch(NamedTuple):
     """A packed batch.
 
     Attributes:
-        in_band: The batch, pickled without its buffers.
+        in_band: The batch, pickled without its buffers; if that is large, its offset and length in
+            the slot.
         buffers: Offset and length of each buffer, in the slot or in `body`.
         body: The used part of the slot, if it is sent along and the slot is free again; an array if
             it came from another machine, until it is copied to the slab.
@@ -32,7 +33,7 @@ class PackedBatch(NamedTuple):
         sent: What to receive, if the bytes are sent apart from this message.
     """
 
-    in_band: bytes
+    in_band: bytes | tuple[int, int]
     buffers: tuple[tuple[int, int], ...]
     body: bytearray | np.ndarray[Any, Any] | None
     nbytes: int
@@ -46,6 +47,11 @@ class PackedBatch(NamedTuple):
     def end(self) -> int:
         """The end of the last buffer; 0 without buffers."""
         return max((at + nbytes for at, nbytes in self.buffers), default=0)
+
+    @property
+    def used(self) -> int:
+        """How many bytes of the slot, or of `body`, are used."""
+        return self.end if isinstance(self.in_band, bytes) else max(self.end, sum(self.in_band))
 
     def settle(self, slab: Slab, slot: Slot | None) -> Slot | None:
         """Record the batch's arrival in the slab; called once, by the slab's owner.

@@ -1,8 +1,9 @@
 """Packing batches to be sent between processes, and unpacking them.
 
 The batch is pickled with its buffers out of band. Buffers are copied into the slot, once, or were
-created there (see `collate_into`); the in-band pickle that remains is small and sent by pipe. The
-reader unpickles it over the slot, without a copy, and may write to the tensors.
+created there (see `collate_into`). The in-band pickle that remains is sent by pipe if it is small,
+and in the slot otherwise. The reader unpickles it over the slot, without a copy, and may write to
+the tensors.
 
     worker                                   owner of the slab
     packer.begin(slot)                       slot = slab.take()
@@ -57,7 +58,11 @@ def memory_of(packed: PackedBatch, slab: Slab, slot: Slot | None) -> memoryview:
 def unpack(packed: PackedBatch, view: memoryview) -> Any:
     """Return the batch, with its tensors and arrays over memory with its buffers."""
     buffers = [view[at : at + nbytes] for at, nbytes in packed.buffers]
-    return pickle.loads(packed.in_band, buffers=buffers)  # noqa: S301 - from our own worker
+    in_band: bytes | tuple[int, int] | memoryview = packed.in_band
+    if isinstance(in_band, tuple):
+        at, nbytes = in_band
+        in_band = view[at : at + nbytes]
+    return pickle.loads(in_band, buffers=buffers)  # noqa: S301 - from our own worker
 
 
 def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
@@ -144,14 +149,15 @@ class Packer:
             Exception: Something in the batch cannot be pickled; the exception is pickle's.
         """
         try:
-            in_band, buffers = self._pickler.pickled(batch)
+            in_band, buffers = self._pickler.pickled(batch, INLINE_BYTES)
         finally:
             self._used = used = self._pickler.cursor.used
             refused = self._pickler.cursor.refused
             self._pickler.aim(_NOTHING, 0)
             self._owner = _NOTHING
         body = bytearray(self._view[:used]) if used <= INLINE_BYTES else None
-        return PackedBatch(in_band, buffers, body, used + len(in_band), refused=refused)
+        nbytes = used + len(in_band) if isinstance(in_band, bytes) else used
+        return PackedBatch(in_band, buffers, body, nbytes, refused=refused)
 
     def seal(self, packed: PackedBatch) -> PackedBatch:
         """Return the record to send; call it after the worker has dropped the batch.

@@ -4,9 +4,10 @@
     extent  |  slot  |  slot  |        slot        |  room not yet cut . . .
     slot    | buffer | buffer | . . . . |
 
-Slots of one capacity are interchangeable, so the one that was returned last, whose pages are warm,
-is used next. The capacity follows the batches. When it changes, the slots of the old capacity are
-outdated: they are not used again, their pages are freed and their ranges are divided again.
+Addresses cost nothing until they are written, so the first slots are far larger than most batches;
+the others are cut for the batches seen so far. The slot that was returned last, whose pages are
+warm, is used next. When the capacity changes, the slots of the old one are outdated: they are not
+used again, their pages are freed and their ranges are divided again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ ALIGN = 64
 # Until the first batch was seen. This is address space only: pages are allocated when written.
 FIRST_CAPACITY = 1 << 30
 LEAST_CAPACITY = 1 << 16
-# Slack for batches that are larger than those seen so far.
+# The first slots may get batches of any size. They take half of the usual extent.
+LARGE_CAPACITY = 1 << 33
+LARGE_SLOTS = 4
+# Slack for batches that are larger than those seen so far, in slots that are cut for these.
 SLACK = 4
 # An extent must hold several slots, even a small one.
 LEAST_SLOTS = 8
@@ -98,7 +102,8 @@ class Space:
     a slot is in one extent.
 
     Attributes:
-        capacity: Bytes of the slots that `take` returns now.
+        capacity: Bytes of the slots that `take` returns now, besides the large ones.
+        large_left: How many more large slots may be cut.
         largest: Bytes of the largest batch seen.
         extents: How many extents there are.
         out: How many slots are in use.
@@ -110,6 +115,7 @@ class Space:
         self.extents = 1
         self.largest: int | None = None
         self.capacity = capacity_for(None, extent)
+        self.large_left = LARGE_SLOTS if extent > LARGE_CAPACITY * LARGE_SLOTS else 0
         self._room = [Slot(0, extent)]
         self._idle: list[Slot] = []
         self._out: set[Slot] = set()
@@ -139,11 +145,22 @@ class Space:
         self.capacity = capacity
         # Capacities only grow from here on, so smaller pieces of room cannot be used any more.
         self._room = [piece for piece in self._room if piece.capacity >= capacity]
-        return self.trim()
+        outdated = [slot for slot in self._idle if not self._is_usable(slot)]
+        self._idle = [slot for slot in self._idle if self._is_usable(slot)]
+        for slot in outdated:
+            self._let_go(slot)
+        return outdated
+
+    def _is_usable(self, slot: Slot) -> bool:
+        return slot.capacity == self.capacity or slot.capacity >= max(LARGE_CAPACITY, self.capacity)
 
     def take(self) -> Slot | None:
         """Return the unused slot that was used last, or None if there is none."""
-        slot = self._idle.pop() if self._idle else self._cut()
+        slot = self._idle.pop() if self._idle else None
+        if slot is None and self.large_left:
+            slot = self._cut(max(LARGE_CAPACITY, self.capacity))
+            self.large_left -= 1
+        slot = slot or self._cut(self.capacity)
         if slot is not None:
             self._out.add(slot)
         return slot
@@ -158,7 +175,7 @@ class Space:
             KeyError: The slot is not in use.
         """
         self._out.remove(slot)
-        if slot.capacity == self.capacity:
+        if self._is_usable(slot):
             self._idle.append(slot)
             return True
         self._let_go(slot)
@@ -175,7 +192,7 @@ class Space:
         if slot.capacity >= self.capacity:
             self._room.append(slot)
 
-    def _cut(self) -> Slot | None:
+    def _cut(self, capacity: int) -> Slot | None:
         """Cut a slot from the room; small pieces of earlier slots are used first."""
         if not self._out:
             # There is no idle slot either, so all small pieces can be merged into whole extents.
@@ -183,11 +200,11 @@ class Space:
             self._room = [Slot(start, self._extent) for start in reversed(starts)]
         for at in range(len(self._room) - 1, -1, -1):
             start, length = self._room[at]
-            if length < self.capacity:
+            if length < capacity:
                 continue
-            if length == self.capacity:
+            if length == capacity:
                 del self._room[at]
             else:
-                self._room[at] = Slot(start + self.capacity, length - self.capacity)
-            return Slot(start, self.capacity)
+                self._room[at] = Slot(start + capacity, length - capacity)
+            return Slot(start, capacity)
         return None

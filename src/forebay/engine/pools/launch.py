@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
@@ -32,6 +32,7 @@ from forebay.engine.pools import zygote
 from forebay.engine.pools.linux import scratch_file
 from forebay.errors import OptionError
 from forebay.import_path import standard_library_first
+from forebay.library_threads import one_thread
 
 # The folders are for importing forebay; `main` sets the path that the job is unpickled with.
 _BOOT = (
@@ -95,7 +96,7 @@ def fork(
     zygote.flush_streams()  # or the child would print the buffered output again
     driver, pid = os.getpid(), 0
     try:
-        with handlers_deferred():
+        with one_thread(), handlers_deferred():
             pid = os.fork()
         if pid == 0:
             gc.freeze()  # no object of the driver may be finalized here
@@ -112,7 +113,7 @@ def fork(
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            zygote.run(control, answers, job)
+            zygote.run(control, answers, job, is_limited=True)
     except BaseException:  # raised by a deferred handler, if the fork succeeded
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -194,8 +195,9 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
             "'fork', 'spawn' or 'forkserver'."
         )
     ends = _Descriptor(control.fileno()), _Descriptor(answers)
-    with _safe_path() as earlier:
-        process = kind(target=_spawned, args=(*ends, job, earlier), daemon=True)
+    is_fork = context.get_start_method() == "fork"
+    with _safe_path() as earlier, one_thread() if is_fork else nullcontext():
+        process = kind(target=_spawned, args=(*ends, job, earlier, is_fork), daemon=True)
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -248,7 +250,10 @@ class _Descriptor:
         return self._number
 
 
-def _spawned(control: _Descriptor, answers: _Descriptor, job: Job, safe_path: str | None) -> None:
+def _spawned(
+    control: _Descriptor, answers: _Descriptor, job: Job, safe_path: str | None, is_fork: bool
+) -> None:
     _restore_safe_path(safe_path)  # what the user's function starts must not inherit it
     os.setsid()  # Ctrl-C is for the driver
-    zygote.run(socket.socket(fileno=control.detach()), answers.detach(), job)
+    channel = socket.socket(fileno=control.detach())
+    zygote.run(channel, answers.detach(), job, is_limited=is_fork)

@@ -84,7 +84,9 @@ def serve(
         while held and not has_ended():
             event = perform(incarnation, job, held.popleft())
             report(event)
-            if event.seconds > GIVE_BACK_S and not job.keeps_tasks:
+            seconds = event.seconds
+            del event  # an exception in it may hold the caller's frames, and with these the pool
+            if seconds > GIVE_BACK_S and not job.keeps_tasks:
                 while received := receive(False):
                     held.extend(received)
                 report(TasksReturned(incarnation, tuple(each.task for each in held)))

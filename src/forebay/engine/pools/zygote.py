@@ -45,7 +45,8 @@ from forebay.engine.pools.linux import (
 )
 from forebay.engine.pools.worker import failure_of, portable, serve
 from forebay.failures import Failure
-from forebay.randomness import use_one_torch_thread
+from forebay.heap import keep_freed
+from forebay.library_threads import use_one_thread
 
 # Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
 # the worker's ends of its channel.
@@ -79,17 +80,20 @@ class _Child:
         return True
 
 
-def run(control: socket.socket, answers: int, job: Job | bytes) -> NoReturn:
+def run(
+    control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool = False
+) -> NoReturn:
     """Serve the driver until it closes or dies; never returns.
 
     Args:
         control: Brings the driver's orders.
         answers: Descriptor of the pipe for answers and reports.
         job: The job, or the pickled job.
+        is_limited: See `use_one_thread`.
     """
     code = 1
     try:
-        zygote = _Zygote(control, answers, job)
+        zygote = _Zygote(control, answers, job, is_limited=is_limited)
         try:
             zygote.serve()
             code = 0
@@ -115,7 +119,9 @@ def main(control: int, answers: int, payload: int) -> NoReturn:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, answers: int, job: Job | bytes) -> None:
+    def __init__(
+        self, control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool
+    ) -> None:
         self._control = control
         self._answers = answers
         self._driver = Channel(control.fileno(), answers)
@@ -133,6 +139,9 @@ class _Zygote:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         continue_when_driver_ends(control.fileno())
         adopt_orphans()
+        # Inherited by the workers, and before the user's code is imported.
+        use_one_thread(is_limited=is_limited)
+        keep_freed()
         self._job: Job | Failure
         try:
             # It comes from the driver, never from a disk.
@@ -266,7 +275,6 @@ def _run_worker(
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     _begin_as_child(worker_id)
-    use_one_torch_thread()
 
     def receive(wait: bool) -> list[Assignment] | None:
         try:

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from forebay.engine.memory.heap import keep_freed
+from forebay.heap import keep_freed
 
 def churn():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,316 @@
+"""Real jobs with the libraries people use and their defaults: `preprocess` beside its peers.
+
+As a program it is one run: `python -m benchmarks.jobs PEER JOB FOLDER OUTPUT`, which prints the
+seconds of a whole call. Nothing about threads is set, except for the two bare processes, which are
+the limit: each makes half of the inputs, with one thread a library and a kept heap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.call import Call
+from benchmarks.measure import Ground
+from benchmarks.preprocess import show
+
+WORKERS = 2
+ROUNDS, QUICK_ROUNDS = 3, 1
+LIMIT_S = 60.0
+PEERS = ("bare", "forebay", "pool", "executor", "joblib", "datasets")
+NAMES = {
+    "bare": "two bare processes",
+    "forebay": "forebay.preprocess",
+    "pool": "Pool",
+    "executor": "ProcessPoolExecutor",
+    "joblib": "joblib",
+    "datasets": "datasets.map",
+}
+# How many inputs of each job; they take one to three seconds on two cores.
+COUNTS = {
+    "numpy audio features": 150,
+    "torch.stft": 300,
+    "soundfile splitting": 800,
+    "Arrow group_by": 500,
+    "polars group_by": 500,
+    "pandas groupby": 200,
+    "Pillow resize": 200,
+    "OpenCV resize and warp": 300,
+    "regular expressions": 200,
+    "zlib": 200,
+}
+THREADS = ("OMP", "OPENBLAS", "MKL", "POLARS_MAX", "RAYON", "OPENCV_FOR")
+
+
+# ---- the jobs: a path to a number --------------------------------------------------------------
+
+
+def numpy_features(path: Path) -> float:
+    """Return a number from the spectrum of a second of audio: rfft, matmul, eigh."""
+    import numpy as np
+
+    audio = np.load(path)
+    frames = np.lib.stride_tricks.sliding_window_view(audio, 512)[::64]
+    power = np.abs(np.fft.rfft(frames * np.hanning(512))) ** 2
+    covariance = power.T @ power / len(power)
+    return float(np.linalg.eigvalsh(covariance)[-1])
+
+
+def torch_stft(path: Path) -> float:
+    """Return a number from a short-time Fourier transform and a matrix product."""
+    import numpy as np
+    import torch
+
+    audio = torch.from_numpy(np.load(path)).float()
+    power = torch.stft(audio, 512, 64, window=torch.hann_window(512), return_complex=True).abs()
+    return float((power @ power.T).sum())
+
+
+def soundfile_splitting(path: Path) -> float:
+    """Return the loudness of the pieces of a recording."""
+    import numpy as np
+    import soundfile
+
+    with soundfile.SoundFile(path) as file:
+        return float(sum(np.abs(block).max() for block in file.blocks(16_000)))
+
+
+def arrow_group_by(path: Path) -> float:
+    """Return the sum of the largest values of groups."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.feather
+
+    table = pa.feather.read_table(path)
+    return float(pc.sum(table.group_by("key").aggregate([("value", "max")])["value_max"]).as_py())
+
+
+def polars_group_by(path: Path) -> float:
+    """Return the sum of the largest values of groups."""
+    import polars as pl
+
+    table = pl.read_ipc(path)
+    return float(table.group_by("key").agg(pl.col("value").max())["value"].sum())
+
+
+def pandas_groupby(path: Path) -> float:
+    """Return the sum of the largest values of groups."""
+    import pandas as pd
+
+    return float(pd.read_feather(path).groupby("key")["value"].max().sum())
+
+
+def pillow_resize(path: Path) -> float:
+    """Return a pixel of a decoded and smaller image."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return float(image.convert("RGB").resize((224, 224)).getpixel((3, 3))[0])
+
+
+def opencv_warp(path: Path) -> float:
+    """Return a pixel of a decoded, smaller and turned image."""
+    import cv2
+
+    image = cv2.resize(cv2.imread(str(path)), (512, 512), interpolation=cv2.INTER_AREA)
+    turn = cv2.getRotationMatrix2D((256, 256), 30, 1.2)
+    return float(cv2.GaussianBlur(cv2.warpAffine(image, turn, (512, 512)), (9, 9), 2)[3, 3, 0])
+
+
+def regular_expressions(path: Path) -> float:
+    """Return the number of words and dates of a text."""
+    text = path.read_text()
+    words = re.findall(r"[A-Za-z']+", text)
+    return float(len(words) + len(re.findall(r"\d{4}-\d{2}-\d{2}", re.sub(r"\s+", " ", text))))
+
+
+def zlib_compress(path: Path) -> float:
+    """Return the size of a compressed text."""
+    return float(len(zlib.compress(path.read_bytes(), 6)))
+
+
+JOBS: dict[str, tuple[Callable[[Path], float], str]] = {
+    "numpy audio features": (numpy_features, "audio.npy"),
+    "torch.stft": (torch_stft, "audio.npy"),
+    "soundfile splitting": (soundfile_splitting, "audio.flac"),
+    "Arrow group_by": (arrow_group_by, "table.arrow"),
+    "polars group_by": (polars_group_by, "table.arrow"),
+    "pandas groupby": (pandas_groupby, "table.arrow"),
+    "Pillow resize": (pillow_resize, "image.jpg"),
+    "OpenCV resize and warp": (opencv_warp, "image.jpg"),
+    "regular expressions": (regular_expressions, "text.txt"),
+    "zlib": (zlib_compress, "text.txt"),
+}
+
+
+# ---- the inputs --------------------------------------------------------------------------------
+
+
+def _write(folder: Path) -> None:
+    """Write one input of each kind; links to it are the inputs."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.feather
+    import soundfile
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    audio = np.cumsum(rng.standard_normal(48_000)).astype(np.float64) / 500
+    np.save(folder / "audio.npy", audio[:16_000])
+    soundfile.write(folder / "audio.flac", np.clip(np.tile(audio, 4) / 4, -1, 1), 16_000)
+    keys, values = rng.integers(0, 1000, 300_000), rng.random(300_000)
+    table = pa.table({"key": keys, "value": values})
+    pyarrow.feather.write_feather(table, folder / "table.arrow", compression="uncompressed")
+    small = Image.fromarray(rng.integers(0, 255, (40, 50, 3), np.uint8))
+    small.resize((1000, 800)).save(folder / "image.jpg", quality=90)
+    words = ["".join(map(chr, rng.integers(97, 123, rng.integers(2, 10)))) for _ in range(2000)]
+    drawn = rng.integers(0, 2000, 60_000)
+    (folder / "text.txt").write_text(" ".join(words[at] for at in drawn) + " 2026-11-23\n")
+
+
+# ---- the peers ---------------------------------------------------------------------------------
+
+
+def _row(source: Path, _: Any = None, *, job: str) -> dict[str, float]:
+    return {"value": JOBS[job][0](Path(source))}
+
+
+def _call(peer: str, job: str, paths: list[Path], output: Path) -> list[float]:
+    """Return the numbers of all inputs, by one call of a peer."""
+    import functools
+
+    row: Any = functools.partial(_row, job=job)
+    if peer == "forebay":
+        import forebay
+
+        report = forebay.preprocess(row, paths, output, num_workers=WORKERS, progress=False)
+        return [float(each) for each in report.metadata["value"].to_pylist()]
+    if peer == "pool":
+        from multiprocessing import Pool
+
+        with Pool(WORKERS) as pool:
+            return [each["value"] for each in pool.map(row, paths)]
+    if peer == "executor":
+        from concurrent.futures import ProcessPoolExecutor
+
+        with ProcessPoolExecutor(WORKERS) as executor:
+            return [each["value"] for each in executor.map(row, paths)]
+    if peer == "joblib":
+        from joblib import Parallel, delayed
+
+        return [each["value"] for each in Parallel(WORKERS)(delayed(row)(path) for path in paths)]
+    if peer == "datasets":
+        import datasets
+
+        datasets.disable_progress_bars()
+        table = datasets.Dataset.from_dict({"path": [str(path) for path in paths]})
+        found = table.map(lambda each: row(each["path"]), num_proc=WORKERS)
+        return [float(each) for each in found["value"]]
+    return _bare(row, paths)
+
+
+def _bare(row: Callable[[Path], dict[str, float]], paths: list[Path]) -> list[float]:
+    """Make half of the inputs in each of two processes."""
+    from multiprocessing import Pipe, get_context
+
+    from forebay.heap import keep_freed
+
+    def half(first: int, pipe: Any) -> None:
+        keep_freed()
+        pipe.send([row(path)["value"] for path in paths[first::2]])
+
+    found: list[float] = [0.0] * len(paths)
+    running = []
+    for first in range(2):
+        here, there = Pipe(duplex=False)
+        process = get_context("fork").Process(target=half, args=(first, there))
+        process.start()
+        running.append((first, here, process))
+    for first, here, process in running:
+        found[first::2] = here.recv()
+        process.join()
+    return found
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
+def jobs(ground: Ground, quick: bool) -> None:
+    """Print inputs per second of each job and peer."""
+    folder = ground.root / "inputs"
+    _write(folder)
+    rows = []
+    for job in COUNTS:
+        runs: dict[str, list[float]] = {peer: [] for peer in PEERS}
+        for turn in range(QUICK_ROUNDS if quick else ROUNDS):
+            for peer in PEERS:
+                seconds = _run(peer, job, folder, ground.root / f"{job}-{peer}-{turn}")
+                if seconds is not None:
+                    runs[peer].append(COUNTS[job] / seconds)
+        rates = {peer: statistics.median(found) for peer, found in runs.items() if found}
+        others = [rate for peer, rate in rates.items() if peer not in ("bare", "forebay")]
+        ours = rates["forebay"]
+        rows.append(
+            (
+                job,
+                *(f"{rates[peer]:.0f}" if peer in rates else "-" for peer in PEERS),
+                f"{ours / max(others):.2f}",
+                f"{ours / rates['bare']:.2f}",
+            )
+        )
+    show(("inputs/s", *(NAMES[peer] for peer in PEERS), "x best peer", "of the bare"), rows)
+    print(
+        "Whole calls with two workers, the imports of libraries by these included; medians, and\n"
+        "more is better. Each library with its defaults: no variable for threads is set. bare:\n"
+        "half of the inputs in each of two processes, with one thread a library and a kept heap.\n"
+        "forebay also keeps a ledger and writes the table. -: not installed, or it failed."
+    )
+
+
+def _run(peer: str, job: str, folder: Path, output: Path) -> float | None:
+    """Return the seconds of a call; None if the peer's library, or the job's, is missing."""
+    settings = {f"{each}_NUM_THREADS": "1" for each in THREADS} if peer == "bare" else {}
+    with Call("benchmarks.jobs", peer, job, str(folder), str(output), **settings) as call:
+        try:
+            return float(json.loads(call.answer(LIMIT_S))["seconds"])
+        except RuntimeError as error:
+            if peer == "forebay":
+                raise
+            print(f"{NAMES[peer]}, {job}: {str(error).splitlines()[-1][:100]}", file=sys.stderr)
+            return None
+
+
+def main(peer: str, job: str, folder: str, output: str) -> None:
+    """Make one call and print its seconds, as JSON."""
+    for name in os.environ.keys() & {f"{each}_NUM_THREADS" for each in THREADS}:
+        if peer != "bare":
+            del os.environ[name]
+    function, name = JOBS[job]
+    paths = []
+    links = Path(output + "-inputs")
+    links.mkdir()
+    for at in range(COUNTS[job]):
+        paths.append(links / f"{at:05}-{name}")
+        os.link(Path(folder) / name, paths[-1])
+    began = time.perf_counter()
+    found = _call(peer, job, paths, Path(output))
+    seconds = time.perf_counter() - began
+    expected = function(paths[0])
+    is_near = [abs(each - expected) <= 1e-6 * abs(expected) for each in found]
+    if len(found) != len(paths) or not all(is_near):
+        raise RuntimeError(f"{peer} returned {found[:3]}, not {expected}")
+    print()
+    print(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""Generators that a dataset owns: batches are functions of the seed, however they are made."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import forebay
+from forebay import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Transform:
+    """Has a generator, as transforms of libraries have."""
+
+    def __init__(self, kind):
+        self.rng = kind()
+
+    def __call__(self, value):
+        if isinstance(self.rng, torch.Generator):
+            return value + torch.rand((), generator=self.rng).item()
+        return value + self.rng.random()
+
+
+class Augmented(Dataset):
+    """Samples with a number from each of four generators, of which one is shared."""
+
+    def __init__(self):
+        kinds = (np.random.default_rng, np.random.RandomState, random.Random, torch.Generator)
+        self.transforms = [Transform(kind) for kind in kinds]
+        self.again = Transform(lambda: self.transforms[0].rng)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        drawn = [each(index) for each in (*self.transforms, self.again)]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+class Streamed(IterableDataset):
+    """The same as a stream, half of it in each of two workers."""
+
+    def __init__(self):
+        self.samples = Augmented()
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.samples[index] for index in range(first, 24, step))
+
+
+def epochs_of(loader, count=2):
+    """Return all batches of some epochs."""
+    with loader:
+        return [torch.cat(list(loader)) for _ in range(count)]
+
+
+def loader_of(**options):
+    """Return a loader of a new dataset, whose generators are seeded by the system."""
+    return DataLoader(Augmented(), batch_size=4, shuffle=True, seed=3, **options)
+
+
+WAYS = {
+    "again": {},
+    "1 worker": {"num_workers": 1},
+    "2 workers": {"num_workers": 2},
+    "5 workers": {"num_workers": 5},
+    "a buffer": {"num_workers": 2, "buffer": "1MB"},
+    "threads": {"num_workers": 3, "backend": "thread"},
+    "spawned": {"num_workers": 1, "multiprocessing_context": "spawn"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_the_same_however_they_are_made(way):
+    """Each number differs from all others, and each epoch from the one before."""
+    expected = epochs_of(loader_of())
+    assert all(map(torch.equal, epochs_of(loader_of(**WAYS[way])), expected))
+    fractions = torch.cat(expected).frac().flatten()
+    assert len(fractions.unique()) == len(fractions)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_resume_change_nothing():
+    """Nor does a replay."""
+    expected = epochs_of(loader_of())
+    with loader_of(num_workers=2) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator)]
+        for pid in list(iterator.pipeline.feed.pool.pids.values())[:1]:
+            os.kill(pid, signal.SIGKILL)
+        batches += [next(iterator) for _ in range(2)]
+        state = loader.state_dict()
+        replayed = loader.replay(epoch=1, batch=2)
+    with loader_of(num_workers=1) as other:
+        other.load_state_dict(state)
+        batches += list(other)
+    assert torch.equal(torch.cat(batches), expected[0])
+    assert torch.equal(replayed, expected[1][8:12])
+
+
+def test_three_ranks_have_the_same_batches():
+    """Each has its part of the global batch."""
+    expected = epochs_of(loader_of(), 1)[0]
+    options = {"batch_size": 2, "shuffle": True, "seed": 3, "world_size": 2}
+    parts = [list(DataLoader(Augmented(), rank=rank, **options)) for rank in range(2)]
+    found = [torch.cat(pair) for pair in zip(*parts, strict=True)]
+    assert torch.equal(torch.cat(found), expected)
+
+
+def test_without_workers_the_generators_are_left_as_they_were():
+    """What the user draws from them between batches is the user's."""
+    dataset = Augmented()
+    rng = dataset.transforms[0].rng
+    state = rng.bit_generator.state
+    iterator = iter(DataLoader(dataset, batch_size=4, seed=3))
+    next(iterator)
+    next(iterator)
+    assert rng.bit_generator.state == state
+
+
+def test_without_a_seed_they_keep_theirs():
+    """What the user seeded by hand keeps its meaning."""
+
+    def numbers():
+        dataset = Augmented()
+        for each in dataset.transforms[:1]:
+            each.rng = np.random.default_rng(5)
+        dataset.again.rng = dataset.transforms[0].rng
+        return torch.cat(list(DataLoader(dataset, batch_size=4)))[:, 0]
+
+    assert torch.equal(numbers(), numbers())
+    assert numbers()[0] == np.random.default_rng(5).random()
+
+
+def test_a_transform_that_is_replaced_between_epochs_is_seeded_too():
+    """Its path is the same, and so are its numbers."""
+    dataset = Augmented()
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, seed=3)
+    first = torch.cat(list(loader))
+    dataset.transforms[1] = Transform(np.random.RandomState)
+    assert torch.equal(torch.cat([first, *loader]), torch.cat(epochs_of(loader_of())))
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0}])
+def test_a_stream_draws_the_same_each_time(options):
+    """For the same number of workers."""
+    first, again = (
+        epochs_of(DataLoader(Streamed(), batch_size=4, seed=3, **options)) for _ in range(2)
+    )
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1])
+
+
+def numbered(transform, source, out):
+    """Return a random number for an input."""
+    return {"number": transform(0.0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"num_workers": 3}, {"backend": "thread"}])
+def test_preprocessing_and_caches_draw_the_same(tmp_path, options):
+    """However many workers there are, and whichever input comes first."""
+    sources = []
+    for number in range(8):
+        (tmp_path / f"{number}").write_text(f"{number}")
+        sources.append(tmp_path / f"{number}")
+    tables = []
+    for name, more in (("a", {"num_workers": 2}), ("b", options)):
+        work = functools.partial(numbered, Transform(np.random.default_rng))
+        report = forebay.preprocess(work, sources, tmp_path / f"out-{name}", **more)
+        assert (report.done, report.failed) == (8, 0)
+        tables.append([row["number"] for row in forebay.from_table(tmp_path / f"out-{name}", dict)])
+    assert tables[0] == tables[1]
+    assert len(set(tables[0])) == 8
+    if "backend" in options:
+        return
+    caches = [
+        forebay.cache(Augmented(), tmp_path / f"cache-{name}", **more)
+        for name, more in (("a", {"num_workers": 2}), ("b", options))
+    ]
+    assert all(torch.equal(*pair) for pair in zip(*caches, strict=True))

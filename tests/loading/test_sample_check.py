@@ -1,0 +1,114 @@
+"""`loader.check()`: samples that are not functions of the seed are named."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import forebay
+
+
+class Parts(NamedTuple):
+    """A sample with fields."""
+
+    index: int
+    noise: object
+    image: object
+
+
+class Odd(Dataset):
+    """Samples of which a part is not a function of the seed, in some way."""
+
+    def __init__(self, noise, count=50):
+        self.noise, self.count, self.calls = noise, count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return Parts(index, self.noise(self), [np.full(3, np.nan), {"a": torch.ones(2)}])
+
+
+class Stream(IterableDataset):
+    """Yields nothing."""
+
+    def __iter__(self):
+        return iter(())
+
+
+def counted(dataset):
+    """Return a number that depends on the calls before."""
+    return dataset.calls
+
+
+def drawn(dataset):
+    """Draw from the generators that are seeded."""
+    return torch.rand(3), np.random.rand(), {"deep": torch.randn(2).to_sparse()}
+
+
+def made_anew(dataset):
+    """Draw from a generator that nobody can reach."""
+    return np.random.default_rng().random()
+
+
+def of_process(dataset):
+    """Return what differs between processes."""
+    return os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("noise", "between"),
+    [
+        (made_anew, "two results in this process"),
+        (counted, "two results in this process"),
+        (of_process, "two results in workers"),
+        (lambda _: object(), None),
+        (drawn, None),
+    ],
+)
+def test_what_is_no_function_of_the_seed_is_named(noise, between):
+    """By sample, field, and the two results that differ."""
+    found = forebay.DataLoader(Odd(noise), batch_size=5, seed=1).check(samples=3)
+    assert found.samples == 3
+    assert bool(found) == (between is None)
+    if between is None:
+        assert "the same each time" in str(found)
+        return
+    assert [each.index for each in found.differences] == [0, 24, 49]
+    assert {each.field for each in found.differences} == {".noise"}
+    assert {each.between for each in found.differences} == {between}
+    assert f"sample 24, .noise: {between} differ" in str(found)
+    assert "cannot reach" in str(found)
+
+
+def test_without_a_seed_it_says_what_is_random():
+    """And what to set."""
+    found = forebay.DataLoader(Odd(drawn), batch_size=5).check()
+    assert not found
+    assert ".noise[0]" in {each.field for each in found.differences}
+    assert "Set seed=" in str(found)
+
+
+def test_the_iteration_and_the_generators_are_unchanged():
+    """A check in the middle of an epoch draws nothing from the trainer's generators."""
+    options = {"batch_size": 5, "shuffle": True, "seed": 1, "collate_fn": list}
+    loader = forebay.DataLoader(Odd(drawn), **options)
+    iterator, state = iter(loader), torch.random.get_rng_state()
+    next(iterator)
+    assert loader.check()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert len(list(iterator)) == 9
+
+
+def test_impossible_checks_are_refused():
+    """Of a stream, and of nothing."""
+    with pytest.raises(forebay.OptionError, match="map-style"):
+        forebay.DataLoader(Stream(), batch_size=1, seed=0).check()
+    with pytest.raises(forebay.OptionError, match="with samples"):
+        forebay.DataLoader(Odd(drawn, 0), batch_size=1, seed=0).check()
