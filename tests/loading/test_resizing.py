@@ -121,8 +121,9 @@ def test_handles_of_stopped_workers_have_no_process() -> None:
     feed.resize(1)
     settle(feed, lambda: not iterator._workers[1].is_alive())
     states = [(worker.is_alive(), worker.exitcode) for worker in iterator._workers]
-    assert states == [(True, None), (False, None)]
     loader.close()
+    # How a stopped worker ended is known if the process that forked it could report it in time.
+    assert states in [[(True, None), (False, code)] for code in (None, 0)]
 
 
 def test_threads_come_and_go_too() -> None:
