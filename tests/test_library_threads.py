@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -124,3 +125,18 @@ def test_functions_are_called_after_an_import(tmp_path, monkeypatch):
         assert sys.meta_path == before
     finally:
         sys.modules.pop("imported_late", None)
+
+
+def test_a_library_whose_files_are_hidden_is_found(monkeypatch):
+    """OpenCV replaces its extension module by a package, so no new file ends in .so."""
+    import numpy  # noqa: F401 - so that the libraries of this process are looked for
+
+    with one_thread():
+        pass
+    library, counts = types.ModuleType("cv2"), [7]
+    library.getNumThreads = lambda: counts[-1]
+    library.setNumThreads = counts.append
+    monkeypatch.setitem(sys.modules, "cv2", library)
+    with one_thread():
+        assert counts == [7, 1]
+    assert counts == [7, 1, 7]
