@@ -51,6 +51,7 @@ from benchmarks.large_objects import objects
 from benchmarks.large_order import order
 from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
+from benchmarks.loading_jobs import loading_jobs
 from benchmarks.machine import describe
 from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
@@ -77,6 +78,7 @@ USUAL = (
         "loading-buffer": buffer_fills,
         "loading-kinds": loading_kinds,
         "loading-sizes": loading_sizes,
+        "loading-jobs": loading_jobs,
     }
     | {"cached": cached, "predicted": predicted}
 )
