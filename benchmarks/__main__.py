@@ -3,8 +3,8 @@
 Without a name, these tables are measured:
 
     tiny pieces life cpu            preprocess
-    crash million                   preprocess: a kill, a million inputs
-    loading                         the DataLoader
+    crash million jobs              preprocess: a kill, a million inputs, real jobs
+    loading                         the DataLoader; loading-jobs: three real pipelines
     cached predicted                cache, predict
 
 These are measured only when they are named:
@@ -13,6 +13,7 @@ These are measured only when they are named:
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
     tracing                         an idle machine, two minutes: what the loader's record costs
+    heap                            8 GiB of memory, three minutes: the freed memory workers keep
     large                           20 GiB of memory, half an hour: the DataLoader
     gpu                             batches on a GPU; without one, with device="cpu"
     ten-million hundred-million     4 GB of disk: preprocess
@@ -46,11 +47,13 @@ from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
 from benchmarks.gpu import gpu
 from benchmarks.jobs import jobs
+from benchmarks.kept_heap import kept_heap
 from benchmarks.kinds import loading_kinds, loading_sizes
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
 from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
+from benchmarks.loading_jobs import loading_jobs
 from benchmarks.machine import describe
 from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
@@ -77,6 +80,7 @@ USUAL = (
         "loading-buffer": buffer_fills,
         "loading-kinds": loading_kinds,
         "loading-sizes": loading_sizes,
+        "loading-jobs": loading_jobs,
     }
     | {"cached": cached, "predicted": predicted}
 )
@@ -89,6 +93,7 @@ TABLES = (
         "disk": disk,
         "auto": auto,
         "tracing": tracing,
+        "heap": kept_heap,
         "large-order": order,
         "large-objects": objects,
         "gpu": gpu,

@@ -25,7 +25,7 @@ from benchmarks.preprocess import show
 WORKERS = 2
 ROUNDS, QUICK_ROUNDS = 3, 1
 LIMIT_S = 60.0
-PEERS = ("bare", "forebay", "pool", "executor", "joblib", "datasets")
+PEERS = ("bare", "forebay", "pool", "executor", "joblib", "datasets", "ray")
 NAMES = {
     "bare": "two bare processes",
     "forebay": "forebay.preprocess",
@@ -33,6 +33,7 @@ NAMES = {
     "executor": "ProcessPoolExecutor",
     "joblib": "joblib",
     "datasets": "datasets.map",
+    "ray": "Ray tasks",
 }
 # How many inputs of each job; they take one to three seconds on two cores.
 COUNTS = {
@@ -215,6 +216,21 @@ def _call(peer: str, job: str, paths: list[Path], output: Path) -> list[float]:
         table = datasets.Dataset.from_dict({"path": [str(path) for path in paths]})
         found = table.map(lambda each: row(each["path"]), num_proc=WORKERS)
         return [float(each) for each in found["value"]]
+    if peer == "ray":
+        import logging
+
+        import ray
+
+        ray.init(
+            num_cpus=WORKERS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        task = ray.remote(lambda path: row(path)["value"])
+        found = ray.get([task.remote(path) for path in paths])
+        ray.shutdown()
+        return [float(each) for each in found]
     return _bare(row, paths)
 
 
