@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 import time
@@ -39,6 +40,8 @@ def trace_of(
     read=0,
     idle=None,
     threads=0.0,
+    system=0.0,
+    faults=0,
 ):
     """Return what a loader would record whose batches and steps take these times.
 
@@ -55,6 +58,8 @@ def trace_of(
         read: Bytes that are read from storage for a batch.
         idle: Part of the time that the cores are idle.
         threads: Processor time of other threads of a worker, as a part of the batch's time.
+        system: Processor time in the system, as a part of the batch's time.
+        faults: Page faults for a batch.
     """
     count, workers = len(steps), setup.num_workers
     times = batch_s if isinstance(batch_s, list) else [batch_s] * count
@@ -81,7 +86,7 @@ def trace_of(
         wait = now - asked[-1]
         waited, total = waited + wait, total + times[number]
         sums = (number + 1, total, total * cpu, total * queued, (number + 1) * read)
-        sums += (total * threads,)
+        sums += (total * threads, total * system, (number + 1) * faults)
         seconds, slowest = times[number], (slow or {}).get(number, 0.0)
         spent = (seconds * cpu, seconds * queued, 0.0)
         made.append(
@@ -363,6 +368,60 @@ def test_processor_time_of_other_threads_of_a_worker_is_measured():
         evidence = loader.diagnose().evidence
     assert evidence["threads_s"] > 0.015
     assert evidence["cpu_s"] < evidence["threads_s"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "faults", "words"),
+    [
+        ({}, 10_000, "for 10,000 page faults"),
+        ({}, 10_000, "make each smaller than 32 MiB"),
+        ({"backend": "thread"}, 10_000, "Use workers that are processes"),
+        ({}, 50, "for calls such as reading and opening files"),
+        ({}, 50, "Read fewer and larger parts"),
+    ],
+)
+def test_time_in_the_system_is_named(setup, faults, words):
+    """With what helps; page faults take microseconds each, and reading takes none."""
+    setup = replace(workers(2, **setup), cores=2)
+    found = told(STEPS, setup, 0.09, cpu=0.95, system=0.7, faults=faults)
+    assert (found.cause, found.advice) == ("cpu", {})
+    assert "The system takes 74% of the workers' processor time, 63 ms for each batch" in str(found)
+    assert words in str(found)
+    assert "no number of workers helps" not in str(found)
+    assert found.evidence["system_s"] == pytest.approx(0.063, rel=0.01)
+    assert found.evidence["faults"] == pytest.approx(faults)
+
+
+def test_time_in_the_system_is_no_cause_if_it_is_little_or_cores_are_free():
+    """Then it is the user's code that takes the time, and more workers help as they did."""
+    setup = replace(workers(2), cores=2)
+    assert "system" not in str(told(STEPS, setup, 0.09, cpu=0.95, system=0.4, faults=9000))
+    found = told(STEPS, workers(2), 0.09, cpu=0.95, system=0.7, faults=9000)
+    assert (found.cause, "system" in str(found)) == ("workers", False)
+
+
+class Faulty(Dataset):
+    """Samples made in memory that the system clears for each of them."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        memory = mmap.mmap(-1, 16 << 20)
+        for at in range(0, len(memory), mmap.PAGESIZE):
+            memory[at] = 1
+        memory.close()
+        return torch.zeros(2)
+
+
+def test_page_faults_of_a_worker_are_measured():
+    """One for each page of 4 KiB; some of the processor time is in the system, and all not."""
+    with DataLoader(Faulty(), batch_size=1, num_workers=1) as loader:
+        for _ in loader:
+            pass
+        evidence = loader.diagnose().evidence
+    assert 4000 < evidence["faults"] < 6000
+    assert 0.0 < evidence["system_s"] <= evidence["cpu_s"] + 0.002
 
 
 def test_cores_that_are_idle_are_not_missing():

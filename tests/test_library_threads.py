@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
 
+from forebay import library_threads
 from forebay.import_hooks import after_import, not_after_import
 from forebay.library_threads import one_thread
 
@@ -103,6 +105,48 @@ def test_the_numbers_of_threads_are_restored():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_every_thread_of_the_process_may_limit_them():
+    """A pool may be started by a background thread, after the main thread has started one."""
+    import numpy
+    from threadpoolctl import threadpool_info
+
+    numpy.ones((2, 2)) @ numpy.ones((2, 2))
+    with one_thread():
+        pass
+    counts, before = [], [each["num_threads"] for each in threadpool_info()]
+
+    def limit():
+        with one_thread():
+            counts.extend(each["num_threads"] for each in threadpool_info())
+
+    thread = threading.Thread(target=limit)
+    thread.start()
+    thread.join()
+    assert counts == [1] * len(before)
+    assert [each["num_threads"] for each in threadpool_info()] == before
+
+
+def test_files_of_other_libraries_are_left_alone(tmp_path, monkeypatch):
+    """A name that begins in the same way, a folder, and a file that was removed are no library."""
+    lines = [
+        "/usr/lib/libc.so.6",
+        "/opt/libgomp-1/other.so",
+        "/opt/a folder/libompl.so.1",
+        "/opt/libopenblas.so (deleted)",
+        "[heap]",
+        "/opt/libopenblas.so",
+    ]
+    maps = "".join(f"7f00-7f01 r-xp 00000000 08:01 12    {line}\n" for line in lines)
+    monkeypatch.setattr(library_threads, "read_long_proc", lambda _: maps.encode())
+    files = library_threads._shared_files()
+    assert files == [
+        "/opt/a folder/libompl.so.1",
+        "/opt/libopenblas.so",
+        "/opt/libopenblas.so (deleted)",
+    ]
+    assert [library_threads._threads_of(each, frozenset()) for each in files] == [None] * 3
 
 
 def test_functions_are_called_after_an_import(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -28,6 +29,28 @@ BUSY = RunTimes(
     ("times", "cause", "words"),
     [
         ({}, "cpu", "used 3.8 of 4 cores"),
+        ({}, "cpu", "no number of workers helps. Spend less on each input"),
+        (
+            {"threads_s": 19.0},
+            "cpu",
+            "4 cores: libraries compute in threads of their own, for 50% of the processor time",
+        ),
+        ({"threads_s": 19.0}, "cpu", "start no threads in the function."),
+        ({"threads_s": 15.0, "queued_s": 12.0, "cpu_s": 25.0}, "cpu", "2.5 of 4 cores: libraries"),
+        (
+            {"queued_s": 20.0, "cpu_s": 16.0},
+            "contention",
+            "used 1.6 of 4 cores, and waited for a core for 51% of their work: other programs",
+        ),
+        ({"queued_s": 20.0, "cpu_s": 16.0, "threads_s": 8.0}, "cpu", "for 50% of the processor"),
+        ({"queued_s": 6.0, "cpu_s": 3.0}, "storage", "for 77% of their work"),
+        (
+            {"system_s": 30.0, "faults": 5_000_000},
+            "cpu",
+            "The system takes 79% of the workers' processor time, 30 s in all, for 5,000,000 page",
+        ),
+        ({"system_s": 30.0, "faults": 5_000_000, "keeps_freed": False}, "cpu", "are processes:"),
+        ({"system_s": 30.0}, "cpu", "for calls such as reading and opening files"),
         ({"cores": 8.0}, "workers", "Use num_workers=8"),
         ({"cores": 5.5}, "workers", "used 3.8 of 5.5 cores. Use num_workers=6"),
         ({"cpu_s": 3.0}, "storage", "for 92% of their work"),
@@ -76,6 +99,37 @@ def test_a_real_run_reports_what_it_waited_for(arguments, tmp_path):
         sleepy, inputs, tmp_path / "outputs", num_workers=2, progress=False, **arguments
     )
     assert again.diagnosis.cause == "unknown"
+
+
+def threaded(path, out):
+    """Compute in two more threads, as a library would."""
+
+    def spin():
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    threads = [threading.Thread(target=spin) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+def test_processor_time_of_other_threads_is_measured(tmp_path):
+    """In the workers, while they live; what the system did, when they have ended."""
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    for number in range(40):
+        (inputs / f"{number}.txt").write_text("x")
+    report = forebay.preprocess(
+        threaded, inputs, tmp_path / "outputs", num_workers=1, progress=False
+    )
+    evidence = report.diagnosis.evidence
+    assert 0.4 * evidence["cpu_s"] < evidence["threads_s"] < evidence["cpu_s"]
+    assert evidence["queued_s"] > 0.0
+    assert 0.0 < evidence["system_s"] < evidence["cpu_s"]
+    assert evidence["faults"] > 0
 
 
 class Slow(torch.utils.data.Dataset):

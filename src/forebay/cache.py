@@ -222,7 +222,7 @@ def _made(
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
-        session.start_workers("rows", doing=ShardWork(dataset, plan, marks))
+        session.start_workers("rows", doing=ShardWork(dataset, plan, marks), seeds_owned=False)
         done, visible = min(counts.done * cut.size, samples), session.options.progress
         label = label_of(_VERB, session.output)
         progress = SampleProgress(samples, done, visible, cut.size, label)

@@ -1,6 +1,6 @@
 """One thread for each library in a worker: as many workers as cores use all the cores already.
 
-    inherited by a fork      `one_thread()` around the fork: threadpoolctl, and their own functions
+    inherited by a fork      `one_thread()` around the fork: the libraries' own functions
     imported later           variables of the environment, and functions after the import
     num_workers=0, seed      `one_thread()`: the results of BLAS depend on the number of threads
 
@@ -10,15 +10,17 @@ batch must not depend on the number of workers.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from forebay.import_hooks import after_import
+from forebay.proc_files import read_long_proc
 
 # Libraries follow the variable of OpenMP if their own is not set. They read it when they are
 # loaded.
@@ -50,13 +52,59 @@ class _Threads(NamedTuple):
     set: Callable[[int], object]
 
 
-# For the module of a library: its functions. Those of BLAS and OpenMP are found by threadpoolctl.
+# For the module of a library: its functions. BLAS and OpenMP have no module: see `_SHARED`.
 _FUNCTIONS: dict[str, Callable[[Any], _Threads]] = {
     "torch": lambda torch: _Threads(torch.get_num_threads, torch.set_num_threads),
     "cv2": lambda cv2: _Threads(cv2.getNumThreads, cv2.setNumThreads),
     "pyarrow": lambda pyarrow: _Threads(pyarrow.cpu_count, pyarrow.set_cpu_count),
     "numexpr": lambda numexpr: _Threads(lambda: numexpr.nthreads, numexpr.set_num_threads),
 }
+
+
+class _Shared(NamedTuple):
+    """A shared library that computes in threads.
+
+    Attributes:
+        name: As in `_OWN`.
+        files: How names of its files begin.
+        get: The function that returns the number of threads.
+        set: The function that sets it.
+        affixes: What may be before and after the names of its functions in a build.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    get: str
+    set: str
+    affixes: tuple[tuple[str, str], ...] = (("", ""),)
+
+
+_OPENBLAS_AFFIXES = tuple(
+    (before, after) for before in ("", "scipy_") for after in ("", "64_", "_64")
+)
+_SHARED = (
+    _Shared(
+        "openblas",
+        ("libopenblas", "libscipy_openblas"),
+        "openblas_get_num_threads",
+        "openblas_set_num_threads",
+        _OPENBLAS_AFFIXES,
+    ),
+    _Shared("mkl", ("libmkl_rt",), "MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+    _Shared("blis", ("libblis",), "bli_thread_get_num_threads", "bli_thread_set_num_threads"),
+    _Shared(
+        "flexiblas", ("libflexiblas",), "flexiblas_get_num_threads", "flexiblas_set_num_threads"
+    ),
+    _Shared(
+        "openmp", ("libgomp", "libomp", "libiomp"), "omp_get_max_threads", "omp_set_num_threads"
+    ),
+)
+# The name of such a file in a path.
+_FILE = re.compile(
+    b"/(?:%b)[^/\n]*(?=\n)" % "|".join(name for each in _SHARED for name in each.files).encode()
+)
+# What `openblas_get_parallel` returns for a build whose threads are those of OpenMP.
+_BY_OPENMP = 2
 
 
 def use_one_thread(*, is_limited: bool) -> None:
@@ -107,26 +155,52 @@ def _loaded(chosen: frozenset[str]) -> Iterator[_Threads]:
                 yield functions(module)
             except AttributeError:  # its import is not complete
                 continue
-    if "numpy" in _modules or "torch" in _modules:  # what else loads BLAS imports one of them
-        from threadpoolctl import ThreadpoolController  # only where it is needed: it takes 5 ms
-
-        for library in ThreadpoolController().lib_controllers:
-            if not _is_chosen(library.internal_api, chosen):
-                yield _Threads(library.get_num_threads, library.set_num_threads)
+    for path in _shared_files():
+        if (threads := _threads_of(path, chosen)) is not None:
+            yield threads
 
 
-# The libraries of this process; and how many modules, and extensions, there were when they were
-# looked for.
-_known: tuple[int, int, list[_Threads]] = (0, 0, [])
+def _shared_files() -> list[str]:
+    """Return the files of shared libraries in this process that compute in threads.
+
+    Source: proc_pid_maps(5). Reading it takes half a millisecond in a process with torch; asking
+    the dynamic linker instead could wait for ever for its lock.
+    """
+    try:
+        maps = read_long_proc("/proc/self/maps")
+    except OSError:  # not Linux: what the worker's environment says must do
+        return []
+    found = set()
+    for name in _FILE.finditer(maps):
+        line = maps.rfind(b"\n", 0, name.start()) + 1
+        found.add(os.fsdecode(maps[maps.index(b"/", line) : name.end()]))
+    return sorted(found)
 
 
-def _extensions() -> int:
-    """Return how many modules in machine code are imported, and libraries with own functions."""
-    known = (each for each in list(_modules.values()) if isinstance(each, ModuleType))
-    files = (each.__dict__.get("__file__") for each in known)
-    extensions = sum(isinstance(file, str) and file.endswith(".so") for file in files)
-    # OpenCV takes its extension out of sys.modules and leaves a package of Python files there.
-    return extensions + sum(name in _modules for name in _FUNCTIONS)
+def _threads_of(path: str, chosen: frozenset[str]) -> _Threads | None:
+    """Return the functions of a shared library; None if it has none, or the user chose for it."""
+    file = os.path.basename(path)
+    shared = next(each for each in _SHARED if file.startswith(each.files))
+    if _is_chosen(shared.name, chosen):
+        return None
+    try:
+        library = ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:  # its file was replaced
+        return None
+    for before, after in shared.affixes:
+        if hasattr(library, f"{before}{shared.set}{after}"):
+            parallel = getattr(library, f"{before}openblas_get_parallel{after}", None)
+            if parallel is not None and parallel() == _BY_OPENMP:
+                return None  # it has as many threads as OpenMP
+            return _Threads(
+                getattr(library, f"{before}{shared.get}{after}"),
+                getattr(library, f"{before}{shared.set}{after}"),
+            )
+    return None
+
+
+# The libraries of this process, and how many modules there were when they were looked for.
+_known: tuple[int, list[_Threads]] = (0, [])
 
 
 @contextmanager
@@ -135,13 +209,11 @@ def one_thread() -> Iterator[None]:
 
     A process that is forked in the block keeps it so.
     """
-    global _known  # noqa: PLW0603 - finding them takes 10 ms
-    modules, extensions, found = _known
-    if len(_modules) != modules:
-        modules, extensions = len(_modules), _extensions()
-        if extensions != _known[1]:  # any of them may have loaded a library
-            found = list(_loaded(frozenset(os.environ)))
-        _known = modules, extensions, found
+    global _known  # noqa: PLW0603 - finding them takes a millisecond
+    modules, found = _known
+    if len(_modules) != modules:  # any of them may have loaded a library
+        modules, found = len(_modules), list(_loaded(frozenset(os.environ)))
+        _known = modules, found
     process = os.getpid()
     changed = [(each, count) for each in found if (count := each.get()) != 1]
     for each, _ in changed:

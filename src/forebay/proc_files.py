@@ -20,3 +20,19 @@ def read_proc(path: str, most: int = _MAX_BYTES) -> bytes:
         return os.read(descriptor, most)
     finally:
         os.close(descriptor)
+
+
+def read_long_proc(path: str) -> bytes:
+    """Return the content of a file of /proc of any length, of which one call reads a page.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+    """
+    parts = []
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while part := os.read(descriptor, _MAX_BYTES):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)

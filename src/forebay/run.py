@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import time
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
@@ -25,12 +26,13 @@ from forebay.jobs.outputs.output_places import OutputPlace
 from forebay.jobs.preprocess_job import PreprocessJob
 from forebay.observe import machine
 from forebay.observe.event_log import log, log_failed
+from forebay.observe.process_times import ProcessTimes
 from forebay.observe.progress import Progress, note
 from forebay.observe.publication import PUBLISH_S
 from forebay.observe.run_diagnosis import RunTimes
 from forebay.observe.run_trace import RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
-from forebay.run_tuning import RunTuning
+from forebay.run_tuning import EVERY_S, RunTuning
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
@@ -132,7 +134,8 @@ def run(
     progress.trace.longest_task = engine.longest_task
     commits = Commits(ledger, folder)
     committed, record_s = 0, 0.0
-    began, cpu_before = time.monotonic(), _processor_time(options)
+    began, before = time.monotonic(), _used_by_workers(pool)
+    living, looked_at = ProcessTimes(), began
     try:
         while not engine.finished or commits.waiting:
             progress.trace.num_workers = engine.num_workers if options.workers else 0
@@ -149,6 +152,9 @@ def run(
                 _stop_if_due(outcome, budget, options, ledger)
             if tuning is not None and not engine.finished:
                 tuning.update(time.monotonic(), progress.trace, engine.resize)
+            if isinstance(pool, ProcessPool) and time.monotonic() >= looked_at:
+                living.add(pool.living_pids())
+                looked_at = time.monotonic() + EVERY_S / 4
             recorded_at, flush_s = time.monotonic(), commits.flush_s
             commit = commits.advance(at_once=at_once or engine.finished)
             waited_s = commits.flush_s - flush_s
@@ -166,14 +172,19 @@ def run(
         finally:
             progress.close()
     commits.finish()
-    cpu_after = _processor_time(options)
+    after = _used_by_workers(pool)
     return RunTimes(
         inputs=progress.trace.tasks,
         committed=committed,
         elapsed_s=time.monotonic() - began,
         num_workers=num_workers if tuning is None else tuning.mean_workers(time.monotonic()),
         busy_s=progress.trace.busy_s,
-        cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
+        cpu_s=None if options.cluster else after.cpu_s - before.cpu_s,
+        system_s=after.system_s - before.system_s,
+        faults=after.faults - before.faults,
+        threads_s=max(living.threads_s, 0.0),
+        queued_s=living.queued_s,
+        keeps_freed=isinstance(pool, ProcessPool),
         flush_s=commits.flush_s,
         record_s=record_s,
         cores=None if options.cluster else machine.usable_cores(),
@@ -192,17 +203,19 @@ def _payloads(
         yield each.ordinal, each[1:]
 
 
-def _processor_time(options: PreprocessOptions) -> float | None:
-    """Return the processor time of the workers that have ended; None for those of a cluster.
+class _Used(NamedTuple):
+    """Processor time, the part of it in the system, and page faults."""
 
-    Threads, and work in this process, count with the process.
-    """
-    if options.cluster is not None:
-        return None
-    if options.backend == "thread" or options.workers == 0:
-        return time.process_time()
-    times = os.times()
-    return times.children_user + times.children_system
+    cpu_s: float
+    system_s: float
+    faults: int
+
+
+def _used_by_workers(pool: Pool) -> _Used:
+    """Return what the workers that have ended used; threads count with this process."""
+    is_child = isinstance(pool, ProcessPool)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
+    return _Used(used.ru_utime + used.ru_stime, used.ru_stime, used.ru_minflt)
 
 
 def _name_of(payload: tuple[str, str | None]) -> str:

@@ -117,6 +117,8 @@ class Session:
         doing: Any = None,
         folder: str | None = None,
         save: Any = None,
+        *,
+        seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed.
 
@@ -126,6 +128,7 @@ class Session:
             doing: What the workers call, if it is not the work itself.
             folder: Where a row's relative `destination` starts.
             save: Called with each sample of a Dataset; see `preprocess`.
+            seeds_owned: See `PreprocessJob`.
 
         Raises:
             OutputError: There is a file with the table's name that no run wrote.
@@ -137,7 +140,14 @@ class Session:
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
         job = PreprocessJob(
-            work, kind, self.folder.staging(self.options.shard_bytes), fetch, turns, folder, save
+            work,
+            kind,
+            self.folder.staging(self.options.shard_bytes),
+            fetch,
+            turns,
+            folder,
+            save,
+            seeds_owned=seeds_owned,
         )
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,25 @@ def test_the_function_gets_the_path_that_pathlib_makes_of_the_source(
 
     assert [str(each) for each in seen] == [str(Path(source)) for source in sources]
     assert seen == [Path(source) for source in sources]
+
+
+@pytest.mark.parametrize("seeds_owned", [True, False])
+def test_work_that_seeds_its_own_generators_is_left_to_do_so(
+    tmp_path: Path, seeds_owned: bool
+) -> None:
+    """A cache seeds for each sample, of which an input has many."""
+    rng = random.Random(1)
+    expected = random.Random(1).random()
+    drawn: list[float] = []
+
+    def work(path: Path, out: Any) -> None:
+        drawn.append(rng.random())
+
+    (tmp_path / "x").write_text("x")
+    job = PreprocessJob(
+        work, "paths", OutputFolder(tmp_path / "out").staging(), seeds_owned=seeds_owned
+    )
+    job.open(1, 0)
+    job.run(Assignment(1, 1, (str(tmp_path / "x"), None)))
+    job.close()
+    assert (drawn == [expected]) is not seeds_owned

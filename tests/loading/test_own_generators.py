@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import random
@@ -90,30 +91,47 @@ def test_batches_are_the_same_however_they_are_made(way):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_resume_change_nothing():
-    """Nor does a replay."""
-    expected = epochs_of(loader_of())
-    with loader_of(num_workers=2) as loader:
+@pytest.mark.parametrize("way", ["2 workers", "5 workers", "a buffer", "spawned"])
+def test_a_killed_worker_changes_nothing(way):
+    """Its batch is made once more, by another that starts as it did."""
+    expected = epochs_of(loader_of(), 1)[0]
+    with loader_of(**WAYS[way]) as loader:
         iterator = iter(loader)
         batches = [next(iterator)]
         for pid in list(iterator.pipeline.feed.pool.pids.values())[:1]:
             os.kill(pid, signal.SIGKILL)
-        batches += [next(iterator) for _ in range(2)]
+        batches += list(iterator)
+    assert torch.equal(torch.cat(batches), expected)
+
+
+@pytest.mark.parametrize("way", ["again", "5 workers", "a buffer", "threads"])
+def test_a_resume_and_a_replay_change_nothing(way):
+    """Whichever process draws, and however far others were ahead."""
+    expected = epochs_of(loader_of())
+    with loader_of(**WAYS[way]) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(3)]
         state = loader.state_dict()
         replayed = loader.replay(epoch=1, batch=2)
     with loader_of(num_workers=1) as other:
         other.load_state_dict(state)
         batches += list(other)
+        again = other.replay(epoch=0, batch=1)
     assert torch.equal(torch.cat(batches), expected[0])
     assert torch.equal(replayed, expected[1][8:12])
+    assert torch.equal(again, expected[0][4:8])
 
 
-def test_three_ranks_have_the_same_batches():
+@pytest.mark.parametrize("way", ["again", "2 workers", "threads"])
+def test_three_ranks_have_the_same_batches(way):
     """Each has its part of the global batch."""
     expected = epochs_of(loader_of(), 1)[0]
-    options = {"batch_size": 2, "shuffle": True, "seed": 3, "world_size": 2}
-    parts = [list(DataLoader(Augmented(), rank=rank, **options)) for rank in range(2)]
-    found = [torch.cat(pair) for pair in zip(*parts, strict=True)]
+    options = {"batch_size": 2, "shuffle": True, "seed": 3, "world_size": 3, **WAYS[way]}
+    parts = []
+    for rank in range(3):
+        with DataLoader(Augmented(), rank=rank, **options) as loader:
+            parts.append(list(loader))
+    found = [torch.cat(batches) for batches in zip(*parts, strict=True)]
     assert torch.equal(torch.cat(found), expected)
 
 
@@ -161,31 +179,46 @@ def test_a_stream_draws_the_same_each_time(options):
     assert not torch.equal(first[0], first[1])
 
 
-def numbered(transform, source, out):
-    """Return a random number for an input."""
-    return {"number": transform(0.0)}
+def numbered(samples, source, out):
+    """Return random numbers of four generators for an input, and write them to a file."""
+    drawn = samples[int(source.name)].tolist()
+    out.file(f"{source.name}.txt").write_text(repr(drawn))
+    return {"numbers": drawn}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_workers": 3}, {"backend": "thread"}])
-def test_preprocessing_and_caches_draw_the_same(tmp_path, options):
+def files_of(folder, pattern):
+    """Return the names and the bytes of the files in a folder."""
+    files = {each.name: each.read_bytes() for each in folder.rglob(pattern)}
+    assert files
+    return files
+
+
+OTHER_WAYS = [{"num_workers": 1}, {"num_workers": 5}, {"backend": "thread"}]
+
+
+@pytest.mark.parametrize("options", OTHER_WAYS)
+def test_preprocessing_writes_the_same_bytes(tmp_path, options):
     """However many workers there are, and whichever input comes first."""
     sources = []
     for number in range(8):
         (tmp_path / f"{number}").write_text(f"{number}")
         sources.append(tmp_path / f"{number}")
-    tables = []
-    for name, more in (("a", {"num_workers": 2}), ("b", options)):
-        work = functools.partial(numbered, Transform(np.random.default_rng))
-        report = forebay.preprocess(work, sources, tmp_path / f"out-{name}", **more)
+    for name, inputs, more in (("a", sources, {"num_workers": 2}), ("b", sources[::-1], options)):
+        work = functools.partial(numbered, Augmented())
+        report = forebay.preprocess(work, inputs, tmp_path / name, **more)
         assert (report.done, report.failed) == (8, 0)
-        tables.append([row["number"] for row in forebay.from_table(tmp_path / f"out-{name}", dict)])
-    assert tables[0] == tables[1]
-    assert len(set(tables[0])) == 8
-    if "backend" in options:
-        return
-    caches = [
-        forebay.cache(Augmented(), tmp_path / f"cache-{name}", **more)
-        for name, more in (("a", {"num_workers": 2}), ("b", options))
-    ]
-    assert all(torch.equal(*pair) for pair in zip(*caches, strict=True))
+    files = files_of(tmp_path / "a", "*.txt")
+    assert files == files_of(tmp_path / "b", "*.txt")
+    numbers = [each for content in files.values() for each in ast.literal_eval(content.decode())]
+    assert len({number % 1 for number in numbers}) == len(numbers)
+
+
+@pytest.mark.parametrize("num_workers", [1, 5])
+def test_caches_have_the_same_bytes(tmp_path, num_workers):
+    """Each shard, whichever worker makes it, and with how many others."""
+    shards = []
+    for name, workers in (("a", 2), ("b", num_workers)):
+        forebay.cache(Augmented(), tmp_path / name, num_workers=workers, shard_bytes=200)
+        shards.append(files_of(tmp_path / name, "*.arrow"))
+    assert shards[0] == shards[1]
+    assert len(shards[0]) > 1

@@ -71,6 +71,7 @@ class PreprocessJob:
         turns: For thread workers, which share the random generators of the process.
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
         save: Called with a sample of the Dataset and `out`; its metadata are those of the input.
+        seeds_owned: Whether to seed the generators that the work owns; otherwise it does so itself.
     """
 
     keeps_tasks = False
@@ -84,8 +85,11 @@ class PreprocessJob:
         turns: ThreadTurns | None = None,
         folder: str | None = None,
         save: Callable[[Any, Output], Any] | None = None,
+        *,
+        seeds_owned: bool = True,
     ) -> None:
         self._turns = turns
+        self._seeds_owned = seeds_owned
         self._save = save
         self._folder = folder
         self._work = work
@@ -103,7 +107,8 @@ class PreprocessJob:
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
-        self._owned = OwnedGenerators(work=self._work, save=self._save)
+        if self._seeds_owned:
+            self._owned = OwnedGenerators(work=self._work, save=self._save)
         if self._owned and self._turns is not None:
             self._turns.run_alone()
 

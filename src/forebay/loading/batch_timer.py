@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 
 from forebay.observe.run_queue import queued_s
@@ -32,6 +33,7 @@ class BatchTimer:
         self._due = 0.0  # when to make a timing of a tiny batch
         self._measured_at = math.inf  # when the following were measured; inf for not yet
         self._cpu_s = self._queued_s = self._threads_s = 0.0
+        self._system_s, self._faults = 0.0, 0
         self._read_bytes = 0
         self._clear(time.perf_counter())
 
@@ -44,6 +46,8 @@ class BatchTimer:
     def measure(self) -> None:
         """Begin to measure the processor time of this thread."""
         self._cpu_s, self._queued_s = time.thread_time(), queued_s()
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        self._system_s, self._faults = used.ru_stime, used.ru_minflt
         if self._is_process:
             self._threads_s = time.process_time() - self._cpu_s
         self._read_bytes = read_bytes()
@@ -70,12 +74,16 @@ class BatchTimer:
         if seconds < FINEST_S and now < self._due:
             return None
         cpu_s, queued, threads_s, read = 0.0, 0.0, 0.0, 0
+        system_s, faults = 0.0, 0
         if now - self._measured_at >= MEASURED_S:
             cpu_before, queued_before, read_before = self._cpu_s, self._queued_s, self._read_bytes
             threads_before = self._threads_s
+            system_before, faults_before = self._system_s, self._faults
             self.measure()
             cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
             threads_s = max(self._threads_s - threads_before, 0.0)
+            system_s = self._system_s - system_before
+            faults = self._faults - faults_before
             read = self._read_bytes - read_before
         idle_s = now - self._since - self._busy_s - self._failed_s if self._is_worker else 0.0
         timing = Timing(
@@ -92,6 +100,8 @@ class BatchTimer:
             slowest=self._slowest,
             read_bytes=read,
             threads_s=threads_s,
+            system_s=system_s,
+            faults=faults,
         )
         self._due = now + SAMPLED_S
         self._clear(now)

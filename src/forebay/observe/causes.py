@@ -11,6 +11,7 @@ from forebay.errors import shortened
 from forebay.observe.changes_to_try import GAIN, Change, SimulatedLoader
 from forebay.observe.loader_setup import Setup
 from forebay.observe.recorded_work import SHARED_RATE
+from forebay.observe.system_time import system_time
 from forebay.observe.trace import SlowSample
 from forebay.options import AutoWorkers
 from forebay.units import byte_size, counted, duration, short_number
@@ -59,6 +60,10 @@ LIBRARY_THREADS = 0.25
 # Other programs are the cause if they lengthen processor time by this factor.
 DISTURBED = 1.3
 STOP_OTHERS = "Stop those programs, or move them to other cores"
+ONE_THREAD_EACH = (
+    "Let each library use one thread: leave OMP_NUM_THREADS and the like unset, so that forebay "
+    "does it, or set it to 1; and start no threads in the {}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,16 +403,27 @@ class Causes:
             f"Libraries compute in threads of their own: each of {workers} uses {each:.1f} cores "
             f"on average, and there are {short_number(setup.cores)}. Threads beyond the cores wait "
             "for each other.",
-            remedy="Let each library use one thread: leave OMP_NUM_THREADS and the like unset, so "
-            "that forebay does it, or set it to 1; and start no threads in the dataset",
+            remedy=ONE_THREAD_EACH.format("dataset"),
         )
 
     def _too_few_cores(self) -> Finding:
-        needed = self._simulated.cores_needed
+        recorded, setup, needed = self._recorded, self._setup, self._simulated.cores_needed
+        too_few = (
+            f"{sentence_case(setup.consumer)} and its workers need {needed:.1f} cores at full "
+            f"speed and have {_cores(setup)}"
+        )
+        system = system_time(
+            recorded.system_s,
+            recorded.cpu_s,
+            recorded.faults,
+            of="for each batch",
+            keeps_freed=setup.num_workers > 0 and setup.backend != "thread",
+        )
+        if system is not None:
+            return Finding("cpu", f"{too_few}. {system.why}", remedy=system.remedy)
         return Finding(
             "cpu",
-            f"{sentence_case(self._setup.consumer)} and its workers need {needed:.1f} cores at "
-            f"full speed and have {_cores(self._setup)}: no number of workers helps.",
+            f"{too_few}: no number of workers helps.",
             remedy="Spend less on each sample: forebay.cache() for what is the same in every "
             "epoch, smaller samples, or decoding on the GPU.",
         )

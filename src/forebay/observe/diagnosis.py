@@ -132,6 +132,8 @@ def _evidence(simulated: SimulatedLoader) -> dict[str, float]:
         "queued_s": recorded.queued_s,
         "trainer_queued_s": recorded.trainer_queued_s,
         "threads_s": recorded.threads_s,
+        "system_s": recorded.system_s,
+        "faults": recorded.faults,
         "other_s": recorded.other_s,
         "nbytes": recorded.nbytes,
         "read_bytes": recorded.read_bytes,

@@ -48,6 +48,8 @@ class RecordedWork:
         read_bytes: Bytes that a worker reads from storage for one batch.
         read_rate: Bytes per second that all of them read.
         threads_s: Processor time of a worker's other threads for one batch.
+        system_s: Of `cpu_s`, the time in the system: page faults and system calls.
+        faults: Page faults for one batch.
         idle_share: The part of the time that the cores were idle; None if the system does not tell.
         slowest_s: For each batch, seconds of its slowest sample; 0 if not known.
         slowdown: By what power of the number of batches that are made at the same time a batch
@@ -74,6 +76,8 @@ class RecordedWork:
     read_rate: float = 0.0
     idle_share: float | None = None
     threads_s: float = 0.0
+    system_s: float = 0.0
+    faults: float = 0.0
 
     @property
     def other_s(self) -> float:
@@ -145,6 +149,8 @@ def recorded_work(
         read_rate=_read_rate(batches),
         idle_share=_idle_share(steps),
         threads_s=(last.total_threads_s - first.total_threads_s) / made,
+        system_s=(last.total_system_s - first.total_system_s) / made,
+        faults=(last.total_faults - first.total_faults) / made,
     )
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from forebay.observe.causes import BUSY_CORES, Cause
+from forebay.observe.causes import (
+    BUSY_CORES,
+    LIBRARY_THREADS,
+    ONE_THREAD_EACH,
+    STOP_OTHERS,
+    Cause,
+)
 from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.system_time import system_time
 from forebay.units import counted
 
 # Fewer inputs, or seconds, are too few to judge by.
@@ -16,6 +23,8 @@ LEAST_S = 1.0
 IDLE_SHARE = 0.2
 # Whatever takes more than this share of the time is what workers wait for.
 LARGE_SHARE = 0.5
+# Workers wait for cores if they do so for that share of the time that they spend on inputs.
+QUEUED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +38,12 @@ class RunTimes:
         num_workers: How many worked at once; the mean, rounded, if the number changed.
         busy_s: Of all workers together, on inputs.
         cpu_s: Processor time of the workers; None if not known.
+        system_s: In that, time in the system.
+        faults: Page faults in that which needed no disk.
+        threads_s: Processor time of other threads than those that call the function; 0 if not
+            known.
+        queued_s: Time that workers could have run but waited for a core; 0 if not known.
+        keeps_freed: Whether workers keep freed memory.
         flush_s: Flushing outputs to the disk.
         record_s: Recording results and renaming outputs, in this process.
         cores: Cores that the workers may use; None if not known.
@@ -45,6 +60,11 @@ class RunTimes:
     record_s: float
     cores: float | None
     decisions: tuple[str, ...] = ()
+    system_s: float = 0.0
+    faults: int = 0
+    threads_s: float = 0.0
+    queued_s: float = 0.0
+    keeps_freed: bool = True
 
 
 def diagnose_run(times: RunTimes) -> Diagnosis:
@@ -61,6 +81,10 @@ def diagnose_run(times: RunTimes) -> Diagnosis:
         "num_workers": times.num_workers,
         "busy_s": times.busy_s,
         "cpu_s": times.cpu_s,
+        "system_s": times.system_s,
+        "faults": times.faults,
+        "threads_s": times.threads_s,
+        "queued_s": times.queued_s,
         "flush_s": times.flush_s,
         "record_s": times.record_s,
         "cores": times.cores,
@@ -93,12 +117,29 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
         return "healthy", f"{idled}: more of them would process more, if there are cores for them."
     used = times.cpu_s / elapsed_s
     cores = counted(times.cores, "core")
-    if used >= BUSY_CORES * times.cores:
-        return "cpu", f"{idled}, and used {used:.1f} of {cores}: no number of workers helps."
-    if times.cpu_s < LARGE_SHARE * times.busy_s:
+    is_busy = used >= BUSY_CORES * times.cores
+    waits_for_core = times.queued_s >= QUEUED_SHARE * times.busy_s
+    own_s = times.cpu_s - times.threads_s
+    if (is_busy or waits_for_core) and times.threads_s >= LIBRARY_THREADS * own_s:
+        share = times.threads_s / max(times.cpu_s, 1e-9)
+        return "cpu", (
+            f"{idled}, and used {used:.1f} of {cores}: libraries compute in threads of their own, "
+            f"for {min(share, 1.0):.0%} of the processor time, and threads beyond the cores wait "
+            f"for each other. {ONE_THREAD_EACH.format('function')}."
+        )
+    if is_busy:
+        return "cpu", f"{idled}, and used {used:.1f} of {cores}{_busy(times)}"
+    if waits_for_core:
+        return "contention", (
+            f"{idled}, used {used:.1f} of {cores}, and waited for a core for "
+            f"{times.queued_s / times.busy_s:.0%} of their work: other programs use the cores. "
+            f"{STOP_OTHERS}."
+        )
+    ran_s = times.cpu_s + times.queued_s
+    if ran_s < LARGE_SHARE * times.busy_s:
         return "storage", (
-            f"{idled}, and waited for a disk, the network or a core for "
-            f"{1 - times.cpu_s / times.busy_s:.0%} of their work. More than "
+            f"{idled}, and waited for a disk, the network or a lock for "
+            f"{1 - ran_s / times.busy_s:.0%} of their work. More than "
             f"num_workers={times.num_workers} may help, as long as storage serves them."
         )
     if times.num_workers < times.cores:
@@ -106,3 +147,14 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
             f"{idled}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
         )
     return "healthy", f"{idled}, and used {used:.1f} of {cores}."
+
+
+def _busy(times: RunTimes) -> str:
+    """Return what keeps the cores busy and what helps, as the end of a sentence and more."""
+    cpu_s = times.cpu_s or 0.0
+    system = system_time(
+        times.system_s, cpu_s, times.faults, of="in all", keeps_freed=times.keeps_freed
+    )
+    if system is not None:
+        return f". {system.why} {system.remedy}."
+    return ": no number of workers helps. Spend less on each input, or use more machines."

@@ -85,6 +85,8 @@ class Timing(NamedTuple):
         slowest: The slowest sample; None if samples were too fast to be timed one by one.
         read_bytes: Bytes read from storage; measured with the processor time.
         threads_s: Seconds of processor time of the worker's other threads, those of libraries.
+        system_s: Of `cpu_s`, seconds in the system: page faults and system calls.
+        faults: Page faults in that which needed no disk.
     """
 
     worker_id: int
@@ -100,6 +102,8 @@ class Timing(NamedTuple):
     slowest: SlowSample | None = None
     read_bytes: int = 0
     threads_s: float = 0.0
+    system_s: float = 0.0
+    faults: int = 0
 
 
 class MadeRecord(NamedTuple):
@@ -120,6 +124,8 @@ class MadeRecord(NamedTuple):
         total_queued_s: Seconds of waiting for a core in that.
         total_read_bytes: Bytes read from storage for them.
         total_threads_s: Seconds of processor time of the workers' other threads.
+        total_system_s: Of `total_cpu_s`, seconds in the system.
+        total_faults: Page faults in that.
     """
 
     ended_at: float
@@ -136,6 +142,8 @@ class MadeRecord(NamedTuple):
     total_queued_s: float
     total_read_bytes: int = 0
     total_threads_s: float = 0.0
+    total_system_s: float = 0.0
+    total_faults: int = 0
 
 
 class StepRecord(NamedTuple):
@@ -242,6 +250,8 @@ class Trace:
         tried: By number of workers that `num_workers="auto"` tried: batches per second.
         read_bytes: Bytes that workers read from storage.
         threads_s: Seconds of processor time of their other threads.
+        system_s: Of `cpu_s`, seconds in the system.
+        faults: Page faults in that.
         transfers: What was copied to a device.
         publication: Shows the trace to `forebay top`.
     """
@@ -265,6 +275,7 @@ class Trace:
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
         self.tried: dict[int, float] = {}
         self.read_bytes, self.threads_s = 0, 0.0
+        self.system_s, self.faults = 0.0, 0
         self._slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self.busy_s: dict[int, float] = {}
@@ -290,6 +301,8 @@ class Trace:
         self.queued_s += timing.queued_s
         self.read_bytes += timing.read_bytes
         self.threads_s += timing.threads_s
+        self.system_s += timing.system_s
+        self.faults += timing.faults
         self.idle_s += timing.idle_s
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
@@ -304,7 +317,7 @@ class Trace:
         self._made_at = ended_at
         times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
-        more = (self.read_bytes, self.threads_s)
+        more = (self.read_bytes, self.threads_s, self.system_s, self.faults)
         self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals, *more))
         count, self._made_before = self.made_count - self._made_before, self.made_count
         with self._spans_lock:
