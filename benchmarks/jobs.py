@@ -48,7 +48,11 @@ COUNTS = {
     "regular expressions": 200,
     "zlib": 200,
 }
-THREADS = ("OMP", "OPENBLAS", "MKL", "POLARS_MAX", "RAYON", "OPENCV_FOR")
+# The variables for the threads of libraries; the bare processes have one thread each.
+THREADS = (
+    *(f"{each}_NUM_THREADS" for each in ("OMP", "OPENBLAS", "MKL", "RAYON")),
+    *("POLARS_MAX_THREADS", "OPENCV_FOR_THREADS_NUM"),
+)
 
 
 # ---- the jobs: a path to a number --------------------------------------------------------------
@@ -294,7 +298,7 @@ def jobs(ground: Ground, quick: bool) -> None:
 
 def _run(peer: str, job: str, folder: Path, output: Path) -> float | None:
     """Return the seconds of a call; None if the peer's library, or the job's, is missing."""
-    settings = {f"{each}_NUM_THREADS": "1" for each in THREADS} if peer == "bare" else {}
+    settings = dict.fromkeys(THREADS, "1") if peer == "bare" else {}
     with Call("benchmarks.jobs", peer, job, str(folder), str(output), **settings) as call:
         try:
             return float(json.loads(call.answer(LIMIT_S))["seconds"])
@@ -307,7 +311,7 @@ def _run(peer: str, job: str, folder: Path, output: Path) -> float | None:
 
 def main(peer: str, job: str, folder: str, output: str) -> None:
     """Make one call and print its seconds, as JSON."""
-    for name in os.environ.keys() & {f"{each}_NUM_THREADS" for each in THREADS}:
+    for name in os.environ.keys() & set(THREADS):
         if peer != "bare":
             del os.environ[name]
     function, name = JOBS[job]
