@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loading.memory import peak_resident_mib
-from forebay.engine.events import Event, TaskFinished, WorkerStarted
-from forebay.engine.job import Assignment
-from forebay.engine.pools.base import Pool
+from forebay.pools.base import Pool
+from forebay.pools.events import Assignment, Event, TaskFinished, WorkerStarted
 
 METADATA = '[{"n":1}]'
 
@@ -84,10 +83,11 @@ def main(manifest: str, folder: str, stop_after: str = "") -> None:
     """Run forebay over a manifest and print what it took, as JSON."""
     import pyarrow.parquet  # noqa: F401 - imported beforehand, as in every benchmark
 
-    from forebay import preprocess, session
+    from forebay import preprocess
+    from forebay.runs import run as runs_run
 
     pool = InstantPool(int(stop_after) if stop_after else None)
-    session.workers_for = lambda *_: (pool, 1)  # type: ignore[attr-defined]
+    runs_run.workers_for = lambda *_: (pool, 1)  # type: ignore[attr-defined]
     began, cpu = time.perf_counter(), time.process_time()
     facts: dict[str, Any] = {}
     try:

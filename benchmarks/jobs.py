@@ -242,7 +242,7 @@ def _bare(row: Callable[[Path], dict[str, float]], paths: list[Path]) -> list[fl
     """Make half of the inputs in each of two processes."""
     from multiprocessing import Pipe, get_context
 
-    from forebay.heap import keep_freed
+    from forebay.base.libraries import keep_freed
 
     def half(first: int, pipe: Any) -> None:
         keep_freed()

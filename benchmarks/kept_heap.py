@@ -118,7 +118,7 @@ def _workers(call: Call) -> list[int]:
 def main(kept: str, sizes: str, inputs: str, folder: str) -> None:
     """Make one call and print its figures, as JSON."""
     import forebay
-    from forebay.engine.pools import zygote
+    from forebay.pools import zygote
 
     def keep_nothing() -> None:
         changed.write_text("")

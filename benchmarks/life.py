@@ -37,44 +37,44 @@ PEERS = ("pool", "executor", "halves")
 # The functions of each stage, in the order of an input's life. A stage's time leaves out what other
 # stages do within it.
 DRIVER: dict[str, tuple[str, ...]] = {
-    "open the folder": ("forebay.session:Session.__init__", "forebay.session:Session.__enter__"),
-    "start workers": ("forebay.session:Session.start_workers",),
-    "list, enrol": ("forebay.session:Session.enrol",),
-    "begin": ("forebay.session:Session._begin_work", "forebay.session:Session._show"),
-    "read what is to do": ("forebay.jobs.ledger.ledger:Ledger._in_states",),
-    "send": ("forebay.engine.pools.processes:ProcessPool.send",),
-    "receive": ("forebay.engine.pools.processes:ProcessPool.wait",),
+    "open the folder": ("forebay.runs.run:Session.__init__", "forebay.runs.run:Session.__enter__"),
+    "start workers": ("forebay.runs.run:Session.start_workers",),
+    "list, enrol": ("forebay.runs.run:Session.enrol",),
+    "begin": ("forebay.runs.run:Session._begin_work", "forebay.runs.run:Session._show"),
+    "read what is to do": ("forebay.ledger.ledger:Ledger._in_states",),
+    "send": ("forebay.pools.processes:ProcessPool.send",),
+    "receive": ("forebay.pools.processes:ProcessPool.wait",),
     "flow": ("forebay.engine.flow:Flow.handle",),
     "perform": ("forebay.engine.engine:Engine._perform",),
-    "loop": ("forebay.run:run",),
-    "record": ("forebay.jobs.ledger.ledger:Ledger.record",),
-    "rename": ("forebay.jobs.outputs.commits:Commits.advance",),
-    "perform pending": ("forebay.session:Session.perform_pending",),
-    "table": ("forebay.jobs.table.ledger_table:LedgerTable.update",),
+    "loop": ("forebay.runs.run:run",),
+    "record": ("forebay.ledger.ledger:Ledger.record",),
+    "rename": ("forebay.runs.commits:Commits.advance",),
+    "perform pending": ("forebay.runs.run:Session.perform_pending",),
+    "table": ("forebay.table.write:LedgerTable.update",),
     "close": (
-        "forebay.engine.pools.processes:ProcessPool.close",
-        "forebay.session:Session.__exit__",
+        "forebay.pools.processes:ProcessPool.close",
+        "forebay.runs.run:Session.__exit__",
     ),
 }
 WORKER: dict[str, tuple[str, ...]] = {
     "receive": (
-        "forebay.engine.pools.channel:Channel.receive",
-        "forebay.engine.pools.channel:Channel.receive_nowait",
+        "forebay.pools.worker:Channel.receive",
+        "forebay.pools.worker:Channel.receive_nowait",
     ),
     "seed": (
-        "forebay.jobs.preprocess_job:seed_of_text",
-        "forebay.jobs.preprocess_job:seed_generators",
+        "forebay.runs.job:seed_of_text",
+        "forebay.runs.job:seed_generators",
     ),
     "stage": (
-        "forebay.jobs.outputs.staged_output:Staging.begin",
-        "forebay.jobs.outputs.staged_output:Output.file",
+        "forebay.outputs.staging:Staging.begin",
+        "forebay.outputs.staging:Output.file",
     ),
     "metadata": (
-        "forebay.jobs.preprocess_job:encode",
-        "forebay.jobs.preprocess_job:rows_of",
+        "forebay.runs.job:encode",
+        "forebay.runs.job:rows_of",
     ),
-    "check files": ("forebay.jobs.outputs.staged_output:Staging.commit",),
-    "answer": ("forebay.engine.pools.channel:Channel.send",),
+    "check files": ("forebay.outputs.staging:Staging.commit",),
+    "answer": ("forebay.pools.worker:Channel.send",),
 }
 CALL = "call the function"
 UNMEASURED = "processes starting and ending, flushes"
@@ -215,7 +215,7 @@ class Timed(Staged):
 
 def _install() -> None:
     """Wrap forebay's functions, in this process and in those forked from it."""
-    from forebay.engine.pools import zygote
+    from forebay.pools import zygote
 
     both = {**DRIVER, **{name: places for name, places in WORKER.items() if name != "receive"}}
     stage_times.install(both)

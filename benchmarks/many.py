@@ -94,12 +94,11 @@ def write_manifest(path: Path, inputs: int) -> None:
 def fill(manifest: str, folder: str, done: int) -> None:
     """Write the ledger of a run over a manifest of which the first inputs are done."""
     from benchmarks.instant import METADATA, count
-    from forebay.jobs.inputs.listing import list_inputs
-    from forebay.jobs.ledger.database import write_counts
-    from forebay.jobs.ledger.done_blocks import BLOCK
-    from forebay.jobs.ledger.ledger import Ledger
-    from forebay.jobs.ledger.records import Counts
-    from forebay.jobs.user_code.fingerprint import describe
+    from forebay.inputs.listing import list_inputs
+    from forebay.ledger.database import BLOCK, write_counts
+    from forebay.ledger.ledger import Ledger
+    from forebay.ledger.records import Counts
+    from forebay.runs.fingerprint import describe
 
     listing = list_inputs(manifest)
     assert listing.in_place is not None, "it is large"
@@ -128,8 +127,8 @@ def _row(number: int) -> str:
 
 
 def _block(block: int, metadata: str) -> bytes:
-    from forebay.jobs.ledger.done_blocks import BLOCK
-    from forebay.jobs.ledger.rows_in_place import row_hash
+    from forebay.ledger.database import BLOCK
+    from forebay.ledger.ledger import row_hash
 
     hashes = [row_hash(_row(number)) for number in range(block * BLOCK, (block + 1) * BLOCK)]
     seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]

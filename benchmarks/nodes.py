@@ -29,9 +29,8 @@ from benchmarks.many import write_manifest
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 from benchmarks.simulated_nodes import Cluster, SimulatedNodes
-from forebay.engine.events import Event, TaskFinished
-from forebay.engine.job import Assignment
-from forebay.engine.pools.base import Pool
+from forebay.pools.base import Pool
+from forebay.pools.events import Assignment, Event, TaskFinished
 
 # Processor time that Ray takes in the driver's process: per message received and per answer in it,
 # per order sent and per task in it. Measured with Ray 2.60 on the 2-core reference machine while it
@@ -289,11 +288,12 @@ def main(settings: str, manifest: str, folder: str) -> None:
     import pyarrow.parquet  # noqa: F401 - imported beforehand, as in every benchmark
 
     from benchmarks.instant import count
-    from forebay import preprocess, session
+    from forebay import preprocess
+    from forebay.runs import run as runs_run
 
     pool = SimulatedPool(cluster, clock)
     workers = cluster.nodes * cluster.workers
-    session.workers_for = lambda *_: (pool, workers)  # type: ignore[attr-defined]
+    runs_run.workers_for = lambda *_: (pool, workers)  # type: ignore[attr-defined]
     report = preprocess(count, manifest, folder, backend="ray", progress=False)
     rows = report.metadata.column("n").to_pylist()
     facts = {

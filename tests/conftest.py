@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
-from forebay.jobs.packed import reader as packed_reader
+from forebay.outputs import packed_reader
 from forebay.testing.leaks import no_leaks
 from trainers import Trainers
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from forebay.tuning import Decision, Totals, Tuner
+from forebay.observe.tuning import Decision, Totals, Tuner
 
 CORES = 2
 
@@ -22,7 +22,7 @@ def know_load(
 
     Args:
         patch: Undoes it.
-        module: `forebay.loading.auto_workers` or `forebay.run_tuning`.
+        module: `forebay.loading.workers` or `forebay.runs.run`.
         step_s: Seconds that the trainer takes for a step; None if there is no trainer.
         batch_s: Seconds that a worker waits for each batch, without using a core.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import ones
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from forebay import batches, trees
+from forebay.base import batches, trees
 
 META = torch.device("meta")
 

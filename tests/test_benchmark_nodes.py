@@ -6,8 +6,7 @@ import pytest
 from benchmarks.nodes import MESSAGE_S, ORDER_S, TASK_S, Clock, SimulatedPool, rate
 from benchmarks.simulated_nodes import Cluster, SimulatedNodes
 
-from forebay.engine.events import TaskFinished, WorkerDied, WorkerStarted
-from forebay.engine.job import Assignment
+from forebay.pools.events import Assignment, TaskFinished, WorkerDied, WorkerStarted
 
 LATENCY, START = 0.01, 1.0
 

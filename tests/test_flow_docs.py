@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.engine.states import MEANING, diagram
+from forebay.engine.commands import MEANING, diagram
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "flow.md"
 
 
 def test_the_diagram_in_the_docs_is_drawn_from_the_table() -> None:
     """Table and picture cannot drift apart."""
-    assert diagram() in PAGE.read_text(), "run forebay.engine.states.diagram() and paste it"
+    assert diagram() in PAGE.read_text(), "run forebay.engine.commands.diagram() and paste it"
 
 
 def test_every_state_is_explained() -> None:

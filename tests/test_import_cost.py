@@ -36,7 +36,7 @@ def test_a_table_is_written_without_pandas(tmp_path) -> None:
     """pyarrow would import it to convert a list, in each process, where it is installed."""
     code = (
         "import numpy, forebay\n"
-        "from forebay.arrow_arrays import array_of_numpy\n"
+        "from forebay.base.arrow_arrays import array_of_numpy\n"
         "forebay.preprocess(lambda row, out: {'tags': ['a', None], 'size': 1.5}, [{'n': 1}], "
         f"{str(tmp_path / 'out')!r}, num_workers=0, progress=False)\n"
         "array_of_numpy(numpy.ones((2, 3)))\n"
@@ -46,12 +46,12 @@ def test_a_table_is_written_without_pandas(tmp_path) -> None:
 
 def test_a_run_begins_without_numpy() -> None:
     """numpy starts threads, and workers are forked only from a driver without any."""
-    assert heavy_after("import forebay.session", ("numpy",)) == []
+    assert heavy_after("import forebay.runs.run", ("numpy",)) == []
 
 
 def test_a_worker_begins_without_what_the_driver_needs() -> None:
     """If the caller has threads, the workers' process is a new interpreter that imports it all."""
-    worker = "import forebay.engine.pools.zygote, forebay.jobs.inputs.download"
+    worker = "import forebay.pools.zygote, forebay.base.remote"
     slow = ("dataclasses", "inspect", "sqlite3", "tempfile", "forebay.options")
     needed = "import ctypes, hashlib, json, pathlib, pickle, random, socket, threading, traceback"
     assert set(heavy_after(worker, slow)) <= set(heavy_after(needed, slow))

@@ -11,9 +11,8 @@ import pytest
 
 import forebay
 from forebay.errors import InputError, OptionError
-from forebay.failures import Failure
-from forebay.loading import checks
-from forebay.tracebacks import cut_own_frames, short_tracebacks
+from forebay.failures import Failure, cut_own_frames, short_tracebacks
+from forebay.loading import settings
 
 
 def functions(error):
@@ -126,7 +125,7 @@ def test_an_unexpected_exception_keeps_every_frame(monkeypatch, tmp_path, inputs
 def test_an_unexpected_exception_in_a_worker_keeps_every_frame():
     """Likewise: its innermost frame is forebay's."""
     with pytest.raises(AttributeError) as caught:
-        checks.check(None)
+        settings.check(None)
     before = functions(caught.value)
     cut_own_frames(caught.value)
     assert functions(caught.value) == before

@@ -19,7 +19,7 @@ from benchmarks.diagnosis.training import train
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 from forebay import DataLoader
-from forebay.observe.trace import Trace
+from forebay.observe.record import Trace
 
 # Runs of each kind.
 RUNS, QUICK_RUNS = 20, 1

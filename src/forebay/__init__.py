@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay import collate
-    from forebay.buffer import Buffer
     from forebay.cache import cache, open_cache
-    from forebay.caching.dataset import CachedDataset
+    from forebay.caching.reader import CachedDataset
     from forebay.errors import (
         BusyError,
         ChangedError,
@@ -30,19 +29,18 @@ if TYPE_CHECKING:
     )
     from forebay.failures import Failure
     from forebay.items import from_folder, from_ids, from_table
-    from forebay.jobs.packed.reader import open_output
-    from forebay.jobs.report import Report
     from forebay.loader import DataLoader
-    from forebay.loading.sample_check import SampleCheck
+    from forebay.loading.replay import SampleCheck
     from forebay.mixing import MixedDataset, mix
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.observe.statistics import Statistics
-    from forebay.options import AutoWorkers, Ray
+    from forebay.observe.record import Statistics
+    from forebay.options import AutoWorkers, Buffer, Ray
+    from forebay.outputs.packed_reader import open_output
     from forebay.packed import PackedSequence
     from forebay.predict import predict
-    from forebay.predicting.prediction_report import PredictionReport
     from forebay.preprocess import preprocess
-    from forebay.reports.comparison import Comparison, compare
+    from forebay.runs.report import PredictionReport, Report
+    from forebay.show.comparison import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -87,27 +85,27 @@ __all__ = [
 # The module of each public name; that of all others is `errors`.
 _MODULE_OF = {
     "AutoWorkers": "forebay.options",
-    "Buffer": "forebay.buffer",
-    "CachedDataset": "forebay.caching.dataset",
-    "Comparison": "forebay.reports.comparison",
+    "Buffer": "forebay.options",
+    "CachedDataset": "forebay.caching.reader",
+    "Comparison": "forebay.show.comparison",
     "DataLoader": "forebay.loader",
     "Diagnosis": "forebay.observe.diagnosis",
     "Failure": "forebay.failures",
     "MixedDataset": "forebay.mixing",
     "PackedSequence": "forebay.packed",
-    "PredictionReport": "forebay.predicting.prediction_report",
+    "PredictionReport": "forebay.runs.report",
     "Ray": "forebay.options",
-    "Report": "forebay.jobs.report",
-    "SampleCheck": "forebay.loading.sample_check",
-    "Statistics": "forebay.observe.statistics",
+    "Report": "forebay.runs.report",
+    "SampleCheck": "forebay.loading.replay",
+    "Statistics": "forebay.observe.record",
     "cache": "forebay.cache",
-    "compare": "forebay.reports.comparison",
+    "compare": "forebay.show.comparison",
     "from_folder": "forebay.items",
     "from_ids": "forebay.items",
     "from_table": "forebay.items",
     "mix": "forebay.mixing",
     "open_cache": "forebay.cache",
-    "open_output": "forebay.jobs.packed.reader",
+    "open_output": "forebay.outputs.packed_reader",
     "predict": "forebay.predict",
     "preprocess": "forebay.preprocess",
 }

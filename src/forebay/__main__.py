@@ -2,7 +2,7 @@
 
 import sys
 
-from forebay.import_path import add_folder
+from forebay.base.process import add_folder
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:

@@ -17,25 +17,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.caching.columns import nbytes_of
-from forebay.caching.dataset import CachedDataset
-from forebay.caching.index import CachePlan, Index, check_size
-from forebay.caching.sample_layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.shard_job import ShardWork, describe_failed, read_description
-from forebay.caching.writer import specs_of, wider
+from forebay.base.datasets import is_map_style
+from forebay.base.output_names import PRIVATE
+from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
+from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
+from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
+from forebay.caching.reader import CachedDataset
+from forebay.caching.writer import ShardWork, describe_failed, read_description, specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
-from forebay.jobs.ledger.database import reading
-from forebay.jobs.outputs.output_names import PRIVATE
-from forebay.jobs.outputs.output_places import local_path
-from forebay.jobs.report import Report
-from forebay.jobs.user_code.fingerprint import Fingerprint, describe, difference
+from forebay.failures import short_tracebacks
+from forebay.ledger.database import reading
 from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, workers_of_run
-from forebay.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.sample_names import is_map_style
-from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
-from forebay.session import Session
-from forebay.tracebacks import short_tracebacks
+from forebay.outputs.places import local_path
+from forebay.runs.fingerprint import Fingerprint, describe, difference
+from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
+from forebay.runs.report import Report
+from forebay.runs.run import Session
 
 # Less than a shard of packed outputs has: a kill costs each worker the shard that it was writing.
 SHARD_BYTES = 64 * 2**20
@@ -241,11 +239,7 @@ def _made(
 
 
 def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> CachePlan:
-    """Load the first, the middle and the last sample, and decide how to divide the dataset.
-
-    Raises:
-        FailuresError: None of them can be cached.
-    """
+    """Load the first, the middle and the last sample, and decide how to divide the dataset."""
     # A dataset may open files with its first sample: open them in a copy, which is not sent to
     # workers.
     with generators_kept():
@@ -282,11 +276,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
 
 
 def _check_sizes(session: Session) -> None:
-    """Check that the existing shards are as they were written.
-
-    Raises:
-        InputError: One has another size.
-    """
+    """Check that the existing shards are as they were written."""
     for name, size, _ in session.ledger.outputs():
         there = session.folder.size(name)
         if there is not None:

@@ -1,43 +1,239 @@
-"""The command line: preprocess, predict, retry, status, failures, verify, top, compare.
-
-Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
-run or was stopped early, 2 wrong usage, 130 interrupted.
-"""
+"""Arguments and options that several commands of the command line share."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
+import shutil
 import signal
 import sys
+import time
 import traceback
+from functools import partial
 from typing import Any, NoReturn
 
 import click
 
 from forebay import __version__
-from forebay import cli_options as options
-from forebay.cli_look import (
-    INTERRUPTED,
-    compare_command,
-    failures_command,
-    status_command,
-    top_command,
-)
-from forebay.errors import ForebayError, OptionError
-from forebay.formats import SHARD_BYTES, TABLE_FORMATS
-from forebay.jobs.inputs.manifest import SUFFIXES
-from forebay.jobs.outputs.commits import perform_pending
-from forebay.jobs.outputs.output_places import open_place, snapshot_of
-from forebay.jobs.user_code.fingerprint import Fingerprint
-from forebay.jobs.user_code.reference import load_work
-from forebay.jobs.verification import verify as verify_outputs
+from forebay.base.datasets import is_map_style
+from forebay.base.formatting import counted
+from forebay.base.output_names import SHARD_BYTES, TABLE_FORMATS
+from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
+from forebay.failures import Failure
+from forebay.inputs.tables import SUFFIXES
+from forebay.options import BACKENDS, Ray
+from forebay.outputs.places import open_place, snapshot_of
 from forebay.predict import predict
 from forebay.preprocess import preprocess, retry
-from forebay.sample_names import is_map_style
-from forebay.sample_ranges import verb_of
-from forebay.units import counted
+from forebay.runs.commits import perform_pending
+from forebay.runs.fingerprint import Fingerprint
+from forebay.runs.ranges import read_run_state, verb_of
+from forebay.runs.report import verify as verify_outputs
+from forebay.runs.source_code import load_work, parse_reference
+from forebay.show.comparison import compare
+from forebay.show.top import Signs, live_views, signs_for, text_of, watch
+
+
+class Reference(click.Path):
+    """FILE.py:NAME or MODULE:NAME; the shell completes the file."""
+
+    name = "reference"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value after checking its syntax; nothing is loaded."""
+        try:
+            parse_reference(value)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+REFERENCE = Reference()
+PATH = click.Path(readable=False)  # for the shell to complete; also a URL or a glob
+
+
+class WorkerCount(click.IntRange):
+    """0, 1, 2, …, or "auto"."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or "auto"."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
+num_workers = click.option(
+    "--num-workers",
+    type=WorkerCount(0),
+    help="Default: one per core.  auto: more while that makes the run faster.",
+)
+
+
+def backend(command: Any) -> Any:
+    """Add the options that select where workers run to a command."""
+    for option in (
+        click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
+        click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
+        click.option("--address", help="Address of the Ray cluster; 'auto' finds it."),
+        click.option("--backend", type=click.Choice(BACKENDS), default="process"),
+    ):
+        command = option(command)
+    return command
+
+
+timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
+retries = click.option(
+    "--retries", type=click.IntRange(0), help="Retries of a failed input.  Default: 1."
+)
+version = click.option(
+    "--version", help="Your name for the state of the function; a new one redoes everything."
+)
+quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
+save = click.option(
+    "--save",
+    metavar="FILE.py:FUNCTION",
+    type=REFERENCE,
+    help="Function that writes the files of a Dataset's sample.",
+)
+load = click.option(
+    "--load",
+    metavar="FILE.py:FUNCTION",
+    type=REFERENCE,
+    help="Function that makes a sample from a table's row.",
+)
+batch_size = click.option(
+    "--batch-size", type=click.IntRange(1), help="Samples in a batch.  Default: 64."
+)
+device = click.option("--device", help="Where the model runs, such as cuda.")
+
+
+def with_backend(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in which the options of a cluster are combined into the backend."""
+    names = ("address", "num_cpus", "num_gpus")
+    cluster = {name: value for name in names if (value := settings.pop(name)) is not None}
+    if cluster and settings["backend"] != "ray":
+        options = ", ".join("--" + name.replace("_", "-") for name in cluster)
+        raise click.UsageError(f"{options} is for --backend ray, which was not given")
+    return {**settings, "backend": Ray(**cluster)} if cluster else settings
+
+
+# ---- cli look ------------------------------------------------------------------------------------
+# The commands that only show: status, failures, top, compare.
+
+INTERRUPTED = 130
+# Interval of `status --watch` in seconds.
+WATCH_S = 2.0
+# Columns of a text that goes to a file.
+PLAIN_COLUMNS = 110
+
+
+@click.command("status", short_help="Show the progress of a run.")
+@click.argument("output", type=PATH)
+@click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
+def status_command(output: str, watch: bool) -> int:
+    """Show how far the run in OUTPUT is, also while it runs."""
+    shown = ""
+    while True:
+        try:
+            with read_run_state(output) as (snapshot, _):
+                text = snapshot.text(time.time())
+            if text != shown:
+                if watch:
+                    click.clear()  # does nothing if the output is not a terminal
+                click.echo(text)
+            shown = text
+            if not watch or snapshot.live is None:
+                return 0
+        except BusyError:
+            if not watch:
+                raise
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:  # Ctrl-C ends the display; the run is another process
+            return INTERRUPTED
+
+
+@click.command("failures", short_help="List failed inputs or samples.")
+@click.argument("output", type=PATH)
+@click.option("--traceback", is_flag=True, help="Show the traceback of each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def failures_command(output: str, traceback: bool, as_json: bool) -> int:
+    """List the failed inputs or samples of OUTPUT, also while it runs."""
+    with read_run_state(output) as (snapshot, failures):
+        for failure in failures:
+            click.echo(_as_json(failure) if as_json else str(failure))
+            if traceback and not as_json:
+                rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
+                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
+    click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
+    return 0
+
+
+@click.command("top", short_help="Watch loaders and runs on this machine.")
+@click.argument("target", metavar="[PID | OUTPUT]", required=False, type=PATH)
+@click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
+def top_command(target: str | None, once: bool) -> int:
+    """Show the loaders and runs of this user on this machine while they work.
+
+    For a loader: its buffer, how long training waited and how busy each worker was in the last 30
+    seconds, and why. For a run: how far it is. Only those of process PID, or the run in the folder
+    OUTPUT. Ctrl-C ends the display.
+    """
+    if sys.stdout.isatty() and not once:
+        watch(partial(_lines, target))
+        return 0
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_COLUMNS
+    click.echo("\n".join(_lines(target, columns, signs_for(sys.stdout.encoding))))
+    return 0
+
+
+@click.command("compare", short_help="Show what differs in two reports.")
+@click.argument("first", metavar="A.html", type=PATH)
+@click.argument("second", metavar="B.html", type=PATH)
+@click.option("--save", metavar="FILE.html", type=PATH, help="Write it as HTML, too.")
+def compare_command(first: str, second: str, save: str | None) -> int:
+    """Say what differs between two reports: rate, waits, settings, environment, verdict."""
+    try:
+        comparison = compare(first, second)
+        if save is not None:
+            comparison.save(save)
+    except OSError as error:
+        raise click.FileError(str(error.filename), error.strerror) from None
+    click.echo(str(comparison))
+    return 0
+
+
+def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
+    """Return the lines that show a target, or all loaders and runs without one."""
+    views = live_views()
+    if target is None:
+        return text_of(views, columns, signs)
+    path = target if "://" in target else os.path.abspath(target)
+    if views := [view for view in views if target == str(view.pid) or view.title == path]:
+        return text_of(views, columns, signs)
+    if "://" not in target and not os.path.exists(target):
+        raise OptionError(
+            f"{target!r} is neither the output folder of a run nor the number of a process that "
+            "shows a loader or run of yours on this machine\n"
+            "  A loader is shown one second after its first batch was requested. `forebay top` "
+            "lists all loaders and runs."
+        )
+    with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
+        return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]
+
+
+def _as_json(failure: Failure) -> str:
+    names = ("source", "kind", "error", "message", "traceback", "attempts", "seconds")
+    return json.dumps({name: getattr(failure, name) for name in names})
+
+
+# ---- cli -----------------------------------------------------------------------------------------
+# The command line: preprocess, predict, retry, status, failures, verify, top, compare.
+#
+# Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
+# run or was stopped early, 2 wrong usage, 130 interrupted.
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
 # The commands that continue when they are given again after Ctrl-C.
@@ -59,12 +255,12 @@ def cli() -> None:
 
 
 @cli.command("preprocess", short_help="Run a function on every input.")
-@click.argument("work", metavar="FILE.py:FUNCTION", type=options.REFERENCE)
-@click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=options.PATH)
-@options.num_workers
-@options.backend
-@options.timeout
-@options.retries
+@click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
+@click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
+@num_workers
+@backend
+@timeout
+@retries
 @click.option(
     "--on-error", type=click.Choice(["skip", "raise"]), help="Default: skip; with --limit, raise."
 )
@@ -82,9 +278,9 @@ def cli() -> None:
     default=SHARD_BYTES,
     help="About how large a tar file of packed outputs is.",
 )
-@options.save
-@options.version
-@options.quiet
+@save
+@version
+@quiet
 def preprocess_command(
     work: str,
     paths: tuple[str, ...],
@@ -123,25 +319,25 @@ def preprocess_command(
         max_failures=_count_or_fraction(max_failures),
         resume=not restart,
         progress=not quiet,
-        **options.with_backend(settings),
+        **with_backend(settings),
     )
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
 
 @cli.command("predict", short_help="Run a model on every sample.")
-@click.argument("model", metavar="FILE.py:MODEL", type=options.REFERENCE)
-@click.argument("data", type=options.PATH)
-@click.argument("output", type=options.PATH)
-@options.batch_size
-@options.num_workers
-@options.device
-@options.backend
-@options.load
+@click.argument("model", metavar="FILE.py:MODEL", type=REFERENCE)
+@click.argument("data", type=PATH)
+@click.argument("output", type=PATH)
+@batch_size
+@num_workers
+@device
+@backend
+@load
 @click.option("--timeout", type=float, help="Seconds one batch may take.")
 @click.option("--restart", is_flag=True, help="Forget the earlier run; remove its predictions.")
-@options.version
-@options.quiet
+@version
+@quiet
 def predict_command(model: str, data: str, output: str, restart: bool, **settings: Any) -> int:
     """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
 
@@ -164,25 +360,25 @@ def _predict(
         output,
         load=None if load is None else load_work(load),
         progress=not quiet,
-        **options.with_backend(settings),
+        **with_backend(settings),
     )
     click.echo(repr(report))
     return FAILURES if report.failed else DONE
 
 
 @cli.command("retry", short_help="Try failed inputs or samples again.")
-@click.argument("output", type=options.PATH)
-@click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=options.PATH)
-@options.batch_size
-@options.num_workers
-@options.device
-@options.backend
-@options.load
-@options.save
-@options.timeout
-@options.retries
-@options.version
-@options.quiet
+@click.argument("output", type=PATH)
+@click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=PATH)
+@batch_size
+@num_workers
+@device
+@backend
+@load
+@save
+@timeout
+@retries
+@version
+@quiet
 def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
     """Try failed inputs or samples of OUTPUT again, and nothing else.
 
@@ -200,7 +396,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     if verb == "predict":
         model, data = names
         return _predict(model, data, output, retry_failed=True, quiet=quiet, **settings)
-    work, settings = load_work(names[0]), {**options.with_backend(settings), "progress": not quiet}
+    work, settings = load_work(names[0]), {**with_backend(settings), "progress": not quiet}
     if verb == "cache":
         from forebay.cache import cache
 
@@ -213,7 +409,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
 
 
 @cli.command("verify", short_help="Check the output files of a run.")
-@click.argument("output", type=options.PATH)
+@click.argument("output", type=PATH)
 def verify_command(output: str) -> int:
     """Check that every recorded output exists unaltered, and that there are no other files.
 

@@ -17,13 +17,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from forebay.collating.byte_packing import Pack
-from forebay.collating.fields import ByField
-from forebay.collating.misfits import described
-from forebay.collating.padding import Pad, Padded
-from forebay.collating.rules import Rule, default
+from forebay.base.batches import PackedBytes
+from forebay.collating.padding import Pack, Pad, Padded
+from forebay.collating.rules import ByField, Rule, default, described
 from forebay.errors import OptionError
-from forebay.packed_bytes import PackedBytes
 
 # The most values that a sample is padded to at least: no memory holds more.
 MOST_VALUES = 1 << 40

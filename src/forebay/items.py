@@ -19,27 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from forebay.base.formatting import byte_size, counted, summary
+from forebay.base.remote import folder_of
 from forebay.errors import InputError, OptionError, shortened
-from forebay.jobs.inputs.listing import list_folder, tables_in
-from forebay.jobs.inputs.memory_tables import is_table
-from forebay.jobs.inputs.remote_files import folder_of
-from forebay.jobs.inputs.row_paths import located, path_in
-from forebay.jobs.table.table_reader import GROUP_ROWS, find_table, read_memory_table, read_table
-from forebay.observe.notebook_html import summary
+from forebay.inputs.listing import list_folder, tables_in
+from forebay.inputs.tables import is_table
+from forebay.ledger.records import located, path_in
 from forebay.packed import PackedSequence
-from forebay.units import byte_size, counted
+from forebay.table.read import GROUP_ROWS, find_table, read_memory_table, read_table
 
 if TYPE_CHECKING:
     import pyarrow
 
 
 class ItemDataset(Dataset[Any]):
-    """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`.
-
-    Attributes:
-        items: One for each sample, in the dataset's order, as stored: the paths of a folder are
-            relative to it, and the rows of a table are tuples.
-    """
+    """A map-style dataset of packed items; made by `from_folder`, `from_table` and `from_ids`."""
 
     def __init__(
         self,
@@ -57,16 +51,7 @@ class ItemDataset(Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        """Load and return a sample.
-
-        Args:
-            index: From 0, or negative to count from the end.
-
-        Raises:
-            IndexError: There is no such sample.
-            TypeError: The index is not an integer.
-            Exception: An exception of `load`, with a note that names the item.
-        """
+        """Load and return a sample."""
         position = _position(index)
         item = self.items[position]
         try:
@@ -84,9 +69,6 @@ class ItemDataset(Dataset[Any]):
         That is the path of a file, the path that a row names (of the columns `destination`,
         `source`, `path`, `file`, `filename`, `input` the first that has one), or the ID. It is the
         index for a row that names no path.
-
-        Args:
-            index: See `__getitem__`.
         """
         position = _position(index)
         name = self._name(self.items[position])

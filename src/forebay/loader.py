@@ -21,27 +21,21 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from forebay.buffer import Buffer, buffer_of
+from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.failures import Failure
-from forebay.loading.checks import check, check_worker_method
-from forebay.loading.frameworks import torch_init
+from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
+from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
-from forebay.loading.loader_facts import LiveLoader, diagnosis_of, report_of, setup_of
-from forebay.loading.loader_progress import LoaderProgress, restore_states
-from forebay.loading.pipeline import Pipeline
 from forebay.loading.position import Position
-from forebay.loading.replay import replayed
-from forebay.loading.sample_check import SampleCheck, compared, spread
-from forebay.loading.samplers import UnreadSampler, sampler_for_plan
+from forebay.loading.replay import SampleCheck, compared, replayed, spread
+from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.set_epoch import SetEpochRecorders
-from forebay.loading.settings import Settings
+from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.diagnosis import Diagnosis
-from forebay.observe.publication import PUBLISH_S
-from forebay.observe.statistics import Statistics
-from forebay.options import AutoWorkers, Ray, checked_workers, cluster_of
-from forebay.randomness import generators_kept
+from forebay.observe.record import PUBLISH_S, Statistics
+from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)

@@ -3,7 +3,7 @@
     {"web": (web, 0.7), "code": (code, 0.3)} ──> MixedDataset ──> DataLoader: 7 of 10 are from web
 
 The source of the sample at a position depends only on the seed and the position
-(`plan/mixture.py`), so mixing works over ranks, after a resume, and with any number of workers.
+(`plan.py`), so mixing works over ranks, after a resume, and with any number of workers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from forebay.base.datasets import is_map_style
+from forebay.base.formatting import summary
 from forebay.errors import OptionError
-from forebay.observe.notebook_html import summary
 from forebay.options import check_positive
-from forebay.plan.mixture import Mixture
-from forebay.sample_names import is_map_style
+from forebay.plan import Mixture
 
 # Larger weights could overflow when they are added.
 MOST = 1e100
@@ -75,11 +75,7 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
 
 
 def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple[float, ...]:
-    """Return the weights in the order of the names.
-
-    Raises:
-        OptionError: A name is missing or unknown, or a weight is impossible.
-    """
+    """Return the weights in the order of the names."""
     if set(weights) != set(names):
         raise OptionError(
             f"weights are needed for {', '.join(map(repr, names))}; got "

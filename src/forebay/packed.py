@@ -17,9 +17,8 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.formatting import byte_size, summary
 from forebay.errors import shortened
-from forebay.observe.notebook_html import summary
-from forebay.units import byte_size
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -164,9 +163,7 @@ class _Packing:
     """The items packed so far.
 
     Attributes:
-        kind: The type of all items; `object` for any.
         data: Their bytes.
-        count: How many there are.
     """
 
     def __init__(self) -> None:

@@ -17,23 +17,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
-from forebay.jobs.ledger.records import Todo
-from forebay.jobs.user_code.described_parts import describe_parts
-from forebay.jobs.user_code.fingerprint import Fingerprint
+from forebay.failures import short_tracebacks
+from forebay.ledger.records import Todo
 from forebay.observe.progress import label_of
-from forebay.observe.trace import Trace
+from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
-from forebay.sample_ranges import Cut, SampleProgress, cut_before, enrol_ranges
-from forebay.session import Session
-from forebay.tracebacks import short_tracebacks
+from forebay.runs.fingerprint import Fingerprint, describe_parts
+from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges
+from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.predicting.metadata_rows import Table
-    from forebay.predicting.prediction_report import PredictionReport
-    from forebay.predicting.range_reader import RangeReader
+    from forebay.predicting.reader import RangeReader, Table
+    from forebay.runs.report import PredictionReport
 
 PART_SIZE = 8192
 _VERB = "predict"  # in the ledger
@@ -119,11 +117,11 @@ def predict(
         BusyError: Another run is working on this output folder.
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
-    from forebay.devices.which_device import check_device, device_of
-    from forebay.predicting.completed import CompletedParts
-    from forebay.predicting.data import ReaderSettings, reader_of, table_of
+    from forebay.devices.device import check_device, device_of
     from forebay.predicting.model import evaluating, is_factory
-    from forebay.predicting.prediction_report import PredictionReport
+    from forebay.predicting.parts import CompletedParts
+    from forebay.predicting.reader import ReaderSettings, reader_of, table_of
+    from forebay.runs.report import PredictionReport
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
@@ -205,14 +203,9 @@ def _process_parts(
     retry_failed: bool,
     trace: Trace,
 ) -> tuple[int, Diagnosis]:
-    """Make the parts that are not done.
-
-    Returns:
-        How many samples were done before, and what this run waited for.
-    """
-    from forebay.predicting.completed import CompletedParts
-    from forebay.predicting.metadata_rows import identities
-    from forebay.predicting.parts import MadeHere, PartWork, check_number_of_parts
+    """Make the parts that are not done."""
+    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
+    from forebay.predicting.reader import identities
 
     cut = cut_before(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
@@ -256,11 +249,7 @@ def _process_parts(
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:
-    """Check that the settings of workers do not contradict each other.
-
-    Raises:
-        OptionError: They do.
-    """
+    """Check that the settings of workers do not contradict each other."""
     if has_factory and reader.backend == "thread":
         raise OptionError(
             "backend='thread' is not possible with a factory: every worker makes its own model\n"

@@ -9,22 +9,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from forebay.base.datasets import is_map_style, names_of
+from forebay.base.output_names import SHARD_BYTES
 from forebay.errors import InputError, LedgerError, OptionError, shortened
-from forebay.formats import SHARD_BYTES
-from forebay.jobs.inputs.listing import Listing, indices, list_inputs
-from forebay.jobs.inputs.memory_tables import is_table
-from forebay.jobs.inputs.own_outputs import keep_apart, without_outputs
-from forebay.jobs.ledger.database import reading
-from forebay.jobs.ledger.records import RowsInPlace
-from forebay.jobs.outputs.output_places import snapshot_of
-from forebay.jobs.report import Report
-from forebay.jobs.user_code.described_parts import describe_parts
-from forebay.jobs.user_code.fingerprint import Fingerprint, describe
+from forebay.failures import short_tracebacks
+from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
+from forebay.inputs.tables import is_table
+from forebay.ledger.database import reading
+from forebay.ledger.records import RowsInPlace
 from forebay.options import PreprocessOptions, Ray, workers_of_run
-from forebay.sample_names import is_map_style, names_of
-from forebay.sample_ranges import verb_of
-from forebay.session import Session
-from forebay.tracebacks import short_tracebacks
+from forebay.outputs.places import snapshot_of
+from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
+from forebay.runs.ranges import verb_of
+from forebay.runs.report import Report
+from forebay.runs.run import Session
 
 
 @short_tracebacks
@@ -165,25 +163,6 @@ def retry(
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
     To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
-
-    Args:
-        work: The function of that run. The folder has its name, but no code is loaded from there.
-        output: The folder of that run.
-        save: The `save` of that run, if it had one.
-        num_workers: See `preprocess`.
-        backend: See `preprocess`.
-        timeout: See `preprocess`.
-        retries: See `preprocess`.
-        version: See `preprocess`.
-        progress: See `preprocess`.
-
-    Returns:
-        The report over all inputs.
-
-    Raises:
-        OptionError: A setting is impossible, or the folder holds a run of `predict` or `cache`.
-        LedgerError: The folder holds no run, or one that ended before its first input.
-        ChangedError: `work` differs from that of the earlier run.
     """
     verb = verb_of(snapshot_of(output).meta)
     if verb != "preprocess":
@@ -222,11 +201,7 @@ def retry(
 
 
 def _rows_of(manifest: str) -> RowsInPlace:
-    """Return the rows of a manifest that a ledger names, which it checks to be the same.
-
-    Raises:
-        InputError: It is not there, or not as large as it was.
-    """
+    """Return the rows of a manifest that a ledger names, which it checks to be the same."""
     rows = list_inputs(manifest).in_place
     if rows is None:
         raise InputError(
@@ -248,13 +223,7 @@ def listing_for(
     save: Any = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Listing:
-    """Check `work` and its inputs, and return the listing.
-
-    Raises:
-        OptionError: `work` is neither a function of two arguments nor a Dataset, or the inputs
-            are missing, or given twice; or `save` or `folder` does not apply, or cannot be used.
-        InputError: The inputs cannot be used as they are.
-    """
+    """Check `work` and its inputs, and return the listing."""
     if isinstance(work, str | bytes | os.PathLike | list | tuple | dict) or is_table(work):
         raise OptionError(
             "work must be a function(source, out) or a map-style Dataset; got "

@@ -50,10 +50,6 @@ def ranks_of(
     Args:
         world_size: A count; "auto" for the process group's, or else the launcher's; or None.
         rank: From 0 to world_size - 1; None for the process group's, or the launcher's.
-        environment: The environment variables.
-
-    Raises:
-        OptionError: They are impossible, or contradict the launcher.
     """
     if world_size is None:
         if rank is not None:
@@ -120,11 +116,7 @@ def ranks_sharing_cores(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def check_still(found: Ranks) -> None:
-    """Check, when an epoch begins, that the ranks found by `world_size="auto"` are still valid.
-
-    Raises:
-        OptionError: The process group has changed.
-    """
+    """Check, when an epoch begins, that the ranks found by `world_size="auto"` are still valid."""
     now = ranks_of("auto", None)
     if now is not None and now != found:
         raise OptionError(
@@ -140,13 +132,6 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
 
     It costs one all-gather of a few hundred bytes. Where the group has more processes than there
     are ranks (tensor parallelism), each rank must appear equally often.
-
-    Args:
-        ranks: The ranks according to this process.
-        facts: Values that must be equal on all ranks, by the user's name for them.
-
-    Raises:
-        OptionError: Two processes have the same rank, or facts differ; the message names them.
     """
     group = process_group()
     if group.world_size == 1:

@@ -18,11 +18,11 @@ from same import assert_same
 
 import forebay
 from forebay.cli import cli
-from forebay.jobs.ledger.lock import LOCK_NAME, FolderLock
-from forebay.jobs.ledger.records import Counts
-from forebay.jobs.user_code.reference import load_work
+from forebay.ledger.lock import LOCK_NAME, FolderLock
+from forebay.ledger.records import Counts
 from forebay.observe.progress import Progress
-from forebay.sample_ranges import read_run_state
+from forebay.runs.ranges import read_run_state
+from forebay.runs.source_code import load_work
 from forebay.testing.leaks import no_leaks
 
 

@@ -17,9 +17,9 @@ from cached import Made, Pictures
 from same import assert_same
 
 import forebay
-from forebay.caching import shard_reader as reader
-from forebay.caching.index import Index
-from forebay.caching.shard_reader import Shards
+from forebay.caching import reader
+from forebay.caching.columns import Index
+from forebay.caching.reader import Shards
 
 
 def make(dataset, folder, **options):

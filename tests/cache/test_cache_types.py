@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 
 import forebay
 from forebay.caching import writer
-from forebay.caching.sample_layout import MisfitError
-from forebay.caching.shard_job import describe_failed, read_description
+from forebay.caching.layout import MisfitError
+from forebay.caching.writer import describe_failed, read_description
 from forebay.failures import MAX_TEXT
 
 # `forebay.cache` is the function.

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forebay.devices.transfer_flow import (
+from forebay.devices.flow import (
     Advance,
     Allocate,
     Arrived,

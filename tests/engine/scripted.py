@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.engine.commands import Command, SendTasks
-from forebay.engine.events import Event, TaskFinished, TasksQueued, WorkerStarted
+from forebay.engine.commands import Command, Limits, SendTasks
 from forebay.engine.flow import Flow
-from forebay.engine.limits import Limits
 from forebay.failures import Failure
+from forebay.pools.events import Event, TaskFinished, TasksQueued, WorkerStarted
 
 BOOM = Failure("exception", "ValueError", "boom")
 CRASH = Failure("crash", "WorkerDiedError", "killed by SIGKILL")

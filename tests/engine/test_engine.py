@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.engine.commands import DeliverResult, Outcome
+from forebay.engine.commands import DeliverResult, Limits, Outcome
 from forebay.engine.engine import Engine
-from forebay.engine.events import Event, TaskFinished, WorkerDied, WorkerStarted
 from forebay.engine.flow import MAX_DEATHS_IN_A_ROW
-from forebay.engine.limits import Limits
-from forebay.engine.pools.base import Pool
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
+from forebay.pools.base import Pool
+from forebay.pools.events import Event, TaskFinished, WorkerDied, WorkerStarted
 
 
 class WrittenPool(Pool):

@@ -10,11 +10,15 @@ from forebay.engine.commands import (
     DropTask,
     FetchTasks,
     Finish,
+    IllegalMoveError,
+    Limits,
+    Move,
     ReportFailure,
     SendTasks,
     StartWorker,
 )
-from forebay.engine.events import (
+from forebay.engine.flow import Flow
+from forebay.pools.events import (
     AlarmRang,
     ResultsReleased,
     TaskFailed,
@@ -25,9 +29,6 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.flow import Flow
-from forebay.engine.limits import Limits
-from forebay.engine.states import IllegalMoveError, Move
 
 
 def test_workers_start_together_and_no_more_than_there_is_work_for() -> None:

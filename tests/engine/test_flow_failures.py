@@ -18,7 +18,9 @@ from forebay.engine.commands import (
     SetAlarm,
     StartWorker,
 )
-from forebay.engine.events import (
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW
+from forebay.failures import Failure
+from forebay.pools.events import (
     AlarmRang,
     TaskFailed,
     TaskFinished,
@@ -27,8 +29,6 @@ from forebay.engine.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.flow import MAX_DEATHS_IN_A_ROW
-from forebay.failures import Failure
 
 
 def test_a_dead_worker_blames_its_first_unanswered_task_alone() -> None:

@@ -17,13 +17,17 @@ from forebay.engine.commands import (
     Finish,
     GiveUp,
     KillWorker,
+    Limits,
     ReportFailure,
     SendTasks,
     SetAlarm,
     StartWorker,
     StopWorker,
 )
-from forebay.engine.events import (
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
+from forebay.failures import Failure
+from forebay.pools.events import (
+    GIVE_BACK_S,
     AlarmRang,
     Event,
     ResultsReleased,
@@ -36,10 +40,6 @@ from forebay.engine.events import (
     WorkersResized,
     WorkerStarted,
 )
-from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
-from forebay.engine.job import GIVE_BACK_S
-from forebay.engine.limits import Limits
-from forebay.failures import Failure
 
 CRASH = Failure("crash", "WorkerDiedError", "gone")
 BOOM = Failure("exception", "ValueError", "boom")

@@ -14,7 +14,7 @@ from forebay.engine.commands import (
     StartWorker,
     StopWorker,
 )
-from forebay.engine.events import (
+from forebay.pools.events import (
     AlarmRang,
     TaskFinished,
     TasksReturned,

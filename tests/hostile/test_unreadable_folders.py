@@ -12,7 +12,7 @@ import pytest
 
 from forebay.cli import verify_command
 from forebay.errors import LedgerError, OutputError
-from forebay.jobs.ledger.snapshot import read_snapshot
+from forebay.ledger.snapshot import read_snapshot
 
 NOBODY = 65534
 

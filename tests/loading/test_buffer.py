@@ -12,9 +12,9 @@ from streams import Asked, until
 from torch.utils.data import IterableDataset, RandomSampler, Sampler
 
 from forebay import Buffer, DataLoader, OptionError
-from forebay.buffer import buffer_of, parse_bytes
-from forebay.engine.states import State
+from forebay.engine.commands import State
 from forebay.loading import planner
+from forebay.options import buffer_of, parse_bytes
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

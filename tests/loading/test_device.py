@@ -15,7 +15,7 @@ from streams import until
 from torch.utils.data import IterableDataset
 
 from forebay import Buffer, DataLoader, OptionError, mix
-from forebay.loading.hand_out import HandOut
+from forebay.loading.epochs import HandOut
 from forebay.loading.settings import Settings
 from forebay.testing.fake_device import FakeDevice
 

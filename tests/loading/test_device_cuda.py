@@ -83,7 +83,7 @@ def test_a_refusal_of_the_driver_leaves_no_error_behind():
     """Registering a range twice is refused in words, and the next kernel runs."""
     import numpy as np
 
-    from forebay.devices.cuda import CudaDevice
+    from forebay.devices.device import CudaDevice
 
     device = CudaDevice(torch.device("cuda"))
     descriptor = os.memfd_create("test")

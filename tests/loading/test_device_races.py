@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.engine.memory.packing import Packer
-from forebay.loading.batch_slots import BatchSlots
-from forebay.loading.device_batches import DeviceBatches
 from forebay.loading.messages import BatchRequest, BatchResult
-from forebay.observe.transfers import Transfers
+from forebay.loading.slots import BatchSlots, DeviceBatches
+from forebay.memory.packing import Packer
+from forebay.observe.record import Transfers
 from forebay.testing.fake_device import FakeDevice
 
 ROWS = 3000

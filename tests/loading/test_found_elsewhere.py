@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
 from forebay import Buffer, DataLoader, OptionError
-from forebay.buffer import buffer_of
-from forebay.torch_internals import accepts
+from forebay.base.torch_internals import accepts
+from forebay.options import buffer_of
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -325,7 +325,7 @@ def test_worker_method_is_accepted_where_torch_has_it(monkeypatch):
         words = "got an unexpected keyword argument 'worker_method': torch .* use backend='thread'"
         with pytest.raises(TypeError, match=words):
             DataLoader(range(4), worker_method="thread")
-        monkeypatch.setattr("forebay.loading.checks.accepts", lambda argument: True)
+        monkeypatch.setattr("forebay.loading.settings.accepts", lambda argument: True)
     with DataLoader(range(4), num_workers=2, worker_method="thread") as loader:
         assert loader.backend == "thread"
         assert numbers(loader) == [0, 1, 2, 3]
@@ -353,7 +353,7 @@ def test_a_buffer_of_thirty_bytes_is_refused(size):
 @pytest.fixture
 def memory_of_24_gib(monkeypatch):
     """Let this process have 24 GiB, whatever the machine has."""
-    monkeypatch.setattr("forebay.buffer.usable_memory", lambda: 24 << 30)
+    monkeypatch.setattr("forebay.options.usable_memory", lambda: 24 << 30)
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")

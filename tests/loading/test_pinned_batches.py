@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from forebay import DataLoader
-from forebay.batches import pinned
+from forebay.base.batches import pinned
 from forebay.testing.fake_device import FakeDevice
 
 
 class HostMemory(FakeDevice):
-    """As `forebay.devices.pinned_memory.PinnedMemory`, in memory that is not page-locked."""
+    """As `forebay.devices.device.PinnedMemory`, in memory that is not page-locked."""
 
     reuses = False
 

@@ -25,10 +25,10 @@ from worlds import World, digest
 
 import forebay
 from forebay import DataLoader, FailuresError, OptionError
-from forebay.loading.auto_workers import WorkerTuning
-from forebay.loading.loader_facts import setup_of
+from forebay.loading.facts import setup_of
 from forebay.loading.settings import Settings
-from forebay.observe.trace import Trace
+from forebay.loading.workers import WorkerTuning
+from forebay.observe.record import Trace
 from forebay.ranks import ranks_sharing_cores
 
 COUNT, TOGETHER = 110, 24  # four global batches, and a tail of 14

@@ -14,12 +14,11 @@ from streams import WAYS, Lethal, until
 from torch.utils.data import default_collate
 
 from forebay import Buffer, DataLoader, mix
-from forebay.engine.job import Assignment
-from forebay.loading import batch_timer
+from forebay.loading import batch_job
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.messages import BatchRequest, BatchSpec
-from forebay.observe.statistics import totals_of
-from forebay.observe.trace import KEPT_WAITS, Trace
+from forebay.observe.record import KEPT_WAITS, Trace, totals_of
+from forebay.pools.events import Assignment
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -253,7 +252,7 @@ def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
             collate_fn=default_collate,
         )
     )
-    monkeypatch.setattr(batch_timer.time, "perf_counter", lambda: next(clock) * 20e-6)
+    monkeypatch.setattr(batch_job.time, "perf_counter", lambda: next(clock) * 20e-6)
     timings = []
     for task in range(1000):
         answer = job.run(Assignment(task, 1, BatchRequest([task % 10], 0, task)))

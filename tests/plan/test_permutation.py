@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan.permutation import Permutation
-from forebay.plan.seeds import ORDER, seed_of
+from forebay.plan import ORDER, Permutation, seed_of
 
 THOROUGH = pytest.mark.thorough
 

@@ -14,8 +14,8 @@ from models import Factory, Numbers, total
 
 import forebay
 from forebay.failures import MAX_TEXT
-from forebay.jobs.ledger.records import Counts
-from forebay.sample_ranges import read_run_state
+from forebay.ledger.records import Counts
+from forebay.runs.ranges import read_run_state
 
 
 def predicted(model, data, output, **options):

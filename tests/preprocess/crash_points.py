@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.cli import main
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.outputs import output_folder, publishing
-from forebay.jobs.outputs.output_folder import OutputFolder
-from forebay.jobs.packed import shards
-from forebay.jobs.table import ledger_table
+from forebay.ledger.ledger import Ledger
+from forebay.outputs import folder, shards
+from forebay.outputs.folder import OutputFolder
+from forebay.table import write
 
 
 def die() -> None:
@@ -77,7 +76,7 @@ def within_perform(parts: int | None) -> None:
         if file_changes:
             die()
 
-    publishing.PUBLISHED_AT_ONCE = 1
+    folder.PUBLISHED_AT_ONCE = 1
     OutputFolder.perform = killed  # type: ignore[method-assign]
 
 
@@ -85,12 +84,12 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the flush": lambda: before(OutputFolder, "flush"),
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
-    "in the midst of publishing": lambda: before(publishing, "rename_new", Third()),
+    "in the midst of publishing": lambda: before(folder, "rename_new", Third()),
     "between two parts of a commit": lambda: within_perform(1),
     "after publishing": lambda: within_perform(None),
     "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),
-    "before the table": lambda: before(ledger_table, "write_metadata"),
-    "before the table has its name": lambda: before(output_folder, "rename_new", is_table),
+    "before the table": lambda: before(write, "write_metadata"),
+    "before the table has its name": lambda: before(folder, "rename_new", is_table),
     "after the table": lambda: after(OutputFolder, "write_table"),
 }
 

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from forebay import run, session
-from forebay.jobs.inputs import manifest as manifests
-from forebay.jobs.ledger import done_blocks, enrolment, ledger
-from forebay.jobs.ledger.ledger import Ledger
+from forebay.inputs import tables as manifests
+from forebay.ledger import database, ledger
+from forebay.ledger import inputs as ledger_inputs
+from forebay.ledger.ledger import Ledger
+from forebay.runs import run
+from forebay.runs import run as runs_run
 
 POINTS: dict[str, tuple[Any, str]] = {
     "before a page of the listing is read": (Ledger, "_read_on"),
-    "while a page is appended": (enrolment, "change_counts"),
+    "while a page is appended": (ledger_inputs, "change_counts"),
     "before results are recorded": (Ledger, "record"),
-    "while a block is compressed": (done_blocks, "_compress"),
+    "while a block is compressed": (database, "_compress"),
 }
 
 
@@ -48,7 +50,7 @@ def die_at(point: str, times: int) -> None:
 
 
 if __name__ == "__main__":
-    manifests.IN_PLACE_ROWS, session.AHEAD, ledger.READ_ON, done_blocks.BLOCK = 10, 50, 40, 32
+    manifests.IN_PLACE_ROWS, runs_run.AHEAD, ledger.READ_ON, database.BLOCK = 10, 50, 40, 32
     run.SLOTS = run.LOOKAHEAD = 64  # so that results are recorded at least six times
     if len(sys.argv) > 3:
         die_at(sys.argv[3], int(sys.argv[4]))

@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from forebay.errors import OptionError
-from forebay.jobs.ledger.snapshot import read_failures
+from forebay.ledger.snapshot import read_failures
 from forebay.preprocess import retry
 
 

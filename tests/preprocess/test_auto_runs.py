@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from driving import WORKS, make_inputs
 
 import forebay
-from forebay import AutoWorkers, run_tuning
+from forebay import AutoWorkers
 from forebay.cli import cli
-from forebay.loading import auto_workers
+from forebay.loading import workers
+from forebay.runs import run as runs_run
 from known_load import know_load
 
 INPUTS = 200
@@ -48,7 +49,7 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(
     tmp_path, caplog, monkeypatch, backend
 ):
     """In one decision, which the report and the log have; the table is that of any number."""
-    know_load(monkeypatch, run_tuning, step_s=None, batch_s=0.05)
+    know_load(monkeypatch, runs_run, step_s=None, batch_s=0.05)
     inputs = make_inputs(tmp_path / "in", INPUTS, lines=1)
     usual = {"progress": False, "backend": backend}
     with caplog.at_level(logging.INFO, "forebay"):
@@ -65,7 +66,7 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(
 
 def test_predict_gets_as_many_workers_as_its_model_needs(tmp_path, monkeypatch):
     """A model that is faster than what it waits for."""
-    know_load(monkeypatch, auto_workers, step_s=0.001, batch_s=0.04)
+    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
     report = forebay.predict(
         total,
         Remote(),

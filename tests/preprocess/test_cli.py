@@ -33,9 +33,9 @@ from test_kills import Gates
 import forebay
 from forebay.cli import cli
 from forebay.failures import Failure
-from forebay.jobs.ledger import result_columns
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.records import FailedInput, Input
+from forebay.ledger import database
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
@@ -319,7 +319,7 @@ def test_failures_as_json_are_one_object_a_line(inputs, output):
 
 def test_failures_are_read_a_page_at_a_time(tmp_path, monkeypatch):
     """There may be millions; all of them are listed, in order, and few are in memory."""
-    monkeypatch.setattr(result_columns, "_FAILURES", 2)
+    monkeypatch.setattr(database, "_FAILURES", 2)
     with Ledger.open(tmp_path / ".forebay") as ledger:
         ledger.enrol([Input(str(number)) for number in range(7)], (), True)
         failure = Failure("exception", "ValueError", "bad")

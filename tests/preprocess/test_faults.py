@@ -17,8 +17,8 @@ from works import copy, fail_odd, meet_fault
 import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
-from forebay.jobs import preprocess_job as work
-from forebay.jobs.inputs.reach import local_inputs
+from forebay.inputs.listing import local_inputs
+from forebay.runs import job as work
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 import forebay
-from forebay import run as engine_run
-from forebay import session
 from forebay.errors import FailuresError, InputError
-from forebay.jobs.ledger import ledger as ledgers
-from forebay.jobs.ledger.snapshot import read_snapshot
+from forebay.ledger import ledger as ledgers
+from forebay.ledger.snapshot import read_snapshot
 from forebay.observe.progress import Progress
+from forebay.runs import run as engine_run
+from forebay.runs import run as runs_run
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Ten inputs are listed first, then five at a time, and few are sent ahead."""
-    monkeypatch.setattr(session, "AHEAD", 10)
+    monkeypatch.setattr(runs_run, "AHEAD", 10)
     monkeypatch.setattr(ledgers, "READ_ON", 5)
     monkeypatch.setattr(engine_run, "LOOKAHEAD", 5)
     monkeypatch.setattr(engine_run, "SLOTS", 5)

@@ -12,14 +12,15 @@ from driving import make_inputs, published
 from works import copy, nothing
 
 import forebay
+from forebay.base.output_names import TABLE_FORMATS
 from forebay.cli import cli
 from forebay.errors import OutputError
-from forebay.formats import TABLE_FORMATS
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.outputs import publishing, renames
-from forebay.jobs.outputs.output_folder import OutputFolder
-from forebay.jobs.table import ledger_table
+from forebay.ledger.ledger import Ledger
+from forebay.outputs import folder as outputs_folder
+from forebay.outputs import staging
+from forebay.outputs.folder import OutputFolder
 from forebay.preprocess import retry
+from forebay.table import write
 
 
 def run(work, inputs, output, **options):
@@ -137,7 +138,7 @@ def test_a_table_that_could_not_be_written_is_not_claimed(three, output, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_table, "write_metadata", fail)
+        patch.setattr(write, "write_metadata", fail)
         with pytest.raises(OutputError, match="make the same call again"):
             run(copy, three, output)
     (output / "metadata.parquet").write_text("the user's own")
@@ -201,8 +202,8 @@ def without(way, monkeypatch):
     def unsupported(*_, **__):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    ways = {"renameat2": renames._WAYS, "link": (unsupported, renames._by_link), "look": ()}
-    monkeypatch.setattr(renames, "_WAYS", ways[way])
+    ways = {"renameat2": staging._WAYS, "link": (unsupported, staging._by_link), "look": ()}
+    monkeypatch.setattr(staging, "_WAYS", ways[way])
 
 
 @pytest.mark.parametrize("way", ["renameat2", "link", "look"])
@@ -211,15 +212,15 @@ def test_a_rename_to_a_free_name(tmp_path, way, monkeypatch):
     without(way, monkeypatch)
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
-        renames.rename_new(old, new)
+        staging.rename_new(old, new)
     (tmp_path / "old").write_text("1")
-    renames.rename_new(old, new)
+    staging.rename_new(old, new)
     with pytest.raises(FileNotFoundError):  # though the other is there: it is done
-        renames.rename_new(old, new)
+        staging.rename_new(old, new)
     assert (tmp_path / "new").read_text() == "1"
     (tmp_path / "old").write_text("2")
     with pytest.raises(FileExistsError):
-        renames.rename_new(old, new)
+        staging.rename_new(old, new)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["1", "2"]
 
 
@@ -228,7 +229,7 @@ def test_a_rename_that_a_kill_left_half_done_is_finished(tmp_path, monkeypatch):
     without("link", monkeypatch)
     (tmp_path / "old").write_text("1")
     os.link(tmp_path / "old", tmp_path / "new")
-    renames.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
+    staging.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
@@ -287,14 +288,14 @@ def test_a_pending_rename_that_cannot_be_done_costs_its_input(three, output, obs
 
 def test_a_rename_that_the_system_forbids_costs_its_input(three, output, monkeypatch):
     """A folder that may not be written to, and others that may."""
-    real = publishing.rename_new
+    real = outputs_folder.rename_new
 
     def forbid(old, new):
         if new.endswith("0001.txt"):
             raise PermissionError(errno.EACCES, "Permission denied", new)
         real(old, new)
 
-    monkeypatch.setattr(publishing, "rename_new", forbid)
+    monkeypatch.setattr(outputs_folder, "rename_new", forbid)
     report = run(copy, three, output)
     assert (report.done, report.failed) == (2, 1)
     assert report.failures[0].message.startswith("'0001.txt' cannot be published: Permission den")
@@ -378,7 +379,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    where = {"rename_new": publishing, "flush": OutputFolder}.get(place, os)
+    where = {"rename_new": outputs_folder, "flush": OutputFolder}.get(place, os)
     with monkeypatch.context() as patch:
         patch.setattr(where, place, fail)
         for call in (lambda: run(work, three, output), lambda: verify(output)):
@@ -393,7 +394,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
 
 def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypatch):
     """What is recorded and not yet published is published by the next call."""
-    real, calls = publishing.rename_new, []
+    real, calls = outputs_folder.rename_new, []
 
     def fail_at_the_second(old, new):
         calls.append(new)
@@ -402,7 +403,7 @@ def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypa
         real(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "rename_new", fail_at_the_second)
+        patch.setattr(outputs_folder, "rename_new", fail_at_the_second)
         with pytest.raises(OutputError, match="cannot be moved into place"):
             run(copy, three, output)
     assert len(published(output)) == 1

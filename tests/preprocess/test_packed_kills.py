@@ -24,8 +24,8 @@ from driving import (
 )
 from packing import members, opened
 
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.packed.shards import intact_members
+from forebay.ledger.ledger import Ledger
+from forebay.outputs.shards import intact_members
 
 INPUTS = 120
 PACKING = Path(__file__).with_name("packing.py")

@@ -16,12 +16,12 @@ from driving import here, table
 from packing import members, opened, pack_lines, pack_unless_bad, shards
 
 import forebay
+from forebay.base.output_names import shard_name
 from forebay.errors import FailuresError, InputError, OptionError, OutputError
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.packed_members import recorded_members
-from forebay.jobs.outputs.output_names import shard_name
-from forebay.jobs.packed.reader import _Reader
-from forebay.jobs.packed.shards import complete_shards
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.names import recorded_members
+from forebay.outputs.packed_reader import _Reader
+from forebay.outputs.shards import complete_shards
 from forebay.preprocess import retry
 
 pytestmark = pytest.mark.usefixtures("readers_closed")
@@ -157,7 +157,7 @@ def test_any_buffer_is_data(tmp_path, inputs, data):
 
 def test_a_member_beyond_8_gib_has_its_size_in_an_extended_header():
     """Only the header is made: the data would be too large for a test."""
-    from forebay.jobs.packed.tar_member import header, header_bytes
+    from forebay.outputs.shard_writer import header, header_bytes
 
     for size in (8**11 - 1, 8**11, 8**12 + 5):
         head = header("large", size)

@@ -32,12 +32,12 @@ from driving import (
 from works import copy, fail_once, split
 
 import forebay
+from forebay.base.remote import Store
 from forebay.cli import cli
 from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
-from forebay.jobs.ledger.holder import Holder
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
-from forebay.jobs.outputs.store import Store
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.lock import Holder
+from forebay.outputs.places import LEDGER, RUN, LedgerCopy, read_run
 
 OUT = "memory://bucket/out"
 

@@ -10,14 +10,14 @@ import pyarrow.parquet
 import pytest
 
 import forebay
-from forebay import session
 from forebay.errors import InputError
-from forebay.jobs.inputs import manifest as manifests
-from forebay.jobs.ledger import done_blocks
-from forebay.jobs.ledger import ledger as ledgers
-from forebay.jobs.ledger.ledger import Ledger
-from forebay.jobs.ledger.snapshot import read_failures
+from forebay.inputs import tables as manifests
+from forebay.ledger import database
+from forebay.ledger import ledger as ledgers
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.snapshot import read_failures
 from forebay.preprocess import retry
+from forebay.runs import run as runs_run
 
 CALLED: list[str] = []
 
@@ -36,8 +36,8 @@ def work(row, out):
 def small(monkeypatch):
     """Manifests of four rows are large, and two inputs are a block."""
     monkeypatch.setattr(manifests, "IN_PLACE_ROWS", 4)
-    monkeypatch.setattr(done_blocks, "BLOCK", 2)
-    monkeypatch.setattr(session, "AHEAD", 20)
+    monkeypatch.setattr(database, "BLOCK", 2)
+    monkeypatch.setattr(runs_run, "AHEAD", 20)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from clusters import start_driver
 from driving import finish, make_inputs
 from ray._private import services
 
-from forebay.engine.pools.ray import cluster
 from forebay.errors import OptionError
+from forebay.pools import ray_cluster
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 
@@ -50,7 +50,7 @@ def alone(monkeypatch):
 
 def joined(address):
     with pytest.raises(OptionError) as caught:
-        cluster.join(address, print)
+        ray_cluster.join(address, print)
     return str(caught.value).split("\n")
 
 

@@ -13,13 +13,13 @@ import pytest
 from clusters import STORE_BYTES, ray, start_cluster, start_driver, stop_cluster, until, zygotes
 from driving import calls, finish, make_inputs, published, staged
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from runs import attempts, run
 from same import assert_same
 from streams import Noisy
 from works import copy
 
 import forebay
-from forebay.engine.pools.ray import pool as pools
+from forebay.pools import ray_pool as pools
+from runs import attempts, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 

@@ -14,8 +14,8 @@ from loaders import COUNT, Large, batches_of, loader_of
 from same import assert_same
 
 from forebay import DataLoader, OptionError, Ray
-from forebay.engine.memory.sending import Receiver
 from forebay.loading import remote
+from forebay.memory.transport import Receiver
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,9 @@ import pytest
 from clusters import until
 from driving import calls, make_inputs, published, staged
 from packing import members
-from runs import attempts, run, table
 from test_ray_deaths import Threaded, add_node, cluster_of, last_of, raylet_of
+
+from runs import attempts, run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 COUNT, HELD = 120, 40

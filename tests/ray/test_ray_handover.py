@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from clusters import start_driver, until, zygotes
 from driving import WORKS, calls, finish, make_inputs, published, staged, start
-from runs import run, table
 from works import copy, split
 
 from forebay.cli import cli
+from runs import run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
@@ -66,7 +66,7 @@ def test_a_run_begun_in_one_place_is_finished_in_the_other(cluster, first, secon
 def recorded(output):
     """Return how many inputs the ledger calls done; 0 where there is none yet."""
     from forebay.errors import LedgerError
-    from forebay.jobs.outputs.output_places import snapshot_of
+    from forebay.outputs.places import snapshot_of
 
     try:
         return snapshot_of(output).counts.done

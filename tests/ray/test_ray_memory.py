@@ -9,6 +9,7 @@ import pytest
 from clusters import STORE_BYTES, ray, start_cluster, stop_cluster
 from driving import calls, make_inputs, published, staged
 from ray._private.utils import get_system_memory, get_used_memory
+
 from runs import attempts, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.engine.pools.ray.nodes import Node, capacity, fitting, place, why_waiting
 from forebay.errors import OptionError
 from forebay.options import PreprocessOptions, Ray, cluster_of, worker_resources
+from forebay.pools.ray_cluster import Node, capacity, fitting, place, why_waiting
 
 ONE = {"CPU": 1.0}
 

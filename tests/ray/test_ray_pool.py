@@ -10,16 +10,12 @@ import pytest
 from ray._private import auto_init_hook
 
 import ray
-from forebay.engine.events import WorkersResized, WorkerStarted
-from forebay.engine.job import Job
-from forebay.engine.pools.base import Pool
-from forebay.engine.pools.ray.host import PlainHosting
-from forebay.engine.pools.ray.listener import HostEnded, listen
-from forebay.engine.pools.ray.monitor import ClusterState
-from forebay.engine.pools.ray.node_checks import NodeCheck
-from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
+from forebay.pools.base import Pool
+from forebay.pools.events import Job, WorkersResized, WorkerStarted
+from forebay.pools.ray_checks import ClusterState, HostEnded, NodeCheck, listen
+from forebay.pools.ray_host import PlainHosting, shipped
+from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob
 

@@ -19,11 +19,11 @@ from driving import (
     start,
 )
 from packing import members, pack_lines
-from runs import run, table
 from works import copy, draw, fail_odd, fail_once, meet_fault, split
 
 import forebay
 from forebay.errors import OptionError, SampleTimeoutError, WorkerDiedError
+from runs import run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from clusters import start_driver
 from driving import WORKS, finish, make_inputs, published
-from runs import table
 
-from forebay.jobs.ledger.ledger_copy import LEDGER, RUN
+from forebay.outputs.places import LEDGER, RUN
+from runs import table
 
 pytestmark = pytest.mark.slow
 

@@ -11,22 +11,20 @@ from typing import Any
 import pytest
 from clusters import STORE_BYTES, ray, start_cluster, stop_cluster, until, zygotes
 from driving import calls, make_inputs, published
-from runs import attempts, run, table
 from test_ray_deaths import Threaded
 from test_ray_deaths import hosts as parents
 from works import copy, meet_fault
 
-from forebay.engine.events import WorkerDied, WorkerStarted
-from forebay.engine.job import Assignment, Job
-from forebay.engine.pools.base import Pool
-from forebay.engine.pools.ray import pool as pools
-from forebay.engine.pools.ray.host import PlainHosting
-from forebay.engine.pools.ray.node_checks import NodeCheck
-from forebay.engine.pools.ray.pool import RayPool
-from forebay.engine.pools.ray.shipping import shipped
 from forebay.options import Ray
+from forebay.pools import ray_pool as pools
+from forebay.pools.base import Pool
+from forebay.pools.events import Assignment, Job, WorkerDied, WorkerStarted
+from forebay.pools.ray_checks import NodeCheck
+from forebay.pools.ray_host import PlainHosting, shipped
+from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob
+from runs import attempts, run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_large_node")]
 CPUS = 4

@@ -14,9 +14,9 @@ from clusters import ray, start_driver
 from driving import SOURCE, finish, make_inputs, published
 
 import forebay
-from forebay.engine.pools.ray.shipping import shipped
 from forebay.loading.remote import BatchHosting
 from forebay.options import Ray
+from forebay.pools.ray_host import shipped
 
 MODULE = """
 import tool_of_tests

@@ -1,15 +1,131 @@
-"""Commands: what to do, in the imperative, as frozen records.
-
-`flow.py` creates them from the events of `events.py`, and `engine.py` performs them. The records
-that every task needs are named tuples, which take a fifth of the time to make.
-"""
+"""The limits of the flow, as one frozen record. PURE."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 from forebay.failures import Failure
+
+# If a task has run for this long, the tasks behind it are given to other workers, and its worker
+# gets no new ones until it has returned them. It is longer than GIVE_BACK_S, so that the worker's
+# own clock makes it return them.
+RECLAIM_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of the flow.
+
+    Attributes:
+        num_workers: Workers kept alive while there is work for them; at least 1.
+        max_bytes: The most bytes of results being made, ready or delivered; None for no limit.
+            One task may always run, whatever its size.
+        refill_below: Once full, wait until fewer than this many results are being made, ready
+            or delivered before making more: a number, or a share of the number when it was full.
+            None refills at once.
+        timeout_s: Seconds that one attempt may take; None for no limit.
+    """
+
+    num_workers: int
+    slots: int
+    max_bytes: int | None = None
+    refill_below: int | float | None = None
+    in_order: bool = False
+    retries: int = 0
+    timeout_s: float | None = None
+    group_s: float = 0.0
+    max_group: int = 1
+    lookahead: int = 1
+    all_workers: bool = False
+    failure_ends_worker: bool = False
+    max_suspects: int = 64
+
+
+# ---- states --------------------------------------------------------------------------------------
+# The life of a task, as data: its states and the only moves between them. PURE.
+#
+# The diagram in `docs/explanation/flow.md` is drawn from `TRANSITIONS`.
+
+
+class State(Enum):
+    """Where a task is. A slot is held from RUNNING until RELEASED."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    READY = "ready"
+    LEASED = "leased"
+    RELEASED = "released"
+    FAILED = "failed"
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash runs Python code
+
+
+class Move(Enum):
+    """A transition of a task from one state to the next."""
+
+    SENT = "sent to a worker"
+    RETURNED = "given back before it began"
+    ORPHANED = "its worker died while running another task"
+    SUSPECTED = "its worker died, perhaps because of another task"
+    RETRIED = "failed, attempts left"
+    FINISHED = "answered"
+    FAILED = "failed, no attempts left"
+    ABANDONED = "blocked by an earlier failure of its worker"
+    DELIVERED = "passed to the consumer"
+    RELEASED = "released by the consumer"
+    FORGOTTEN = "no longer needed"
+
+    __hash__ = object.__hash__
+
+
+TRANSITIONS: dict[tuple[State, Move], State] = {
+    (State.QUEUED, Move.SENT): State.RUNNING,
+    (State.RUNNING, Move.RETURNED): State.QUEUED,
+    (State.RUNNING, Move.ORPHANED): State.QUEUED,
+    (State.RUNNING, Move.SUSPECTED): State.QUEUED,
+    (State.RUNNING, Move.RETRIED): State.QUEUED,
+    (State.RUNNING, Move.FINISHED): State.READY,
+    (State.RUNNING, Move.FAILED): State.FAILED,
+    (State.READY, Move.DELIVERED): State.LEASED,
+    (State.LEASED, Move.RELEASED): State.RELEASED,
+    (State.QUEUED, Move.ABANDONED): State.FAILED,
+    (State.QUEUED, Move.FORGOTTEN): State.RELEASED,
+    (State.RUNNING, Move.FORGOTTEN): State.RELEASED,
+    (State.READY, Move.FORGOTTEN): State.RELEASED,
+}
+
+MEANING: dict[State, str] = {
+    State.QUEUED: "waits for a worker; holds no slot",
+    State.RUNNING: "a worker has it, begun or next in line; holds a slot",
+    State.READY: "its result waits for the consumer; holds a slot",
+    State.LEASED: "the consumer uses its result; holds a slot",
+    State.RELEASED: "finished; its slot is free",
+    State.FAILED: "finished without a result; holds no slot",
+}
+
+
+class IllegalMoveError(AssertionError):
+    """The state of a task does not allow a move: a bug in forebay."""
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, for the docs."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.QUEUED.value}"]
+    lines += [
+        f"    {before.value} --> {after.value}: {move.value}"
+        for (before, move), after in TRANSITIONS.items()
+    ]
+    lines += [f"    {end.value} --> [*]" for end in (State.RELEASED, State.FAILED)]
+    return "\n".join(lines) + "\n"
+
+
+# ---- commands ------------------------------------------------------------------------------------
+# Commands: what to do, in the imperative, as frozen records.
+#
+# `flow.py` creates them from the events of `events.py`, and `engine.py` performs them. The records
+# that every task needs are named tuples, which take a fifth of the time to make.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +137,7 @@ class FetchTasks:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows.
-
-    Attributes:
-        incarnation: A number never used before.
-        worker_id: From 0 to num_workers - 1; a replacement has that of the dead worker.
-    """
+    """Begin starting a worker; `WorkerStarted` or `WorkerDied` follows."""
 
     incarnation: int
     worker_id: int

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from forebay.base.process import LONGEST_WAIT_S
 from forebay.engine.commands import (
     Command,
     DeliverResult,
@@ -18,16 +19,30 @@ from forebay.engine.commands import (
     Finish,
     GiveUp,
     KillWorker,
+    Limits,
     Outcome,
     ReportFailure,
     ReportRetry,
     SendTasks,
     SetAlarm,
     StartWorker,
+    State,
     StopWorker,
 )
-from forebay.engine.events import (
+from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
+from forebay.errors import WorkerDiedError
+from forebay.failures import Failure
+from forebay.observe.progress import (
+    log_failed,
+    log_retry,
+    log_worker_died,
+    log_worker_killed,
+    log_worker_replaced,
+)
+from forebay.pools.base import Pool
+from forebay.pools.events import (
     AlarmRang,
+    Assignment,
     Event,
     ResultsReleased,
     TasksForgotten,
@@ -35,21 +50,6 @@ from forebay.engine.events import (
     WorkerDied,
     WorkersResized,
 )
-from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
-from forebay.engine.job import Assignment
-from forebay.engine.limits import Limits
-from forebay.engine.pools.base import Pool
-from forebay.engine.states import State
-from forebay.errors import WorkerDiedError
-from forebay.failures import Failure
-from forebay.observe.event_log import (
-    log_failed,
-    log_retry,
-    log_worker_died,
-    log_worker_killed,
-    log_worker_replaced,
-)
-from forebay.waiting import LONGEST_WAIT_S
 
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
@@ -65,17 +65,7 @@ class NewTask(NamedTuple):
 
 
 class Engine:
-    """Runs the tasks of a source on the workers of a pool.
-
-    Args:
-        pool: Where the workers run; closed with the engine.
-        limits: The limits of the flow.
-        source: Yields `(task, payload)` with increasing task numbers; read as work is needed. If
-            `limits.lookahead` is 0, it is not read, and `put` adds tasks.
-        prepare: Called as `prepare(task, payload)` when a task is sent; returns the payload for
-            the worker.
-        name_of: Called with a payload; returns the task's name in the log.
-    """
+    """Runs the tasks of a source on the workers of a pool."""
 
     def __init__(
         self,
@@ -101,11 +91,7 @@ class Engine:
         self._perform(self._flow.start(time.monotonic()))
 
     def put(self, tasks: Sequence[NewTask]) -> None:
-        """Queue one or more tasks, in increasing order of their numbers.
-
-        Args:
-            tasks: The tasks; either all of them or none have a `worker_id`.
-        """
+        """Queue one or more tasks, in increasing order of their numbers."""
         keys, payloads, ids = zip(*tasks, strict=True)
         self._payloads.update(zip(keys, payloads, strict=True))
         worker_ids = None if ids[0] is None else ids
@@ -124,9 +110,6 @@ class Engine:
 
         A worker that is to stop finishes its tasks first. Not allowed while tasks are bound to
         worker IDs (see `NewTask`).
-
-        Args:
-            num_workers: The new number, from 1 to the largest number that the pool allows.
         """
         self._handle([WorkersResized(num_workers)])
 
@@ -135,10 +118,6 @@ class Engine:
 
         Args:
             timeout: In seconds; None for no limit. An earlier return with no outcome is possible.
-            collect_s: How long to collect answers while no worker needs more work.
-
-        Raises:
-            WorkerDiedError: Workers cannot be started; the message says why.
         """
         if not self._outcomes and not self.finished and self._gave_up is None:
             now = time.monotonic()

@@ -34,21 +34,29 @@ from itertools import islice
 from typing import Any
 
 from forebay.engine.commands import (
+    RECLAIM_S,
+    TRANSITIONS,
     Command,
     DeliverResult,
     DropTask,
     FetchTasks,
     Finish,
     GiveUp,
+    IllegalMoveError,
     KillWorker,
+    Limits,
+    Move,
     ReportFailure,
     ReportRetry,
     SendTasks,
     SetAlarm,
     StartWorker,
+    State,
     StopWorker,
 )
-from forebay.engine.events import (
+from forebay.failures import Failure
+from forebay.pools.events import (
+    GIVE_BACK_S,
     AlarmRang,
     Event,
     ResultsReleased,
@@ -61,10 +69,6 @@ from forebay.engine.events import (
     WorkersResized,
     WorkerStarted,
 )
-from forebay.engine.job import GIVE_BACK_S
-from forebay.engine.limits import RECLAIM_S, Limits
-from forebay.engine.states import TRANSITIONS, IllegalMoveError, Move, State
-from forebay.failures import Failure
 
 # How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
 # Workers that die together count once.

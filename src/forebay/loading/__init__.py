@@ -1,1 +1,1 @@
-"""Internals of `forebay.DataLoader`: ARCHITECTURE.md lists the files and their purposes."""
+"""Internals of `forebay.DataLoader`."""

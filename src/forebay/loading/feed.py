@@ -11,34 +11,186 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
-from forebay.devices.device_api import Device
-from forebay.engine.commands import DeliverResult, DropTask, Outcome, ReportFailure, ReportRetry
-from forebay.engine.engine import Engine, NewTask
-from forebay.engine.limits import Limits
-from forebay.engine.pools.launch import occupy_standard_descriptors
-from forebay.errors import WorkerDiedError
-from forebay.loading.auto_workers import WorkerTuning
-from forebay.loading.batch_slots import BatchSlots
-from forebay.loading.device_batches import DeviceBatches
-from forebay.loading.drivers import BackgroundDriver, CallerDriver
-from forebay.loading.messages import (
-    BatchResult,
-    BatchSpec,
-    Result,
-    WorkerExhausted,
-    WorkerState,
+from forebay.base.libraries import one_thread
+from forebay.base.process import LONGEST_WAIT_S
+from forebay.base.randomness import generators_kept, generators_lent
+from forebay.devices.device import Device
+from forebay.engine.commands import (
+    DeliverResult,
+    DropTask,
+    Limits,
+    Outcome,
+    ReportFailure,
+    ReportRetry,
 )
-from forebay.loading.workers import Workers, pool_for
-from forebay.observe.trace import Trace
-from forebay.randomness import generators_lent
+from forebay.engine.engine import COLLECT_S, Engine, NewTask
+from forebay.errors import WorkerDiedError
+from forebay.loading.batch_job import LocalJob
+from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
+from forebay.loading.slots import BatchSlots, DeviceBatches
+from forebay.loading.workers import Workers, WorkerTuning, pool_for
+from forebay.observe.record import FINEST_S, Trace
+from forebay.pools.base import Pool
+from forebay.pools.events import Refusal
+from forebay.pools.launch import occupy_standard_descriptors
+from forebay.pools.worker import failure_of
+
+# ---- drivers -------------------------------------------------------------------------------------
+# Run the engine of a feed: in the caller's thread, while it waits, or in a background thread.
+#
+#     CallerDriver       the engine runs only within `wait`: no thread in the trainer's process
+#     BackgroundDriver   a thread runs it, so that workers get work while the trainer is busy
+#
+# If each request is for one worker, the caller's thread is enough: every worker has its requests in
+# advance. If any worker may make the next batch, a thread sends it as soon as a worker is free.
+
+# Answers are collected only while so many results are ready: the trainer may need several
+# meanwhile, and collecting does not end early.
+READY_TO_COLLECT = 8
+
+Outcomes = Callable[[Sequence[Outcome]], None]
+
+
+class CallerDriver:
+    """Runs the engine in the caller's thread, within `wait`.
+
+    Attributes:
+        error: The exception that ended the driver; None while it runs.
+    """
+
+    releases_lazily = True
+
+    def __init__(self, engine: Engine, pool: Pool, outcomes: Outcomes) -> None:
+        self.error: BaseException | None = None
+        self._engine, self._pool, self._outcomes = engine, pool, outcomes
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function that uses the engine, now."""
+        function()
+
+    call_and_wait = call
+
+    def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
+        """Wait until something is ready or the time `until` has come, in monotonic seconds."""
+        while not is_ready():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self.poll(left)
+
+    def poll(self, seconds: float | None) -> None:
+        """Let the engine process events for at most `seconds`; None for no limit."""
+        self._outcomes(self._engine.step(seconds))
+
+    def was_at_rest(self) -> bool:
+        """Return whether the last signal interrupted a wait, which leaves the state consistent."""
+        was, self._pool.at_rest = self._pool.at_rest, False
+        return was
+
+    def close(self) -> None:
+        """Close the engine and its workers."""
+        self._engine.close()
+
+
+class BackgroundDriver:
+    """Runs the engine in a thread, the only one that uses it; otherwise like `CallerDriver`."""
+
+    releases_lazily = False
+
+    def __init__(self, engine: Engine, outcomes: Outcomes, ready: Callable[[], int]) -> None:
+        self.error: BaseException | None = None
+        self._engine, self._outcomes, self._ready = engine, outcomes, ready
+        self._arrived = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._is_over = False
+        self._waits = False
+        self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # the system may refuse another thread
+            self._is_over = True
+            engine.close()
+            raise
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Make the thread call a function when it wakes up."""
+        self._inbox.append(function)
+        self._engine.wake()
+
+    def call_and_wait(self, function: Callable[[], None]) -> None:
+        """Make the thread call a function, and return afterwards."""
+        done = threading.Event()
+
+        def call() -> None:
+            function()
+            done.set()
+
+        self.call(call)
+        while not done.wait(LONGEST_WAIT_S) and not self._is_over:
+            pass
+
+    def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
+        """Wait until something is ready, the thread has ended, or the time `until` has come."""
+        with self._arrived:
+            while not is_ready() and not self._is_over:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._waits = True
+                self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
+                self._waits = False
+
+    def poll(self, seconds: float) -> None:
+        """Wait briefly: the thread processes all events."""
+        with self._arrived:
+            self._arrived.wait(seconds)
+
+    def was_at_rest(self) -> bool:
+        """See `CallerDriver`."""
+        was, self._waits = self._waits, False
+        return was
+
+    def close(self) -> None:
+        """Make the thread close the engine."""
+        self._is_over = True
+        self._engine.wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        self._inbox.clear()  # its functions hold references to the feed
+
+    def _run(self) -> None:
+        engine, inbox = self._engine, self._inbox
+        try:
+            while not self._is_over:
+                while inbox:
+                    inbox.popleft()()
+                is_ahead = self._ready() >= READY_TO_COLLECT
+                outcomes = engine.step(None, COLLECT_S if is_ahead else 0.0)
+                if outcomes:
+                    self._outcomes(outcomes)
+                    with self._arrived:
+                        self._arrived.notify_all()
+                del outcomes  # while it waits for the next ones, nothing holds these
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            self.error = error
+        finally:
+            with self._arrived:
+                self._is_over = True
+                self._arrived.notify_all()
+            with suppress(Exception):
+                engine.close()
+
+
+# ---- feed ----------------------------------------------------------------------------------------
 
 # Batches to release in one call, where releasing them earlier has no effect.
 RELEASED_TOGETHER = 16
@@ -52,22 +204,11 @@ class Feed:
     """Takes requests and returns results, in order unless `limits.in_order` is False.
 
     Args:
-        spec: How to make batches.
-        workers: Where the workers run, and how many.
-        limits: The limits of the engine.
-        trace: Records events and times.
         tuning: Changes the number of workers; None to keep it.
         device: Where batches of worker processes are copied before they are taken; None if they
             stay in host memory.
-        turns: Whether each request is for one worker only.
-        by_caller: Whether the caller runs the engine, while it waits; otherwise a thread does.
 
     Attributes:
-        ready: The results that wait to be taken.
-        ready_ends: How many of these are the end of a worker's data instead of a batch.
-        exhausted: By worker: its last task that found no more data in its part of an iterable
-            dataset.
-        pool: The pool of workers.
         request_more: Refers to a function that puts more requests, for the thread that runs the
             engine to call after each of its steps; None if only the trainer puts requests.
     """
@@ -152,15 +293,7 @@ class Feed:
     # ---- results -------------------------------------------------------------------------------
 
     def take(self) -> tuple[int, Result]:
-        """Return the next result and its task, waiting for it.
-
-        Returns:
-            The task, and a `BatchResult` with the unpacked batch, or the error or end of data.
-
-        Raises:
-            WorkerDiedError: Workers cannot be kept alive, or do not start in time.
-            RuntimeError: The feed is closed or inconsistent, or belongs to another process.
-        """
+        """Return the next result and its task, waiting for it."""
         count = len(self.ready)
         asked_at, self._asked_at = self._asked_at, 0.0  # 0 where nothing has to be waited for
         if not count or self._closed or os.getpid() != self._owner:
@@ -359,3 +492,73 @@ def _close_all() -> None:
     """Stop the workers before the interpreter removes what their pools need."""
     for feed in list(_open_feeds):
         feed.close()
+
+
+# ---- local feed ----------------------------------------------------------------------------------
+# Make batches without workers: each in the caller's thread, when it is taken.
+
+
+class LocalFeed:
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
+
+    is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
+    ready: tuple[()] = ()
+
+    def __init__(self, spec: BatchSpec, trace: Trace) -> None:
+        self.exhausted: dict[int, int] = {}
+        self._job = LocalJob(spec)
+        self._is_seeded = spec.seed is not None
+        self._trace = trace
+        self._is_slow = True  # so that measuring a batch takes a small part of it
+        self._queue: deque[NewTask] = deque()
+
+    def put(self, tasks: list[NewTask]) -> None:
+        """Queue requests; an iterable dataset is begun now, as torch does."""
+        self._job.prepare(tasks[0].payload)
+        self._queue.extend(tasks)
+
+    def forget(self, before: int) -> None:
+        """Drop every task with a lower number."""
+        while self._queue and self._queue[0].task < before:
+            self._queue.popleft()
+
+    def take(self) -> tuple[int, Result]:
+        """Make the next batch, and return it with its task."""
+        task = self._queue.popleft()
+        if self._is_slow:
+            self._job.timer.measure()
+        began, result = time.perf_counter(), None
+        try:
+            if self._is_seeded:
+                with generators_kept(), one_thread():  # as in a worker
+                    result = self._job.make(task.payload)
+            else:
+                result = self._job.make(task.payload)
+        except Refusal as refusal:
+            result = failure_of(refusal.__cause__ or refusal, refusal.kind)
+        except KeyboardInterrupt:
+            self._queue.appendleft(task)  # it is made when asked for again
+            raise
+        seconds = time.perf_counter() - began
+        self._is_slow = seconds > FINEST_S
+        if isinstance(result, BatchResult):
+            if (timing := self._job.timing()) is not None:
+                self._trace.made(timing, 0)
+            self._trace.taken(began, seconds, 0)
+        elif isinstance(result, WorkerExhausted):
+            self.exhausted[result.worker_id] = task.task
+        return task.task, result
+
+    def worker_states(self) -> list[WorkerState]:
+        """Return the state of an iterable dataset in a list; empty if it was not read."""
+        state = self._job.state()
+        return [] if state is None else [state]
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return an empty list: no batch is prefetched."""
+        return []
+
+    def interrupted(self) -> None:
+        """Do nothing: there are no workers to stop."""
+
+    close = check = interrupted

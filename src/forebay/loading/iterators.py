@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from forebay.batches import pinned
+from forebay.base.batches import pinned
+from forebay.base.torch_internals import BaseIterator, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, shortened
-from forebay.failures import Failure
-from forebay.loading.feed import CLOSED
-from forebay.loading.loader_arguments import LoaderArguments
-from forebay.loading.loader_progress import LoaderProgress
+from forebay.failures import Failure, cut_below_entry
+from forebay.loading.epochs import LoaderProgress, Pipeline
+from forebay.loading.feed import CLOSED, Feed
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
-from forebay.loading.pipeline import Pipeline
-from forebay.loading.settings import RETRIES, Settings
-from forebay.loading.workers import WorkerHandle
-from forebay.observe.event_log import log_samples_failed
-from forebay.torch_internals import BaseIterator, profiler_is_on
-from forebay.tracebacks import cut_below_entry
+from forebay.loading.settings import RETRIES, LoaderArguments, Settings
+from forebay.observe.progress import log_samples_failed
+from forebay.pools.processes import ProcessPool
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
-    """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
-
-    Args:
-        loader: The loader. A reference to it is held, so that its workers live as long as the
-            iterator, unless the loader itself holds the iterator.
-        progress: How far the loader has got.
-    """
+    """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
 
     def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
@@ -205,3 +199,68 @@ def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     return WorkerDiedError(
         f"DataLoader worker{pid} exited unexpectedly: {failure.message}\n{where}{failure.traceback}"
     )
+
+
+class WorkerHandle:
+    """One worker process, with the methods of `multiprocessing.Process` that torch's users call."""
+
+    def __init__(self, feed: Feed, incarnation: int) -> None:
+        """Create a handle of one of the first workers of a feed."""
+        self.name = f"forebay-worker-{incarnation}"
+        self._feed = feed
+        self._incarnation = incarnation
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID; None for a thread."""
+        pool = self._feed.pool
+        if not isinstance(pool, ProcessPool):
+            return None
+        until = time.monotonic() + 30.0
+        while self._incarnation not in pool.pids and self._feed.is_open:
+            if time.monotonic() > until or not pool.hosts(self._incarnation):
+                break
+            self._feed.poll(0.05)
+        return pool.pids.get(self._incarnation)
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code of the process; None while it runs."""
+        pool = self._feed.pool
+        if not isinstance(pool, ProcessPool):
+            return None
+        pid = self.pid
+        # It may be gone before the process that forked it has reported how it ended.
+        while pid and not _exists(pid) and pool.hosts(self._incarnation) and self._feed.is_open:
+            self._feed.poll(0.05)
+        return pool.exit_codes.get(self._incarnation)
+
+    def is_alive(self) -> bool:
+        """Return whether the process exists."""
+        pid = self.pid
+        return pid is not None and self.exitcode is None and _exists(pid)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, at most `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (until is None or time.monotonic() < until):
+            if self._feed.is_open:
+                self._feed.poll(0.01)
+            else:
+                time.sleep(0.01)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process if it still exists."""
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid or 0, signal.SIGTERM)
+
+    kill = terminate
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from forebay.engine.memory.packed_batch import PackedBatch
-from forebay.engine.memory.slab_layout import Slot
 from forebay.failures import Failure
-from forebay.observe.trace import Timing
+from forebay.memory.layout import Slot
+from forebay.memory.transport import PackedBatch
+from forebay.observe.record import Timing
 
 # The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.
 STREAM = "stream"
@@ -30,9 +30,6 @@ class WorkerState(NamedTuple):
 
     Attributes:
         dataset: State of the dataset; None if it has no state, or was not read yet.
-        iterator: State of the dataset's iterator, if it has a separate one.
-        phase: When the state was taken: "before" the epoch; "within" it, after the last batch that
-            was returned; or "ended", after the worker's last batch of the epoch.
     """
 
     dataset: Any = None
@@ -45,21 +42,8 @@ class BatchSpec:
     """How to make the batches of a loader; torch's arguments have torch's meaning.
 
     Attributes:
-        dataset: The dataset, map-style or iterable.
-        is_iterable: Whether the dataset is iterable.
-        auto_collation: Whether a batch is made from several samples.
-        collate_fn: Makes a batch from a list of samples, or converts one sample.
-        drop_last: For iterable datasets: leave out an incomplete last batch.
-        num_workers: The number in `get_worker_info()`: how many workers were started at first.
-        base_seed: Worker `w` starts with the seed `base_seed + w`.
-        worker_init_fn: Called in each worker with its ID.
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
-        seeds_owned: Seed the generators that the dataset owns, too: the user has set a seed.
-        skip_errors: Leave out samples that raise.
-        first_epoch: The first epoch for which these workers make batches.
-        worker_states: By worker: the state to restore in its copy of the dataset.
-        tracks_state: Whether each result includes the state of the worker's copy.
     """
 
     dataset: Any
@@ -86,15 +70,9 @@ class BatchRequest(NamedTuple):
             None, as long as the batch. The planner keeps the indices of a plan as an `array`.
         epoch: Its epoch, from 0.
         batch: Its number in the epoch, from 0.
-        position: Position of its first sample in the epoch, over all ranks.
-        repeated: How many of its last samples are repeated to fill this rank's batch.
         worker_id: The only worker that may make it; None for any.
-        preceding: Number of this worker's requests before this one in the epoch.
         dataset_epoch: The argument for the dataset's `set_epoch` before the batch is made; None
             for no call.
-        worker_seed: The seed of this epoch for workers of an iterable dataset.
-        shared_seed: The seed of this epoch for a datapipe, the same on all ranks.
-        slot: Where the batch may be written, if the worker shares memory with its reader.
     """
 
     index: Any
@@ -126,12 +104,6 @@ class BatchResult(NamedTuple):
     Attributes:
         batch: The batch; None if every sample of it was skipped.
         timing: The time spent on it; None for most batches that take no time worth noting.
-        failures: The samples that were skipped.
-        is_empty: Whether every sample was skipped.
-        state: State of the worker's copy of the dataset after it, if that is tracked.
-        is_inline: Whether the batch was small enough to be sent within the worker's answer.
-        is_moved: Whether the feed has copied the batch to the loader's device.
-        refused: Why it has not, if the device had no memory for it.
     """
 
     batch: PackedBatch | Any
@@ -145,12 +117,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchError(NamedTuple):
-    """The exception that the user's code raised, instead of a batch.
-
-    Attributes:
-        error: The exception; wrapped if another process raised it.
-        notes: Notes for `BaseException.add_note`: sample, batch, and how to reproduce it.
-    """
+    """The exception that the user's code raised, instead of a batch."""
 
     error: Any
     notes: tuple[str, ...]
@@ -171,23 +138,14 @@ class BatchError(NamedTuple):
 
 
 class WorkerExhausted(NamedTuple):
-    """The end of a worker's part of an iterable dataset, instead of a batch.
-
-    Attributes:
-        worker_id: The worker.
-        state: State of its copy of the dataset, if that is tracked.
-    """
+    """The end of a worker's part of an iterable dataset, instead of a batch."""
 
     worker_id: int
     state: WorkerState | None = None
 
 
 class SealedResult(NamedTuple):
-    """A result that only the trainer unpickles: other processes may lack the user's classes.
-
-    Attributes:
-        body: The result, pickled.
-    """
+    """A result that only the trainer unpickles: other processes may lack the user's classes."""
 
     body: bytes
 

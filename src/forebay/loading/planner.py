@@ -25,25 +25,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
 from forebay.failures import Failure
-from forebay.loading.depth import CHUNK, LOOKAHEAD, Depth
-from forebay.loading.messages import (
-    BatchRequest,
-    BatchResult,
-    Result,
-    WorkerExhausted,
-    WorkerState,
-)
+from forebay.loading.messages import BatchRequest, BatchResult, Result, WorkerExhausted, WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.set_epoch import SetEpochRecorders, Values, next_values
+from forebay.loading.settings import CHUNK, LOOKAHEAD, Depth
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.plan.seeds import worker_seed_of
+from forebay.options import MAX_BATCHES
+from forebay.plan import worker_seed_of
 
 if TYPE_CHECKING:
-    from forebay.loading.feed import Feed
-    from forebay.loading.local_feed import LocalFeed
+    from forebay.loading.feed import Feed, LocalFeed
 
 
 # How long the trainer may wait while a sampler is read for an empty buffer. After that it is read a
@@ -53,20 +46,7 @@ READ_S = 0.1
 
 @dataclass(slots=True)
 class PlannedEpoch:
-    """An epoch whose batches are being requested.
-
-    Attributes:
-        start: Which epoch, and where in it reading began.
-        values: The expected arguments of `set_epoch` before it.
-        first_task: The number of its first request.
-        reader: Reads its selections.
-        sampler_states: The states of the source's samplers before the epoch was opened.
-        next_worker: The worker whose turn it is.
-        ended: Workers that make no more batches of it.
-        worker_seed: The seed of workers of an iterable dataset in it.
-        batch: Number of the next batch to request.
-        preceding: By worker, how many batches were requested from it.
-    """
+    """An epoch whose batches are being requested."""
 
     start: Start
     values: Values
@@ -81,30 +61,7 @@ class PlannedEpoch:
 
 
 class Planner:
-    """Requests the batches of a source, epoch after epoch, and passes on the results.
-
-    Args:
-        source: Gives the selections to request.
-        recorders: Record the user's calls of `set_epoch`.
-        depth: Decides how many requests to keep outstanding.
-        turns: Number of workers that take turns, each making its own batches; 0 if any worker may
-            make any batch.
-        in_order: Whether results come in the order of the requests.
-        shares_dataset: Whether batches are made from the trainer's copy of the dataset, so that a
-            request must not call its `set_epoch`.
-        may_run_ahead: Whether batches of epochs that have not begun may be requested.
-        worker_seed: The seed from which those of an iterable dataset's workers are derived.
-
-    Attributes:
-        epoch: The epoch of the last batch returned; -1 before the first.
-        batch: Batches of that epoch that were returned.
-        samples: Samples that were returned to this rank since `start`.
-        start: Where the epoch was begun.
-        worker_states: State of each worker's copy of the dataset, if that is tracked.
-        next_worker: The worker whose turn it is.
-        shared_seed: The seed of this epoch for a datapipe.
-        is_over: Whether the last batch of this epoch was returned.
-    """
+    """Requests the batches of a source, epoch after epoch, and passes on the results."""
 
     def __init__(
         self,
@@ -146,13 +103,7 @@ class Planner:
     # ---- epochs --------------------------------------------------------------------------------
 
     def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
-        """Begin an epoch; keep its batches that were requested in advance, if they are valid.
-
-        Args:
-            feed: Receives the requests; batches from an earlier feed are lost.
-            start: The epoch, and where to begin in it.
-            next_worker: The worker whose turn it is.
-        """
+        """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
         is_new, self._feed = feed is not self._feed, feed
         if is_new:
             self._requesting = threading.RLock()
@@ -171,12 +122,7 @@ class Planner:
             feed.request_more = weakref.WeakMethod(self.request_more)
 
     def _first_kept(self, start: Start, *, is_new: bool) -> int:
-        """Leave the epochs before `start`; return the first task whose request is still valid.
-
-        Args:
-            start: The epoch to begin.
-            is_new: Whether the feed is new, and has no requests.
-        """
+        """Leave the epochs before `start`; return the first task whose request is still valid."""
         self._note_changes()
         epochs = self._epochs
         while epochs and epochs[0].start.epoch < start.epoch:
@@ -197,11 +143,7 @@ class Planner:
             self._epochs[0].reader.begin()
 
     def take(self) -> tuple[BatchRequest, Result] | None:
-        """Return the next result of this epoch and its request; None at the epoch's end.
-
-        Raises:
-            Exception: The exception that the sampler raised.
-        """
+        """Return the next result of this epoch and its request; None at the epoch's end."""
         feed = self._feed
         assert feed is not None, "begin comes first"
         while True:

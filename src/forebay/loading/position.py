@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from forebay.base.formatting import counted
 from forebay.errors import OptionError
 from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
-from forebay.plan.mixture import Mixture
-from forebay.units import counted
+from forebay.plan import Mixture
 
 VERSION = 2
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -47,14 +47,9 @@ class MadeWith:
     """The properties of a loader on which its positions depend.
 
     Attributes:
-        kind: See `KINDS`.
         global_batch_size: Samples of one step over all ranks; None with a batch sampler.
-        drop_last: Whether the incomplete batch of an epoch is left out.
         length: Samples in the dataset; None if the number is not known.
-        num_workers: Number of workers, if the position depends on it; otherwise 0.
         shuffle: Whether the order is random; None if a sampler of the user decides that.
-        sources: For a mixture: the length of each source, by name.
-        in_order: Whether batches are returned in the order of the sampler, or of the workers.
     """
 
     kind: str
@@ -72,29 +67,10 @@ class Position:
     """The position of a loader.
 
     Attributes:
-        made_with: The properties of the loader.
         epoch: The epoch, from 0.
-        batch: Global batches of the epoch that were returned.
-        outstanding: With `in_order=False`: numbers of the batches that were requested but not
-            returned, in order. The others below `batch + len(outstanding)` were returned.
-        sample: Samples of the epoch that were returned, over all ranks.
-        length: Samples of the epoch, if the dataset had another length when the epoch began.
-        origin: Samples of all earlier epochs, over all ranks, if there is a plan.
-        counts_samples: Whether the epoch continues after `sample` samples instead of `batch`
-            batches, because the loader's batches or length changed within it.
         seed: The seed of all batches; None by torch's rules.
-        set_epoch: The last arguments of `set_epoch` before the epoch.
-        sampler: States of the samplers before the epoch, or after the last batch returned if a
-            sampler can resume within an epoch.
-        dataset: State of this process's copy of the dataset, if it has a state.
         generator: By torch's rules: state of the generator before the epoch; None if the user has
             to restore it.
-        draws_base_seed: By torch's rules: whether a base seed was drawn at the start of the epoch;
-            persistent workers draw it only once.
-        worker_states: State of each worker's copy of the dataset, if it has a state.
-        next_worker: The worker whose turn it is, if they take turns.
-        mixture: The part of a `Mixture` that changes: its weights, the position from which they
-            apply, and the counts before it.
     """
 
     made_with: MadeWith
@@ -148,11 +124,7 @@ class Position:
 
     @classmethod
     def from_state(cls, state: Any) -> Position:
-        """Return the position from a dict that `to_state` returned.
-
-        Raises:
-            OptionError: The dict has another format version, or is damaged.
-        """
+        """Return the position from a dict that `to_state` returned."""
         version = state.get("version") if isinstance(state, Mapping) else None
         if version != VERSION:
             raise OptionError(
@@ -222,19 +194,7 @@ class Position:
         strict: bool,
         may_resize: bool,
     ) -> Position:
-        """Return the position for a loader, after checking that the loader fits it.
-
-        Args:
-            made_with: The properties of the loader.
-            world_size: Number of ranks that share each global batch of the loader.
-            seed: The loader's `seed` argument.
-            strict: Refuse any difference; otherwise count in samples, and finish the epoch in its
-                original order, so that no sample is lost or repeated.
-            may_resize: Whether an epoch may have another number of samples than the dataset.
-
-        Raises:
-            OptionError: The loader has other arguments; the message names both values.
-        """
+        """Return the position for a loader, after checking that the loader fits it."""
         self._check_same(made_with, seed)
         was, now, length = self.made_with, made_with, self.length
         differing = []
@@ -310,11 +270,7 @@ class Position:
         )
 
     def _check_known(self, *, is_same: bool) -> None:
-        """Raise an error if the batches that are left, after others in any order, are not known.
-
-        Args:
-            is_same: Whether the loader makes the same batches as the one that saved the state.
-        """
+        """Raise an error if the batches that are left, after others in any order, are not known."""
         refused = {
             "the loader makes other batches": not is_same,
             "the dataset has no state_dict": (

@@ -9,17 +9,64 @@ from __future__ import annotations
 import base64
 import copy
 import operator
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
 
-from forebay.loading.frameworks import warn_if_stock_loader
 from forebay.mixing import MixedDataset
-from forebay.plan.batch_plan import BLOCK, Plan
+from forebay.plan import BLOCK, Plan
+
+# ---- frameworks ----------------------------------------------------------------------------------
+# Workarounds for what other libraries do to loaders.
+
+
+def torch_init() -> Any:
+    """Return the original `torch.utils.data.DataLoader.__init__`.
+
+    While Lightning calls a hook, it replaces the `__init__` of every loader class with one that
+    records the arguments, to create the loader again. If forebay is first imported in that hook,
+    the replacement of torch's `__init__` would record the arguments that forebay passes to torch.
+    """
+    init: Any = DataLoader.__init__
+    while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
+        init = init.__wrapped__
+    return init
+
+
+def warn_if_stock_loader() -> None:
+    """Warn if a plain torch DataLoader iterates a sampler of forebay; called by the sampler."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            if owner is not None and type(owner).__module__.startswith("forebay."):
+                return
+            warnings.warn(
+                "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
+                "buffer=, seed=, world_size= and the state are lost; to keep them, pass "
+                "world_size='auto' and do not hand the loader to the library's prepare() "
+                "(docs/how-to/frameworks.md)",
+                stacklevel=2,
+            )
+            return
+
+
+# ---- samplers ------------------------------------------------------------------------------------
 
 # The state of each sampler in a chain (see `chain_of`), JSON-serializable; None for no state.
 SamplerStates = list[dict[str, Any] | None]
@@ -29,7 +76,6 @@ class _Planned:
     """Yields the order of the epoch given to `set_epoch`; without a call, of epoch after epoch.
 
     Attributes:
-        plan: The plan for one rank.
         epoch: The last argument of `set_epoch`; None before the first call.
     """
 
@@ -81,11 +127,7 @@ def sampler_for_plan(
 
 
 class UnreadSampler:
-    """Has the length of an epoch but yields nothing, because the planner reads the sampler.
-
-    Args:
-        steps: Returns the batches of an epoch on this rank.
-    """
+    """Has the length of an epoch but yields nothing, because the planner reads the sampler."""
 
     def __init__(self, steps: Callable[[], int]) -> None:
         self._steps = steps

@@ -1,14 +1,13 @@
-"""A loader's settings, derived from its arguments.
-
-Long because one class derives all of them: many depend on each other.
-"""
+"""A loader's settings, derived from its arguments."""
 
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.utils.data import (
@@ -25,22 +24,128 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.batches import nbytes
-from forebay.buffer import MAX_BATCHES, capacity_shown, low_mark_of
-from forebay.collating.slicing import slicing
-from forebay.engine.limits import Limits
-from forebay.loading.auto_workers import WorkerTuning
-from forebay.loading.depth import LOOKAHEAD, TINY_DEPTH, Depth
+from forebay.base.batches import nbytes
+from forebay.base.torch_internals import accepts
+from forebay.collating.padding import slicing
+from forebay.devices.device import check_loader_device
+from forebay.engine.commands import Limits
+from forebay.errors import OptionError
 from forebay.loading.feed import RELEASED_TOGETHER
-from forebay.loading.loader_arguments import LoaderArguments
-from forebay.loading.messages import BatchSpec, WorkerState
+from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
-from forebay.loading.workers import Workers
-from forebay.observe.trace import Trace
-from forebay.options import AutoWorkers, backend_name, cluster_of
-from forebay.plan.batch_plan import Plan
+from forebay.loading.workers import Workers, WorkerTuning
+from forebay.mixing import MixedDataset
+from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.record import Trace
+from forebay.options import (
+    MAX_BATCHES,
+    AutoWorkers,
+    Buffer,
+    Ray,
+    backend_name,
+    capacity_shown,
+    check_backend,
+    check_timeout,
+    cluster_of,
+    low_mark_of,
+)
+from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
+
+# ---- depth ---------------------------------------------------------------------------------------
+# Limit the number of outstanding requests.
+
+# Outstanding requests beyond the batches made, so that a worker finds one when it is free.
+LOOKAHEAD = 256
+# The fewest to request at a time: each reading of a sampler saves and restores the generators.
+CHUNK = 32
+# Outstanding requests per worker for tiny batches, and how long a tiny batch takes at most.
+TINY_DEPTH = 64
+TINY_S = 0.001
+
+
+@dataclass(slots=True)
+class Depth:
+    """How many requests to have outstanding."""
+
+    usual: int
+    most: int = 0
+    buffer: Buffer | None = None
+    counts_batches: bool = False
+    now: int = 0
+
+    @property
+    def fills_by_itself(self) -> bool:
+        """Whether requests are missing as soon as others are answered, not only when taken."""
+        is_counted = self.counts_batches and self.buffer and self.buffer.max_batches is not None
+        return self.buffer is not None and not is_counted
+
+    def missing(self, outstanding: int, ready: int, room: int = 0) -> int:
+        """Return how many batches to request now."""
+        buffer = self.buffer
+        if buffer is None:
+            short = max(self.now, self.usual) - outstanding
+            # Request several at a time, unless only as many are outstanding as in torch.
+            return short if short >= max((self.now - self.usual) // 4, 1) else 0
+        if buffer.max_batches is not None and not self.fills_by_itself:
+            low = low_mark_of(buffer)
+            below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
+            return buffer.max_batches - outstanding if outstanding < below else 0
+        short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
+        return short if short >= CHUNK else 0
+
+    def record(self, result: Result) -> None:
+        """Adapt the number to how long a batch took."""
+        if isinstance(result, BatchResult):
+            timing = result.timing
+            is_tiny = result.is_inline and (timing is None or timing.seconds < TINY_S)
+            self.now = min(max(self.now, self.usual) * 2, self.most) if is_tiny else self.usual
+
+
+# ---- loader arguments ----------------------------------------------------------------------------
+# The attributes of a loader that the files of `loading/` read.
+
+
+class LoaderArguments(Protocol):
+    """A `DataLoader`: its arguments, as attributes, and what it derives from them when made.
+
+    Most of them may be changed later, so they are read at each use.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Any
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Any
+    multiprocessing_context: Any
+    generator: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    buffer: Buffer | None
+    backend: Literal["process", "thread", "ray"] | Ray
+    seed: int | None
+    on_error: Literal["raise", "skip"]
+    world_size: int | Literal["auto"] | None
+    tail: Literal["repeat", "uneven"]
+    device: str | torch.device | None
+    device_transform: Callable[..., Any] | None
+    # Only `Settings` reads these.
+    _ranks: Ranks | None
+    _prefetch_is_set: bool  # whether `prefetch_factor` was given
+    _by_torchs_rules: bool  # see `Settings`
+
+    def diagnose(self) -> Diagnosis:
+        """See `DataLoader`."""
+
+
+# ---- settings ------------------------------------------------------------------------------------
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -57,19 +162,9 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRa
 class Settings:
     """A loader's settings. They are derived for each use, since a loader's attributes can change.
 
-    Args:
-        loader: The loader.
-
     Attributes:
-        loader: The loader.
         ranks: The ranks that share its batches; None without `world_size`.
-        by_torchs_rules: Whether batches are made as in torch, each by the worker whose turn it is:
-            with torch's arguments alone, or with an iterable dataset.
-        is_iterable: Whether the dataset is iterable.
-        auto_collation: Whether a batch is made from several samples.
         batch_size: Samples of a batch on this rank; None if a batch sampler decides.
-        drop_last: Whether the incomplete batch of an epoch is left out.
-        index_sampler: Yields the index, or the list of indices, of each batch.
         planned: The sampler with the order of a plan; None if a sampler of the user, or an
             iterable dataset, decides the order.
     """
@@ -362,3 +457,123 @@ def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
     apply_sharding(info.dataset, instances, worker_id * ranks.world_size + ranks.rank)
     if init is not None:
         init(worker_id)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+# Check a loader's arguments: impossible values and combinations.
+
+
+def check(settings: Settings) -> None:
+    """Refuse impossible values and combinations of forebay's own arguments."""
+    loader, ranks = settings.loader, settings.ranks
+    check_backend(loader.backend)
+    _check("on_error", loader.on_error, ("raise", "skip"))
+    _check("tail", loader.tail, ("repeat", "uneven"))
+    if loader.seed is not None and type(loader.seed) is not int:
+        raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
+    if loader.timeout and loader.num_workers:  # torch itself refuses negative values
+        check_timeout(loader.timeout)
+    check_loader_device(loader.device)
+    buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
+    on_cluster = cluster_of(backend) is not None
+    refused = [
+        (
+            buffer is not None and not workers,
+            "buffer= with num_workers=0: no worker would fill it\n"
+            "  Nothing was started. Set num_workers to 1 or more, or leave buffer out: each "
+            "batch is then made when it is requested.",
+        ),
+        (
+            buffer is not None and buffer.directory is not None and backend == "thread",
+            "Buffer(directory=) is not possible with backend='thread', whose batches are the "
+            "trainer's own memory\n"
+            "  Nothing was started. Use backend='process', or a buffer in memory.",
+        ),
+        (
+            on_cluster and not workers,
+            "backend='ray' with num_workers=0: no worker on the cluster would make batches\n"
+            "  Nothing was started. Set the number of workers for the cluster to run.",
+        ),
+        (
+            loader.timeout and not workers and not settings.by_torchs_rules,
+            f"timeout={loader.timeout:g} needs a worker that can be killed, and num_workers=0 has "
+            "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out.",
+        ),
+        (
+            settings.is_iterable and on_cluster,
+            "an iterable dataset cannot have backend='ray': only a map-style dataset can be "
+            "divided among nodes\n"
+            "  Nothing was started. Use a map-style dataset (__getitem__ and __len__), or "
+            "backend='process', whose workers are on this machine.",
+        ),
+        (
+            settings.is_iterable and (backend != "process" or loader.on_error == "skip"),
+            f"an iterable dataset cannot have backend={backend!r} with "
+            f"on_error={loader.on_error!r}: its iterator ends where it raises, and threads "
+            "cannot share it\n"
+            "  Use a map-style dataset, or backend='process' and on_error='raise'.",
+        ),
+        (
+            settings.is_iterable and isinstance(workers, AutoWorkers),
+            'an iterable dataset cannot have num_workers="auto": each worker reads a part of it, '
+            "so their number decides which samples there are\n"
+            "  Nothing was started. Set the number of workers, or use a map-style dataset "
+            "(__getitem__ and __len__).",
+        ),
+        (
+            settings.is_iterable and ranks is not None,
+            "an iterable dataset cannot have world_size=: only a map-style dataset can be "
+            "divided among ranks\n"
+            "  Nothing was started. Use a map-style dataset, or give each rank its part in the "
+            "dataset's __iter__.",
+        ),
+        (
+            ranks is not None and isinstance(loader.sampler, DistributedSampler),
+            "world_size= and a DistributedSampler would both divide the samples among ranks\n"
+            "  Nothing was started. Leave the sampler out, with shuffle=True if it shuffled; "
+            "with Lightning, Trainer(use_distributed_sampler=False).",
+        ),
+        (
+            ranks is not None and settings.batch_size is None,
+            "world_size= with batches of the user's own: they cannot be divided among ranks"
+            "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
+            "rank's batches only, without world_size.",
+        ),
+        (
+            loader.device_transform is not None and loader.device is None,
+            "device_transform= needs device=, which says where it runs\n"
+            "  Nothing was started. Pass device='cuda', or device='cpu' for host memory.",
+        ),
+        (
+            not (loader.device_transform is None or callable(loader.device_transform)),
+            f"device_transform={loader.device_transform!r} is not valid; it must be a function of "
+            "a batch",
+        ),
+        (
+            loader.tail != "repeat" and ranks is None,
+            f"tail={loader.tail!r} applies to ranks, but world_size= is not given",
+        ),
+        (
+            isinstance(loader.dataset, MixedDataset) and settings.planned is None,
+            "a mixture decides the order of its samples, so it takes no sampler\n"
+            "  Nothing was started. Leave sampler and batch_sampler out.",
+        ),
+    ]
+    for is_refused, words in refused:
+        if is_refused:
+            raise OptionError(words)
+
+
+def check_worker_method(worker_method: str | None) -> None:
+    """Refuse `worker_method`, as torch would, if the installed torch does not accept it."""
+    if worker_method is not None and not accepts("worker_method"):
+        raise TypeError(
+            "DataLoader.__init__() got an unexpected keyword argument 'worker_method': torch "
+            f"{torch.__version__} has none; use backend='thread'"
+        )
+
+
+def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        options = " or ".join(map(repr, allowed))
+        raise OptionError(f"{name}={value!r} is not valid; it must be {options}")

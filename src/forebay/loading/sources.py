@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler
 
+from forebay.base.randomness import PrivateGenerators
 from forebay.loading.samplers import (
     SamplerStates,
     holds_position,
@@ -30,23 +31,14 @@ from forebay.loading.samplers import (
     states_of,
 )
 from forebay.loading.set_epoch import SetEpochRecorders, Values
-from forebay.plan.batch_plan import Plan, share_of
-from forebay.plan.seeds import SAMPLER, seed_of
-from forebay.randomness import PrivateGenerators
+from forebay.plan import SAMPLER, Plan, seed_of, share_of
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
 RANK_BITS = 40
 
 
 class Selection(NamedTuple):
-    """The indices of one batch.
-
-    Attributes:
-        index: See `BatchRequest`.
-        position: See `BatchRequest`.
-        repeated: See `BatchRequest`.
-        sampler_states: The sampler's states after it, if the sampler can resume within an epoch.
-    """
+    """The indices of one batch."""
 
     index: Any
     position: int = 0
@@ -55,17 +47,7 @@ class Selection(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to begin in an epoch.
-
-    Attributes:
-        epoch: The epoch.
-        batch: Number of batches already returned, to be skipped.
-        sample: Number of samples already returned, over all ranks.
-        length: Samples of the epoch, if it differs from the present length of the source.
-        by_sample: Skip `sample` samples, not `batch` batches: these had another size.
-        origin: Samples of all earlier epochs, over all ranks; a mixture continues after them.
-        outstanding: See `Position`; the rest of the epoch begins with these batches.
-    """
+    """Where to begin in an epoch."""
 
     epoch: int
     batch: int = 0
@@ -77,17 +59,7 @@ class Start(NamedTuple):
 
 
 class Reader:
-    """Reads the selections of one epoch.
-
-    Args:
-        selections: The selections.
-        generators: Returns a context manager in which selections are read.
-
-    Attributes:
-        is_complete: Whether all selections were read.
-        error: The exception that the sampler raised, until the planner raises it.
-        has_failed: Whether the sampler has raised.
-    """
+    """Reads the selections of one epoch."""
 
     def __init__(
         self,
@@ -128,14 +100,7 @@ class Reader:
 
 
 class Source(ABC):
-    """Selections, epoch after epoch.
-
-    Attributes:
-        kind: See `position.KINDS`.
-        is_arithmetic: Whether any thread may read it: it calls no code of the user, and draws no
-            random numbers.
-        count: Returns the number of samples for the index of a selection.
-    """
+    """Selections, epoch after epoch."""
 
     kind: str
     is_arithmetic = True
@@ -143,21 +108,10 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, start: Start, values: Values) -> Reader:
-        """Return a reader of one epoch.
-
-        Args:
-            start: Where to begin.
-            values: The arguments of `set_epoch` before it, recorded or expected.
-        """
+        """Return a reader of one epoch."""
 
     def samples_returned(self, start: Start, batches: int, samples: int) -> int:
-        """Return how many samples of an epoch were returned, over all ranks.
-
-        Args:
-            start: Where the epoch was begun.
-            batches: Batches returned to this rank since then.
-            samples: Samples in these batches.
-        """
+        """Return how many samples of an epoch were returned, over all ranks."""
         return start.sample + samples
 
     def end_of(self, start: Start) -> int | None:
@@ -173,13 +127,7 @@ class Source(ABC):
 
 
 class PlanSource(Source):
-    """Selections by a plan: no sampler is read, and memory does not grow with the dataset.
-
-    Args:
-        plan: The plan.
-        auto_collation: Whether a selection is a list of indices, not a single index.
-        as_tensors: Whether indices are tensors, for batches that are sliced.
-    """
+    """Selections by a plan: no sampler is read, and memory does not grow with the dataset."""
 
     kind = "plan"
 
@@ -219,13 +167,9 @@ class SamplerSource(Source):
     """Selections by a sampler, which only the trainer's thread reads.
 
     Args:
-        sampler: Yields the index, or the list of indices, of each batch; iterated every epoch.
         seed: The seed of separate generators for the sampler; None: it draws from the generators
             of the process, as in torch.
-        recorders: Call `set_epoch` of the samplers while an epoch is opened.
         plan: How ranks share each batch; None if the sampler yields only this rank's batches.
-        auto_collation: Whether the sampler yields lists of indices.
-        as_tensors: Whether indices are tensors, if the samplers are torch's.
 
     Attributes:
         iterator: The iterator over the sampler that torch created, for the next `open`; else None.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
-import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from forebay.engine.pools.base import Pool
-from forebay.engine.pools.processes import ProcessPool
-from forebay.engine.pools.threads import ThreadPool
+from forebay.base.randomness import ThreadTurns
 from forebay.loading.batch_job import BatchJob, ProcessJob
-from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.messages import BatchSpec
-from forebay.options import Ray
-from forebay.randomness import ThreadTurns
-
-if TYPE_CHECKING:
-    from forebay.loading.feed import Feed
+from forebay.loading.slots import BatchSlots
+from forebay.observe.progress import log
+from forebay.observe.record import Trace
+from forebay.observe.tuning import Totals, Tuner
+from forebay.options import Ray, whole_cores
+from forebay.pools.base import Pool, ThreadPool
+from forebay.pools.processes import ProcessPool
+from forebay.ranks import ranks_sharing_cores
 
 
 def _generator(device: str, state: bytes) -> torch.Generator:
@@ -45,11 +45,7 @@ class Workers:
     """Where workers run, and how many.
 
     Attributes:
-        backend: "process", "thread" or "ray".
-        count: The largest number of workers at a time.
-        start: How processes start, see `ProcessPool`.
         directory: The folder for the batches of worker processes; None for memory.
-        cluster: The cluster, for "ray".
     """
 
     backend: Literal["process", "thread", "ray"]
@@ -70,12 +66,8 @@ def pool_for(
     """Return a pool whose workers make batches, in the slab if there is one.
 
     Args:
-        spec: How to make batches.
-        workers: Where the workers run, and how many.
-        turns: Whether each request is for one worker only.
         slots: The slab that is shared with the workers, and the slot of each batch; None for
             threads.
-        to_device: Whether batches are copied to a device, which is faster from that slab.
     """
     if workers.backend == "thread":
         thread_turns = ThreadTurns()
@@ -93,70 +85,54 @@ def pool_for(
     )
 
 
-class WorkerHandle:
-    """One worker process, with the methods of `multiprocessing.Process` that torch's users call.
+# ---- auto workers --------------------------------------------------------------------------------
+# `num_workers="auto"`: adjusts the number of workers to the training while it runs.
+#
+#     Feed.take ──> WorkerTuning.update ── totals of the trace ──> Tuner ── number ──> Feed.resize
+#
+# A batch does not depend on the worker that makes it, so changing their number changes no batch.
+
+# The shortest time between two decisions.
+EVERY_S = 0.25
+
+
+class WorkerTuning:
+    """Reads a trace at intervals, and changes the number of workers.
 
     Attributes:
-        name: Its name.
+        due: When to decide next, in seconds of `time.perf_counter()`.
     """
 
-    def __init__(self, feed: Feed, incarnation: int) -> None:
-        """Create a handle of one of the first workers of a feed."""
-        self.name = f"forebay-worker-{incarnation}"
-        self._feed = feed
-        self._incarnation = incarnation
+    def __init__(self, most: int, is_remote: bool, trace: Trace) -> None:
+        self.due = 0.0
+        self._trace = trace
+        cores = max(1, whole_cores() // ranks_sharing_cores())
+        self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
     @property
-    def pid(self) -> int | None:
-        """The process ID; None for a thread."""
-        pool = self._feed.pool
-        if not isinstance(pool, ProcessPool):
-            return None
-        until = time.monotonic() + 30.0
-        while self._incarnation not in pool.pids and self._feed.is_open:
-            if time.monotonic() > until or not pool.hosts(self._incarnation):
-                break
-            self._feed.poll(0.05)
-        return pool.pids.get(self._incarnation)
+    def num_workers(self) -> int:
+        """The number of workers that there should be."""
+        return self._tuner.num_workers
 
-    @property
-    def exitcode(self) -> int | None:
-        """The exit code of the process; None while it runs."""
-        pool = self._feed.pool
-        if not isinstance(pool, ProcessPool):
-            return None
-        pid = self.pid
-        # It may be gone before the process that forked it has reported how it ended.
-        while pid and not _exists(pid) and pool.hosts(self._incarnation) and self._feed.is_open:
-            self._feed.poll(0.05)
-        return pool.exit_codes.get(self._incarnation)
-
-    def is_alive(self) -> bool:
-        """Return whether the process exists."""
-        pid = self.pid
-        return pid is not None and self.exitcode is None and _exists(pid)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, at most `timeout` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while self.is_alive() and (until is None or time.monotonic() < until):
-            if self._feed.is_open:
-                self._feed.poll(0.01)
-            else:
-                time.sleep(0.01)
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process if it still exists."""
-        if self.is_alive():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid or 0, signal.SIGTERM)
-
-    kill = terminate
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    def update(self, now: float, resize: Callable[[int], None]) -> None:
+        """Decide on the number of workers; call `resize` if it is to change."""
+        trace, self.due = self._trace, now + EVERY_S
+        totals = Totals(
+            at=now,
+            waited_s=trace.waited_s,
+            steps=trace.step_count,
+            steps_s=trace.steps_s,
+            made=trace.made_count,
+            made_s=trace.made_s,
+            cpu_s=trace.cpu_s,
+            queued_s=trace.queued_s,
+            trainer_cpu_s=time.process_time(),
+        )
+        decision = self._tuner.decide(totals)
+        trace.tried = self._tuner.rates
+        if decision is None:
+            return
+        resize(decision.num_workers)
+        trace.num_workers = decision.num_workers
+        trace.decisions.append((now, decision.reason))
+        log.info("num_workers=%d: %s", decision.num_workers, decision.reason)

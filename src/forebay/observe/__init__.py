@@ -1,1 +1,1 @@
-"""Progress, summaries and statistics of a run."""
+"""What happened in a loader or a run, and why training waits."""

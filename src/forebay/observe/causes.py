@@ -5,16 +5,69 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.errors import shortened
-from forebay.observe.changes_to_try import GAIN, Change, SimulatedLoader
-from forebay.observe.loader_setup import Setup
-from forebay.observe.recorded_work import SHARED_RATE
-from forebay.observe.system_time import system_time
-from forebay.observe.trace import SlowSample
+from forebay.observe.record import SlowSample
+from forebay.observe.recorded_work import GAIN, SHARED_RATE, Change, SimulatedLoader
+from forebay.observe.simulation import Setup
 from forebay.options import AutoWorkers
-from forebay.units import byte_size, counted, duration, short_number
+
+# ---- system time ---------------------------------------------------------------------------------
+# What the system spends the processor time of workers on, and what helps. PURE.
+#
+# page faults     memory that is taken from the system, which clears it first; mapped files
+# system calls    reading from the page cache, opening files, starting programs
+
+# The system is the cause if it takes this share of the processor time.
+LARGE_SHARE = 0.5
+# A page fault takes less: 1 to 8 us were measured, and pages of 2 MiB take longer. Where there are
+# fewer faults, the system does something else.
+LONGEST_FAULT_S = 200e-6
+
+
+class SystemTime(NamedTuple):
+    """The time that the system took, and what helps."""
+
+    why: str
+    remedy: str
+
+
+def system_time(
+    system_s: float, cpu_s: float, faults: float, *, of: str, keeps_freed: bool
+) -> SystemTime | None:
+    """Return what the system did in most of the processor time of workers; None if it did not."""
+    if system_s < LARGE_SHARE * cpu_s or cpu_s <= 0.0:
+        return None
+    took = (
+        f"The system takes {min(system_s / cpu_s, 1.0):.0%} of the workers' processor time, "
+        f"{duration(system_s)} {of}"
+    )
+    if system_s > LONGEST_FAULT_S * faults:
+        return SystemTime(
+            f"{took}, for calls such as reading and opening files or starting programs.",
+            "Read fewer and larger parts, and keep files open; forebay.cache() has samples in "
+            "large files that are mapped",
+        )
+    why = (
+        f"{took}, for {faults:,.0f} page faults: memory that was given back to the system is taken "
+        "and cleared again, or a mapped file is read."
+    )
+    if keeps_freed:
+        return SystemTime(
+            why,
+            "Reuse arrays, for example with out=, or make each smaller than 32 MiB: a worker keeps "
+            "the memory of those for the next ones, unless LD_PRELOAD loads another allocator",
+        )
+    return SystemTime(
+        why,
+        "Use workers that are processes: they keep the memory of arrays below 32 MiB for the next "
+        "ones. Or reuse arrays, for example with out=",
+    )
+
+
+# ---- causes --------------------------------------------------------------------------------------
 
 Cause = Literal[
     "healthy",
@@ -71,11 +124,7 @@ class Finding:
     """A cause, what shows it, and what helps.
 
     Attributes:
-        cause: Its name.
-        why: What shows it, in sentences.
         change: The change that helps; None if none does.
-        remedy: What helps besides arguments of the loader.
-        is_expected: Whether the rate after the change can be told.
     """
 
     cause: Cause
@@ -89,7 +138,6 @@ class Causes:
     """Finds the cause of the waits.
 
     Args:
-        simulated: The loader, as it was recorded.
         slowest: The slowest sample; None if it is not known.
     """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 # Batches outstanding where nothing limits them.
 UNLIMITED = 1 << 40
@@ -23,13 +24,8 @@ class Work:
     """What was recorded of consecutive steps.
 
     Attributes:
-        batch_s: Seconds that a worker spends on each batch.
-        step_s: Seconds that the trainer spends after each batch, before it asks for the next.
         epochs: The batches that begin an epoch, by number, and the seconds of the trainer between
             the step before and the call of `iter`; they count neither as steps nor as waits.
-        handoff_s: Seconds to hand over a batch that is ready.
-        ready: Batches that are ready at the beginning.
-        warmup: Steps at the beginning that are simulated but not counted.
     """
 
     batch_s: Sequence[float]
@@ -69,16 +65,8 @@ class Arrangement:
     """How batches are made.
 
     Attributes:
-        num_workers: Workers; 0 makes each batch when the trainer asks for it.
-        depth: Batches that may be outstanding: requested and not taken yet.
         refill_below: Once `depth` are outstanding, none is requested until fewer than this are.
             None to request again at once.
-        in_order: Whether batches are taken in the order of the requests.
-        takes_turns: Whether batch `i` is made by worker `i % num_workers`, as in torch; otherwise
-            the first free worker makes the next batch.
-        waits_for_epoch: Whether the batches of an epoch are requested only when it begins.
-        restarts: Whether workers start again for each epoch.
-        start_s: Seconds until they are up.
     """
 
     num_workers: int
@@ -97,8 +85,6 @@ class SimulationResult:
 
     Attributes:
         rate: Batches per second.
-        wait_share: The part of the time that the trainer waits.
-        epoch_wait_share: The part of the time that it waits for the first batches of epochs.
     """
 
     rate: float
@@ -203,11 +189,92 @@ def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: floa
     what makes these shares add up to the cores, or 1 if there are enough.
 
     Args:
-        num_workers: How many run at once.
         cores: Cores that they may use; None if not known.
-        cpu_s: Seconds of processor time for one batch.
-        other_s: Seconds that a batch takes besides.
     """
     if cores is None or cpu_s <= 0.0:
         return 1.0
     return max(1.0, num_workers / max(cores, 0.01) - other_s / cpu_s)
+
+
+# ---- loader setup --------------------------------------------------------------------------------
+# How a loader is set up, as far as its speed depends on it: a plain record. PURE.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a loader is set up.
+
+    Attributes:
+        most_workers: With `num_workers="auto"` the largest number, for which batches are
+            prefetched; otherwise None.
+        cores: Cores that they may use, with the trainer; None if not known.
+        buffer_bytes: High mark of the buffer in bytes; None if it has none.
+        buffer_batches: High mark in batches; None if it has none.
+        batch_size: Samples of a batch; None if not known.
+        tried: By number of workers that were tried: batches per second.
+        samples: Samples of the dataset; None if not known.
+        read_limit: The most bytes per second that may be read from a disk; None for no limit.
+        free_memory: Bytes of memory that files may occupy; None if not known.
+    """
+
+    num_workers: int
+    most_workers: int | None = None
+    auto_workers: int = 8
+    backend: Literal["process", "thread", "ray"] = "process"
+    cores: float | None = None
+    prefetch_factor: int = 2
+    takes_turns: bool = False
+    in_order: bool = True
+    keeps_workers: bool = False
+    crosses_epochs: bool = False
+    buffer_bytes: int | None = None
+    buffer_batches: int | None = None
+    refill_below: int | float | None = None
+    batch_size: int | None = None
+    is_iterable: bool = False
+    is_sliced: bool = False
+    prefetches_tiny: int = 0
+    tried: Mapping[int, float] = field(default_factory=dict)
+    samples: int | None = None
+    read_limit: int | None = None
+    free_memory: int | None = None
+    consumer: str = "training"
+    step: str = "the training step"
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether a buffer, rather than `prefetch_factor`, limits what is prefetched."""
+        return self.buffer_bytes is not None or self.buffer_batches is not None
+
+    def depth(self, nbytes: float, *, is_tiny: bool = False) -> int:
+        """Return how many batches of so many bytes may be outstanding."""
+        if self.has_buffer:
+            by_bytes = UNLIMITED
+            if self.buffer_bytes is not None and nbytes > 0:
+                by_bytes = max(int(self.buffer_bytes / nbytes), 1)
+            return min(by_bytes, self.buffer_batches or UNLIMITED)
+        each, workers = self.prefetch_factor, self.most_workers or self.num_workers
+        each = max(each, self.prefetches_tiny) if is_tiny else each
+        return each * workers if self.takes_turns else (each + 1) * workers - 1
+
+    def prefetching(self, depth: int) -> int:
+        """Return the `prefetch_factor` for so many outstanding batches."""
+        workers = max(self.most_workers or self.num_workers, 1)
+        return max(-(-depth // workers) if self.takes_turns else -(-(depth + 1) // workers) - 1, 1)
+
+    def arrangement(self, nbytes: float, start_s: float, *, is_tiny: bool = False) -> Arrangement:
+        """Return what the simulation needs."""
+        depth, low = self.depth(nbytes, is_tiny=is_tiny), None
+        if self.has_buffer and self.refill_below is not None:
+            is_share = isinstance(self.refill_below, float)
+            low = int(self.refill_below * depth) if is_share else int(self.refill_below)
+        return Arrangement(
+            num_workers=self.num_workers,
+            depth=depth,
+            refill_below=low,
+            in_order=self.in_order,
+            takes_turns=self.takes_turns,
+            waits_for_epoch=not self.crosses_epochs and self.num_workers > 0,
+            restarts=not self.keeps_workers,
+            start_s=start_s,
+        )

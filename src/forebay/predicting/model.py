@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from forebay.batches import moved
-from forebay.devices.device_api import Device
-from forebay.devices.which_device import device_of
+from forebay.base import trees
+from forebay.base.batches import halves, moved
+from forebay.base.torch_internals import version_of
+from forebay.devices.device import Device, device_of
 from forebay.errors import OptionError
+from forebay.failures import Failure
+from forebay.observe.progress import log
+from forebay.predicting.reader import Loaded
 
 
 def is_factory(model: Any) -> bool:
     """Tell whether `model` returns a model when called, rather than being one.
 
     A class does, and a callable that has no required argument and neither *args nor **kwargs.
-
-    Raises:
-        OptionError: It cannot be called.
     """
     if isinstance(model, type):
         return True
@@ -59,12 +61,10 @@ class Model:
     """A model on its device.
 
     Args:
-        model: A module, which is set to `eval` and moved, or a function.
         device: The device; None for that of the module's parameters.
 
     Attributes:
         device: Where batches are moved; None if they stay where they are.
-        copies_to: The same device, to which batches may be copied before the model is called.
     """
 
     def __init__(self, model: Any, device: str | torch.device | Device | None) -> None:
@@ -86,3 +86,83 @@ class Model:
             batch = moved(batch, self.device)
         with torch.inference_mode() if self._is_module else nullcontext():
             return self._model(batch)
+
+
+# ---- bisection -----------------------------------------------------------------------------------
+# Calls the model on batches, and halves those on which it fails, down to single samples.
+
+
+class Predicted(NamedTuple):
+    """What the model returned for some samples."""
+
+    indices: list[int]
+    outputs: Any
+
+
+class Bisection:
+    """Calls a model, and attributes its exceptions to single samples.
+
+    Once the device runs out of memory, further batches are no larger than what fits.
+    """
+
+    def __init__(
+        self, model: Callable[[Any], Any], load: Callable[[list[int]], Iterator[Loaded]]
+    ) -> None:
+        self._model, self._load = model, load
+        self._most: int | None = None  # samples that fit on the device
+
+    def __call__(self, loaded: Loaded) -> Iterator[Predicted | Failure]:
+        """Yield the model's outputs for a batch, in its order, and the samples that failed."""
+        left = [loaded]
+        while left:
+            one = left.pop()
+            yield from one.failures
+            count = len(one.indices)
+            if not count:
+                continue
+            if self._most is None or count <= self._most:
+                before = _state(one.batch)
+                outcome = self._tried(one)
+                if outcome is not None:
+                    yield outcome
+                    continue
+                if _state(one.batch) != before:  # its halves would be predicted from other values
+                    one = one._replace(batch=None)
+            left += reversed(self._halves(one))
+
+    def _tried(self, one: Loaded) -> Predicted | Failure | None:
+        """Return the outputs, or the failure of a single sample; None to halve the batch."""
+        count, index = len(one.indices), one.indices[0]
+        # The exception must be freed before the next try: its frames hold what filled the memory.
+        try:
+            return Predicted(one.indices, self._model(one.batch))
+        except torch.OutOfMemoryError as error:
+            self._most = max(count // 2, 1)
+            text = "memory ran out with a batch of %d samples: from now on they have at most %d"
+            log.info(text, count, self._most)
+            failure = Failure.of(error, source=index) if count == 1 else None
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            return Failure.of(error, source=index) if count == 1 else None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return failure
+
+    def _halves(self, one: Loaded) -> list[Loaded]:
+        middle = len(one.indices) // 2
+        indices = one.indices[:middle], one.indices[middle:]
+        cut = halves(one.batch, len(one.indices))
+        if cut is not None:
+            return [Loaded(*pair) for pair in zip(indices, cut, strict=True)]
+        return [loaded for half in indices for loaded in self._load(half)]
+
+
+def _state(batch: Any) -> list[tuple[Any, ...]]:
+    """Return a list that differs after a batch was changed, in place or as a container."""
+    return [(id(leaf), _version(leaf)) for leaf in trees.leaves(batch)]
+
+
+def _version(leaf: Any) -> object:
+    if isinstance(leaf, np.ndarray):
+        return object()  # an array does not tell, so it counts as changed
+    version = version_of(leaf) if isinstance(leaf, torch.Tensor) else 0
+    return object() if version < 0 else version

@@ -6,7 +6,8 @@ reader ──> bisection ── model ──> columns ──> part-00007.parquet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,25 +16,148 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 
-from forebay.arrow_arrays import array_of, array_of_numpy
-from forebay.devices.device_api import Device
+from forebay.base import trees
+from forebay.base.arrow_arrays import array_of, array_of_numpy
+from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
-from forebay.failures import MAX_TRACED, Failure
-from forebay.observe.event_log import log_samples_failed
-from forebay.observe.trace import Trace
-from forebay.predicting.bisection import Bisection, Predicted
-from forebay.predicting.completed import record_of
-from forebay.predicting.model import Model
-from forebay.predicting.prediction_columns import (
+from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
+from forebay.ledger.database import reading
+from forebay.ledger.ledger import DoneInput
+from forebay.ledger.records import Todo
+from forebay.observe.progress import log_samples_failed
+from forebay.observe.record import Trace
+from forebay.predicting.model import Bisection, Model, Predicted
+from forebay.predicting.reader import (
     INDEX,
     Columns,
+    Loaded,
+    RangeReader,
     Spec,
     check_specs,
     columns_of,
     specs_of,
 )
-from forebay.predicting.range_reader import Loaded, RangeReader
-from forebay.predicting.results import in_host_memory
+from forebay.runs.ranges import sample_failure
+
+# ---- results -------------------------------------------------------------------------------------
+# Bring the model's outputs to host memory while it works on the next batch.
+
+Wait = Callable[[], None]
+
+
+def copy_from_gpu(outputs: Any) -> tuple[Any, Wait] | None:
+    """Start to copy outputs that are on a GPU to page-locked memory; None if none are."""
+    device = next((each.device for each in trees.leaves(outputs) if _is_on_gpu(each)), None)
+    if device is None:
+        return None
+    copies = trees.mapped(_copied, outputs)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return copies, event.synchronize
+
+
+def _is_on_gpu(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
+
+
+def _copied(leaf: Any) -> Any:
+    if not _is_on_gpu(leaf) or leaf.layout is not torch.strided or leaf.is_nested:
+        return leaf
+    return leaf.detach().to("cpu", non_blocking=True)
+
+
+def in_host_memory(
+    outcomes: Iterator[Predicted | Failure],
+    start: Callable[[Any], tuple[Any, Wait] | None] = copy_from_gpu,
+) -> Iterator[Predicted | Failure]:
+    """Yield outcomes in their order, with outputs on a GPU copied to host memory.
+
+    Such a copy is started, without waiting, when the model has been called, and awaited after the
+    model was called for the next batch. Other outcomes are yielded as they come.
+
+    Args:
+        start: Starts to copy outputs; returns the copy and how to wait for it, or None if they are
+            in host memory.
+    """
+    started: tuple[Predicted, Wait] | None = None
+    for outcome in outcomes:
+        before, started = started, None
+        if isinstance(outcome, Predicted) and (copy := start(outcome.outputs)) is not None:
+            outputs, wait = copy
+            started = outcome._replace(outputs=outputs), wait
+        if before is not None:
+            yield _awaited(*before)
+        if started is None:
+            yield outcome
+    if started is not None:
+        yield _awaited(*started)
+
+
+def _awaited(outcome: Predicted, wait: Wait) -> Predicted:
+    wait()
+    return outcome
+
+
+# ---- completed -----------------------------------------------------------------------------------
+# The parts that are done, as recorded in the ledger.
+
+
+class CompletedParts(NamedTuple):
+    """A summary of the parts that are done.
+
+    Attributes:
+        columns: Names, types and shapes of the predictions; None if there are none.
+    """
+
+    rows: int
+    failures: FailureLog
+    columns: dict[str, Spec] | None
+    failing: list[Todo]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in these parts."""
+        return self.rows + self.failures.total
+
+    @classmethod
+    def of(cls, results: Iterable[DoneInput]) -> CompletedParts:
+        """Add up the records of the parts."""
+        rows, failures, columns = 0, FailureLog(), None
+        failing: list[Todo] = []
+        with reading("a part"):
+            for result in results:
+                record = json.loads(result.metadata)[0]
+                rows += int(record["rows"])
+                failures.extend(sample_failure(*one) for one in record["failures"])
+                if record["failures"]:
+                    failing.append(Todo(result.ordinal, result.source, result.row))
+                if record["columns"] is not None:
+                    columns = columns or dict(record["columns"])
+                    first = int(json.loads(result.row or "")["first"])
+                    check_specs(columns, record["columns"], first)
+        return cls(rows, failures, columns, failing)
+
+    @staticmethod
+    def without_rows(results: Iterable[DoneInput]) -> list[int]:
+        """Return the ordinals of the parts in which every sample failed."""
+        return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
+
+
+def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
+    """Return the JSON-serializable record of one part, which `CompletedParts.of` reads."""
+    kept = [
+        [
+            each.index,
+            each.error,
+            each.message if at < MAX_KEPT else "",
+            each.traceback if at < MAX_TRACED else "",
+        ]
+        for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
+    ]
+    return {"rows": rows, "columns": columns if rows else None, "failures": kept}
+
+
+# ---- parts ---------------------------------------------------------------------------------------
 
 # Stop if this many samples at the start all fail with the same error.
 ALIKE = 20
@@ -62,13 +186,7 @@ def check_number_of_parts(samples: int, size: int) -> None:
 
 
 class MadeHere(NamedTuple):
-    """What a run needs whose parts are made in this process, by a model that is here.
-
-    Attributes:
-        parts: The parts, in the order of the calls.
-        advance: Called with the numbers of samples that succeeded and that failed.
-        trace: Records how samples are loaded.
-    """
+    """What a run needs whose parts are made in this process, by a model that is here."""
 
     parts: list[int]
     advance: Callable[[int, int], None]
@@ -79,11 +197,7 @@ class PartWork:
     """Makes the part for a row of "first" and "count"; returns its record for the ledger.
 
     Args:
-        reader: Reads the samples.
-        model: The model, or its factory.
-        device: Where the model runs.
         table: The metadata columns, a row per sample; None if there are none.
-        known: The columns of the run, if a part is already done.
         here: How parts are made in this process; None if the model is a factory, which is called
             once, in the worker.
     """
@@ -110,12 +224,7 @@ class PartWork:
         self._error = ""
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
-        """Write the part.
-
-        Raises:
-            OutputError: The model's outputs are not rows of this table.
-            FailuresError: The first samples all failed with the same error.
-        """
+        """Write the part."""
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
         rows = 0
@@ -184,7 +293,6 @@ class PartWriter:
     """Writes one file of rows; without rows there is no file.
 
     Args:
-        path: Returns the path to write to.
         table: The metadata columns, a row per sample; None if there are none.
     """
 
@@ -197,11 +305,7 @@ class PartWriter:
         self._held_bytes = 0
 
     def add(self, indices: list[int], predictions: Columns) -> None:
-        """Add rows, which have the same columns each time; the arrays must not change later.
-
-        Raises:
-            OutputError: A prediction has the name of another column.
-        """
+        """Add rows, which have the same columns each time; the arrays must not change later."""
         if not self._held:
             for name in predictions.keys() & self._own:
                 raise OutputError(

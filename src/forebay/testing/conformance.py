@@ -16,16 +16,17 @@ from typing import Any
 
 import pytest
 
-from forebay.engine.events import (
+from forebay.pools.base import Pool
+from forebay.pools.events import (
+    Assignment,
     Event,
+    Job,
     TaskFailed,
     TaskFinished,
     TasksReturned,
     WorkerDied,
     WorkerStarted,
 )
-from forebay.engine.job import Assignment, Job
-from forebay.engine.pools.base import Pool
 from forebay.testing.faults import FaultyJob, Gate
 from forebay.testing.leaks import everything, left_since
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay import trees
-from forebay.devices.device_api import Copy, Event
+from forebay.base import trees
+from forebay.devices.device import Copy, Event
 
 # What memory contains before anything is copied to it.
 POISON = 0xA5
@@ -42,17 +42,17 @@ class FakeEvent:
         self._device = device
 
     def query(self) -> bool:
-        """See `forebay.devices.device_api.Event`."""
+        """See `forebay.devices.device.Event`."""
         self._device.wander()
         return self.is_reached
 
     def synchronize(self) -> None:
-        """See `forebay.devices.device_api.Event`."""
+        """See `forebay.devices.device.Event`."""
         self._device.run_until(lambda: self.is_reached)
 
 
 class FakeDevice:
-    """A device in host memory; see `forebay.devices.device_api.Device`.
+    """A device in host memory; see `forebay.devices.device.Device`.
 
     Args:
         seed: Decides what happens when.

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from forebay.engine.job import Answer, Assignment
+from forebay.pools.events import Answer, Assignment
 
 
 def hang() -> NoReturn:

@@ -1,0 +1,186 @@
+"""Which names outputs may have in an output folder: relative, inside of it, not forebay's. PURE.
+
+    out.file("a/../../x")            asked_name ─────> OutputError, in the worker
+    out.pack("a", data)              packed_name ────> "packed/a", which no file can have
+    ledger: "../../x", "/etc/x"      recorded_name ──> LedgerError, before a path is made of it
+
+No name in a ledger, even a malicious one, reaches a file outside of the output folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePosixPath
+
+from forebay.errors import LedgerError, OutputError, shortened
+
+# ---- formats -------------------------------------------------------------------------------------
+# Constants of the outputs' formats, for the options and for workers, which import no options.
+
+# The formats of the metadata table.
+TABLE_FORMATS = ("parquet", "csv", "jsonl")
+# About how large a shard of packed outputs is: larger than a shard of a cache, since a kill costs
+# only single inputs of it.
+SHARD_BYTES = 256 * 2**20
+
+# ---- output names --------------------------------------------------------------------------------
+
+# forebay's own folder inside every output folder, and the staging folder in it.
+PRIVATE = ".forebay"
+STAGING = f"{PRIVATE}/staging"
+_IN_STAGING = f"{STAGING}/"
+# Where the names of packed outputs begin. The files in this folder are their shards and an index.
+PACKED = "packed"
+_IN_PACKED = f"{PACKED}/"
+MEMBER_INDEX = "index.sqlite"
+# Where shards are until they are complete.
+OPEN_SHARDS = f"{PRIVATE}/{PACKED}"
+
+_SHARD = re.compile(r"(\d{5}|[1-9]\d{5,9})\.tar", re.ASCII)
+
+
+def table_name(form: str) -> str:
+    """Return the file name of a metadata table of a format."""
+    return f"metadata.{form}"
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard of packed outputs."""
+    return f"{number:05d}.tar"
+
+
+def shard_number(name: str) -> int | None:
+    """Return the number of a shard; None for any other file name."""
+    return int(name[:-4]) if name.endswith(".tar") and _SHARD.fullmatch(name) else None
+
+
+TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
+# First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
+_OWN = frozenset([PRIVATE, PACKED, *TABLES])
+
+
+def normalized(name: object) -> str:
+    """Return a relative name in normal form: "a/b" for "a//./b"."""
+    if not isinstance(name, str) or not name:
+        raise ValueError("is not the name of a file")
+    if "\0" in name:
+        raise ValueError("holds a NUL character")
+    if name[0] not in "./" and name[-1] != "/" and "/." not in name and "//" not in name:
+        return name  # a fast path for the usual case
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise ValueError("would leave the output folder")
+    return str(path)
+
+
+def asked_name(name: object) -> str:
+    """Return the name that a function gives a file."""
+    final = _inside(name, "out.file")
+    if final.partition("/")[0].casefold() in _OWN:
+        raise OutputError(f"out.file({name!r}): that name is reserved for forebay; choose another")
+    return final
+
+
+def packed_name(name: object) -> str:
+    """Return the name of an output to which a function gives a name in `out.pack`."""
+    final = f"{PACKED}/{_inside(name, 'out.pack')}"
+    if not is_packed(final):
+        raise OutputError(f"out.pack({name!r}): that name is reserved for forebay; choose another")
+    try:
+        final.encode()
+    except UnicodeEncodeError:
+        raise OutputError(
+            f"out.pack({name!r}): that name cannot be written as UTF-8, which a tar file needs\n"
+            "  Nothing was written. Replace the characters that are not Unicode."
+        ) from None
+    return final
+
+
+def is_packed(name: str) -> bool:
+    """Tell whether the name of an output is that of a packed one, rather than that of a file."""
+    if not name.startswith(_IN_PACKED):
+        return False
+    rest = name[len(_IN_PACKED) :]
+    return bool(rest) and rest != MEMBER_INDEX and shard_number(rest) is None
+
+
+def member_name(name: str) -> str:
+    """Return the name that a packed output has in its shard."""
+    return name[len(_IN_PACKED) :]
+
+
+def _inside(name: object, function: str) -> str:
+    """Return a name in normal form; `function` is what it was given to."""
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    try:
+        return normalized(name)
+    except ValueError as error:
+        raise OutputError(
+            f"{function}({shortened(name)}) {error}\n"
+            "  Nothing was written. Give a name relative to the output folder, such as "
+            "'speaker1/a.flac'."
+        ) from None
+
+
+def recorded_name(name: object) -> str:
+    """Return the name of an output that a ledger holds."""
+    try:
+        final = _as_written(name)
+        if final.partition("/")[0] == PRIVATE:
+            raise ValueError("is reserved for forebay")
+    except ValueError as error:
+        raise _foreign(name, error) from None
+    return final
+
+
+def staged_name(name: object) -> str:
+    """Return the path of a staged file that a ledger holds."""
+    try:
+        if isinstance(name, str) and name.startswith(_IN_STAGING):
+            return _IN_STAGING + _as_written(name[len(_IN_STAGING) :])
+        _as_written(name)
+        raise ValueError(f"is not in {STAGING}")
+    except ValueError as error:
+        raise _foreign(name, error) from None
+
+
+def removable_name(name: object) -> str:
+    """Return a name that a ledger says is to be removed: an output's, or that of a staged file."""
+    is_staged = isinstance(name, str) and name.startswith(_IN_STAGING)
+    return staged_name(name) if is_staged else recorded_name(name)
+
+
+def worker_folder(run: str, worker: int) -> str:
+    """Return the folder where a worker stages the files of all its inputs."""
+    return f"{_IN_STAGING}{run}-{worker}"
+
+
+def own_folder(run: str, worker: int, number: int) -> str:
+    """Return a folder where a worker stages the files of one input alone."""
+    return f"{_IN_STAGING}{run}-{worker}-{number}"
+
+
+def is_in_own_folder(staged: str) -> bool:
+    """Tell whether a staged file is in a folder of one input alone."""
+    return staged[len(_IN_STAGING) :].partition("/")[0].count("-") == 2
+
+
+def folders_of(name: str) -> list[str]:
+    """Return every folder that contains a name: "a" and "a/b" for "a/b/c"."""
+    return [name[:at] for at, character in enumerate(name) if character == "/"]
+
+
+def _as_written(name: object) -> str:
+    final = normalized(name)
+    if final != name:
+        raise ValueError("is not in normal form")
+    return final
+
+
+def _foreign(name: object, reason: ValueError) -> LedgerError:
+    return LedgerError(
+        f"the ledger names an output {shortened(name)}, which {reason}\n"
+        "  It is damaged or malicious. Nothing was changed. Use another output folder, "
+        "or restore a copy of this one that you trust."
+    )

@@ -1,0 +1,303 @@
+"""Files at fsspec URLs, and folders of any fsspec file system, with readable errors."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from forebay.errors import InputError, OutputError
+
+# ---- remote files --------------------------------------------------------------------------------
+# Files at fsspec URLs: found and opened, with readable errors.
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path there."""
+    from fsspec.core import url_to_fs
+
+    try:
+        system, path = url_to_fs(url)
+    except Exception as error:
+        raise unreachable(url, error) from error
+    return system, path
+
+
+def open_url(url: str) -> BinaryIO:
+    """Open a file for reading."""
+    system, path = file_system(url)
+    file = cast("BinaryIO", system.open(path, "rb"))
+    # A file in an archive does not keep its file system alive, which at its end closes the archive.
+    weakref.finalize(file, id, system).atexit = False
+    return file
+
+
+def names_among(url: str, names: Sequence[str]) -> list[str] | None:
+    """Return which of the names are files in the folder at a URL; None if it is a file."""
+    system, path = file_system(url)
+    try:
+        # fsspec caches folders as long as the process lives, and would not see later changes.
+        system.invalidate_cache()
+        if system.info(path)["type"] != "directory":
+            return None
+        return [name for name in names if system.isfile(f"{path.rstrip('/')}/{name}")]
+    except FileNotFoundError as error:
+        raise absent(url) from error
+    except Exception as error:
+        raise unreachable(url, error) from error
+
+
+def folder_of(url: str) -> str | None:
+    """Return the URL of a file's folder; None for a file in an archive (zip://a.csv::s3://b/c)."""
+    if "::" in url:
+        return None
+    folder = url.rpartition("/")[0]
+    return folder if "://" in folder else f"{folder}/"
+
+
+def absent(url: str) -> InputError:
+    """Return the error for a URL at which there is nothing."""
+    return InputError(f"{_shown(url)}: no such file or folder\n  Check the URL.")
+
+
+def unreachable(url: str, error: Exception) -> InputError:
+    """Return the error for a URL that a file system could not open."""
+    advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
+    return InputError(f"{_shown(url)}: it cannot be reached: {error}\n  {advice}")
+
+
+def _shown(url: str) -> str:
+    return url if url.isprintable() else ascii(url)[1:-1]
+
+
+# ---- store ---------------------------------------------------------------------------------------
+# A folder of any fsspec file system: the operations that forebay needs, with readable errors.
+#
+# Every exception on writing (each store has its own) becomes an `OutputError`; a missing file is a
+# result, not an error.
+
+
+class Store:
+    """The folder that a URL names. Pickled as its URL, and opened when it is first used."""
+
+    def __init__(self, url: str) -> None:
+        """Remember the URL."""
+        self.url = url if url.endswith("://") else url.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+
+    def __getstate__(self) -> str:
+        """Leave out the connection, which belongs to one process."""
+        return self.url
+
+    def __setstate__(self, url: str) -> None:
+        """Arrive closed."""
+        self.__init__(url)  # type: ignore[misc]
+
+    def open(self) -> None:
+        """Find the file system, which every other method does when it is first needed."""
+        _ = self._system
+
+    @property
+    def canonical_url(self) -> str:
+        """The URL in the normal form of its file system."""
+        if "::" in self.url:
+            return self.url
+        return str(self._system.unstrip_protocol(self._root))
+
+    def locate(self, name: str) -> str:
+        """Return the URL of a file; in a chain of URLs the file belongs to the first."""
+        first, chained, rest = self.url.partition("::")
+        return f"{first}{'' if first.endswith('/') else '/'}{name}{chained}{rest}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small file; None if there is none."""
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+            return bytes(self._system.cat_file(self._key(name)))
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        with self._in_words("written"):
+            self._system.pipe_file(self._key(name), data)
+
+    def upload(self, files: Sequence[tuple[str, str]]) -> None:
+        """Write files, given as pairs of local path and name, in parallel if the store can."""
+        system = self._system
+        local = [path for path, _ in files]
+        keys = [self._key(name) for _, name in files]
+        with self._in_words("written"):
+            if system.async_impl:
+                system.put(local, keys)
+            else:
+                for path, key in zip(local, keys, strict=True):
+                    system.put_file(path, key)
+
+    def download(self, name: str, path: Path) -> bool:
+        """Fetch a file to a local path; return False if there is none."""
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+            self._system.get_file(self._key(name), str(path))
+            return True
+        return False
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files; it is not an error if some are gone already."""
+        from fsspec.core import has_magic
+
+        system = self._system
+        keys = [self._key(name) for name in names]
+        # Many go in one request; but a list is searched for globs, which names may look like.
+        many = [key for key in keys if system.async_impl and not has_magic(key)]
+        single = [key for key in keys if not system.async_impl or has_magic(key)]
+        if many:
+            with suppress(FileNotFoundError), self._in_words("changed", FileNotFoundError):
+                system.rm(many)
+                many = []
+        # If one of many was missing, it is unknown whether the others were removed.
+        for key in single + many:
+            with suppress(FileNotFoundError), self._in_words("changed", FileNotFoundError):
+                system.rm_file(key)
+
+    def size(self, name: str) -> int | None:
+        """Return a file's bytes; None if there is none."""
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+            self._system.invalidate_cache()
+            return int(self._system.info(self._key(name))["size"])
+        return None
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every file, sorted."""
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+            self._system.invalidate_cache()
+            found = self._system.find(self._root, detail=True)
+            start = len(self._root) + 1
+            return sorted(
+                (path[start:], int(info["size"] or 0))
+                for path, info in found.items()
+                # A key that ends with "/" is how an object store marks a folder.
+                if info["type"] != "directory" and not path.endswith("/")
+            )
+        return []
+
+    def top(self) -> set[str]:
+        """Return the names of the files and folders at the top."""
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+            self._system.invalidate_cache()
+            found = self._system.ls(self._root, detail=False)
+            start = len(self._root) + 1
+            return {path.rstrip("/")[start:] for path in found} - {""}
+        return set()
+
+    @property
+    def _system(self) -> Any:
+        return self._open()[0]
+
+    @property
+    def _root(self) -> str:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            from fsspec.core import url_to_fs
+
+            try:
+                system, path = url_to_fs(self.url)
+            except Exception as error:
+                raise OutputError(
+                    f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
+                    "URL, and that its file system is installed (s3:// needs s3fs)."
+                ) from error
+            self._opened = system, path.rstrip("/")
+        return self._opened
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _in_words(self, done: str, *others: type[Exception]) -> Iterator[None]:
+        """Turn all exceptions of the file system, but these others, into an OutputError."""
+        try:
+            yield
+        except others:
+            raise
+        except Exception as error:
+            raise OutputError(
+                f"{self.url} cannot be {done}: {type(error).__name__}: {error}\n"
+                "  Check that it exists, your credentials, and the network; then make the same "
+                "call again."
+            ) from error
+
+
+# ---- download ------------------------------------------------------------------------------------
+# Remote inputs: downloaded to a local path while a worker processes them.
+
+
+class NoInputError(Exception):
+    """There is no such input; the cause says why."""
+
+
+class Download:
+    """Downloads one input at a time, each into a new folder; the `Fetch` of a PreprocessJob."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def __call__(self, source: str) -> Iterator[Path]:
+        """Download the file that a URL names; yield the local path, with the same file name."""
+        # Every worker imports this module, and most download nothing.
+        from tempfile import TemporaryDirectory
+
+        from fsspec.core import url_to_fs
+
+        # Opened here, in the worker: connections cannot be passed to another process.
+        system, remote = url_to_fs(source)
+        if _is_local(system):
+            yield _existing(Path(remote), source)
+            return
+        os.makedirs(self._folder, exist_ok=True)
+        with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
+            path = Path(scratch, _file_name(remote))
+            try:
+                system.get_file(remote, str(path))
+            except FileNotFoundError as error:
+                raise NoInputError from error
+            yield _existing(path, source)
+
+
+@contextmanager
+def fetched(url: str) -> Iterator[Path]:
+    """Download one remote file; yield the local path, which has the same file name."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as scratch:
+        try:
+            with Download(Path(scratch))(url) as path:
+                yield path
+        except NoInputError as error:
+            raise InputError(f"{url} does not exist") from error
+
+
+def _is_local(system: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(system, LocalFileSystem)
+
+
+def _existing(path: Path, source: str) -> Path:
+    """Return the path of a file after checking that it is one."""
+    if path.is_dir():
+        error: OSError = IsADirectoryError(f"{source}: an input is a file, this is a folder")
+        raise NoInputError from error
+    if not path.exists():
+        raise NoInputError from FileNotFoundError(f"{source}: no such file")
+    return path
+
+
+def _file_name(remote: str) -> str:
+    """Return the last part of a path, without the query of a URL."""
+    if remote.startswith(("http://", "https://")):
+        remote = remote.partition("?")[0].partition("#")[0]
+    return remote.rstrip("/").rpartition("/")[2] or "input"

@@ -1,0 +1,130 @@
+"""All private parts of torch that forebay uses.
+
+Each of them has a test in `tests/base/test_torch_internals.py` that fails, and says why, when a new
+version of torch changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data._utils.worker as _worker
+from torch._C._autograd import _profiler_enabled
+from torch._utils import ExceptionWrapper
+from torch.storage import TypedStorage, UntypedStorage
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from forebay.failures import without_middle
+
+__all__ = ["TypedStorage", "UntypedStorage"]
+
+# The class that libraries expect an iterator of a DataLoader to have.
+BaseIterator: Any = _BaseDataLoaderIter
+
+
+# Whether torch's profiler is on, which records each batch.
+profiler_is_on: Callable[[], bool] = _profiler_enabled
+
+
+def become_worker(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
+    """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
+    info: Any = _worker.WorkerInfo
+    _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def wrapped(error: BaseException, where: str) -> Any:
+    """Wrap an exception so that another process can raise it, with its traceback as a string.
+
+    It is raised with the same class; or with the nearest base class, if that class cannot be
+    pickled by name, or cannot be created from a message and shown.
+    """
+    wrapper: Any = ExceptionWrapper
+    made = wrapper((type(error), error, error.__traceback__), where=where)
+    made.exc_msg = without_middle(made.exc_msg)
+    for kind in type(error).__mro__:
+        made.exc_type = kind
+        if _can_be_raised(made):
+            break
+    return made
+
+
+def _can_be_raised(wrapper: Any) -> bool:
+    try:
+        pickle.dumps(wrapper.exc_type)
+        wrapper.reraise()
+    except Exception as error:  # noqa: BLE001 - whatever the user's class raises
+        # If the class takes other arguments, torch itself raises a RuntimeError.
+        is_made = type(error) in (wrapper.exc_type, RuntimeError)
+        with suppress(Exception):
+            return is_made and bool(str(error))
+    return False
+
+
+def numpy_seed(base_seed: int, worker_id: int) -> Any:
+    """Return the seed that torch gives to numpy's generator of a worker."""
+    generate: Any = _worker._generate_state
+    return generate(base_seed, worker_id)
+
+
+def replace_tensor_collation(
+    replace: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[[], None]:
+    """Replace the function with which default_collate stacks tensors."""
+    original = default_collate_fn_map[torch.Tensor]
+    default_collate_fn_map[torch.Tensor] = replace(original)
+
+    def undo() -> None:
+        default_collate_fn_map[torch.Tensor] = original
+
+    return undo
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return indices and values of a COO tensor, coalesced or not."""
+    return tensor._indices(), tensor._values()
+
+
+def quantized(numbers: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Return a quantized tensor with the given stored numbers."""
+    return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)
+
+
+def untyped(storage: TypedStorage) -> UntypedStorage:
+    """Return the bytes of a typed storage, without torch's deprecation warning."""
+    return storage._untyped_storage
+
+
+def typed(storage: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
+    """Return a typed storage over bytes, without torch's deprecation warning."""
+    kind: Any = TypedStorage
+    whole: TypedStorage = kind(wrap_storage=storage, dtype=dtype, _internal=True)
+    return whole
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written to in place; -1 for inference tensors."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def accepts(argument: str) -> bool:
+    """Tell whether the installed torch's DataLoader has an argument."""
+    return argument in inspect.signature(DataLoader.__init__).parameters
+
+
+def seed_as_worker(base_seed: int, worker_id: int) -> int:
+    """Seed all generators as torch does in its own workers; return the seed."""
+    import random
+
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(numpy_seed(base_seed, worker_id))
+    return seed

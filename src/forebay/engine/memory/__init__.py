@@ -1,1 +1,0 @@
-"""Batches in shared memory: the layout, the leases, and the messages sent by pipe."""

@@ -1,0 +1,559 @@
+"""Listing the inputs of a job: what the user names becomes a stream of `Input` records.
+
+A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says which is which. Whatever
+makes the whole listing unusable (an empty folder, a truncated manifest) is an `InputError`, mostly
+raised before the first record. One bad path among many is not an error here: its identity is
+"missing" or "directory", and the job fails that input alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from forebay.base.output_names import PRIVATE, TABLES
+from forebay.base.remote import Store, absent, file_system, folder_of, open_url, unreachable
+from forebay.errors import InputError, OptionError
+from forebay.inputs.tables import SUFFIXES, Manifest, is_table, memory_manifest, open_manifest
+from forebay.ledger.database import NAME
+from forebay.ledger.records import Input, LinkInput, RowsInPlace
+from forebay.options import PreprocessOptions
+from forebay.outputs.packed_reader import packed_identity
+from forebay.outputs.places import local_path
+
+# The subfolder that marks an output folder of forebay.
+_LEDGER = f"{PRIVATE}/{NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The inputs of one job; each iteration reads their sizes and times again.
+
+    **Order.** The user's for a list and a manifest; by path, as strings, for a folder or a glob.
+
+    Attributes:
+        total: The number of inputs; None if it is not known before the listing ends.
+        in_place: How to read a large manifest from any row on, so that its rows need not be copied;
+            None for any other listing.
+    """
+
+    kind: str
+    columns: tuple[str, ...]
+    description: str
+    _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    is_search: bool = False
+    folder: str | None = None
+    total: int | None = None
+    in_place: RowsInPlace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether no input can be listed twice."""
+        return self.is_search or self.kind == "indices"
+
+    def through(self, check: Callable[[Iterable[Input]], Iterator[Input]]) -> Listing:
+        """Return this listing with a check that every input passes through when it is listed."""
+        rows = self.in_place
+        if rows is not None:
+            start = rows.start
+            rows = rows._replace(start=lambda ordinal: check(start(ordinal)))
+        return replace(self, _walk=lambda: check(self._walk()), in_place=rows)
+
+    def __iter__(self) -> Iterator[Input]:
+        """Yield the inputs as a stream."""
+        return self._walk()
+
+
+def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) -> Listing:
+    """Find out what `inputs` are, and make sure that there are any."""
+    # A set's order changes from run to run, and the metadata is written in the inputs' order.
+    if isinstance(inputs, set | frozenset):
+        inputs = sorted(inputs, key=str)
+    elif isinstance(inputs, Iterator):
+        inputs = tuple(inputs)
+    if is_table(inputs):
+        return _list_table(inputs, folder)
+    if folder is not None:
+        raise OptionError(
+            f"folder={os.fspath(folder)!r} is for tables in memory, and the inputs are a "
+            f"{type(inputs).__name__}\n  Nothing was started. Leave folder out: a table in a file "
+            "is in its own folder."
+        )
+    if isinstance(inputs, str | os.PathLike):
+        name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
+        return _list_url(name) if "://" in name else _list_path(name)
+    if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__} instead of paths\n"
+            "  Give a list of paths, a folder, a glob, a .csv, .jsonl or .parquet manifest, a "
+            "DataFrame, or a list of dicts."
+        )
+    paths = tuple(inputs)
+    for index, path in enumerate(paths):
+        if not isinstance(path, str):  # a fast path, since there may be millions
+            _path_text(path, f"inputs[{index}]")
+    if not paths:
+        raise InputError("inputs: the list is empty\n  Give at least one path.")
+    description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
+    return Listing("paths", (), description, lambda: _walk_list(paths), total=len(paths))
+
+
+def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing:
+    """List the indices of a Dataset of `n` samples as inputs.
+
+    Args:
+        source_of: Returns the name of a sample; None if the Dataset knows none. The sample is
+            processed again if its name changes, or the file of that name.
+    """
+    if n < 1:
+        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
+    description = f"a Dataset of {n} sample{'s' * (n != 1)}"
+
+    def walk_names(name_of: Callable[[int], object]) -> Iterator[Input]:
+        for index in range(n):
+            given = name_of(index)
+            given = str(given) if isinstance(given, int) else given
+            name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
+            identity = "" if "://" in name else _identity(name)
+            # The name is a part of the identity: another item may have this index by now.
+            yield Input(name, str(index), json.dumps([name, identity]))
+
+    def walk() -> Iterator[Input]:
+        return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
+
+    return Listing("indices", (), description, walk, total=n)
+
+
+def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
+    manifest, start = memory_manifest(table, folder)
+    return Listing("rows", manifest.columns, manifest.name, manifest.__iter__, folder=start)
+
+
+def _list_path(name: str) -> Listing:
+    shown = name if name.isprintable() else ascii(name)
+    if glob.has_magic(name) and not os.path.lexists(name):
+        return _list_glob(name, shown)
+    try:
+        mode = os.stat(name).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if _is_absent(error):
+            reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
+        else:
+            reason, advice = f"it cannot be read: {error}", "Check its permissions."
+        raise InputError(f"{shown}: {reason}\n  {advice}") from error
+    if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, _LEDGER)):
+        return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
+    if stat.S_ISDIR(mode):
+        return list_folder(name).through(_with_storable_names)
+    if name.lower().endswith(SUFFIXES):
+        if not stat.S_ISREG(mode):  # to open it could take for ever
+            raise InputError(
+                f"{shown}: it is a pipe or a device, and a manifest is read more than once\n"
+                "  Save it as a file."
+            )
+        folder = os.path.dirname(name)
+        return _rows_of(
+            open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
+        )
+    return Listing("paths", (), shown, lambda: _walk_list((name,)))
+
+
+def list_folder(name: str) -> Listing:
+    """List all files under a folder, hidden ones left out, whatever the folder is.
+
+    A name that is not UTF-8 has lone surrogates, as everywhere in Python.
+    """
+    shown = name if name.isprintable() else ascii(name)
+    reason = "no files in this folder (hidden ones are left out)"
+    return _found(shown, partial(_walk_folder, name, ()), reason)
+
+
+def tables_in(folder: str) -> list[str]:
+    """Return the file names of the metadata tables in an output folder; [] for another folder."""
+    if not os.path.isfile(os.path.join(folder, _LEDGER)):
+        return []
+    return [table for table in TABLES if os.path.isfile(os.path.join(folder, table))]
+
+
+def _only_table(tables: list[str], shown: str) -> str:
+    """Return the one table of an output folder of `preprocess`."""
+    if len(tables) == 1:
+        return tables[0]
+    if tables:
+        what, advice = f"holds {' and '.join(tables)}", "Name the table that you mean."
+    else:
+        what = "holds no metadata table"
+        advice = "preprocess writes it when it ends: make the call that made this folder again."
+    raise InputError(
+        f"{shown}: this output folder of forebay's {what}\n"
+        f"  An output folder stands for its table. {advice} To process the files themselves, name "
+        f"them by a glob, such as '{os.path.join(shown, '**', '*')}'."
+    )
+
+
+def _list_glob(name: str, shown: str) -> Listing:
+    matches = sorted(set(glob.iglob(name, recursive=True)))
+
+    def walk() -> Iterator[Input]:
+        return (one for one in _walk_list(matches) if one.identity != "directory")
+
+    reason = "this glob matches folders only" if matches else "this glob matches nothing"
+    head, tail = (shown, "*") if matches else os.path.split(shown)
+    advice = f"Looked from the folder {os.getcwd()}."
+    if matches or "**" not in shown:
+        advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
+    return _found(shown, walk, reason, advice)
+
+
+def _list_url(url: str) -> Listing:
+    shown = url if url.isprintable() else ascii(url)
+    system, path = file_system(url)
+    try:
+        # fsspec caches folders as long as the process lives, and would not see later changes.
+        system.invalidate_cache()
+        try:
+            is_folder = system.info(path)["type"] == "directory"
+        except FileNotFoundError:
+            if not glob.has_magic(path):
+                raise
+            found = system.glob(path, detail=True)
+        else:
+            if not is_folder and path.lower().endswith(SUFFIXES):
+                manifest = open_manifest(url, lambda: open_url(url), None)
+                return _rows_of(manifest, folder_of(url))
+            if not is_folder:
+                return Listing("paths", (), shown, lambda: _walk_list((url,)))
+            found = system.find(path, detail=True)
+            inside = path.rstrip("/") + "/"
+            if inside + _LEDGER in found and "::" not in url:
+                tables = [table for table in TABLES if inside + table in found]
+                return _list_url(f"{url.rstrip('/')}/{_only_table(tables, shown)}")
+            hidden = len(path.rstrip("/"))
+            found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise absent(url) from error
+    except Exception as error:
+        raise unreachable(url, error) from error
+    inputs = tuple(
+        Input(_storable(_full_url(system, name, url)), None, _remote_identity(info))
+        for name, info in sorted(found.items())
+        # A key that ends with "/" is how an object store marks a folder.
+        if info["type"] != "directory" and not name.endswith("/")
+    )
+    return _found(shown, lambda: iter(inputs), "no files there")
+
+
+def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
+    name = f"manifest {manifest.name}"
+    return Listing(
+        "rows",
+        manifest.columns,
+        name,
+        manifest.__iter__,
+        folder=folder,
+        total=manifest.total,
+        in_place=manifest.in_place,
+    )
+
+
+def _found(
+    description: str,
+    walk: Callable[[], Iterator[Input]],
+    reason: str,
+    advice: str = "There is nothing to process.",
+) -> Listing:
+    if next(walk(), None) is None:
+        raise InputError(f"{description}: {reason}\n  {advice}")
+    return Listing("paths", (), description, walk, is_search=True)
+
+
+def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
+    fresh: set[Any] = set()
+    for path in paths:
+        name = _storable(str(os.fspath(path)))
+        yield Input(name, None, _url_identity(name, fresh)) if "://" in name else _file(name)
+
+
+def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
+    """Yield the files under a folder, sorted by path; only one folder is in memory at a time."""
+    try:
+        status = os.stat(folder)
+        with os.scandir(folder) as entries:
+            keys = [_sort_key(entry) for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        advice = "make it readable" if isinstance(error, PermissionError) else "remove the cause"
+        raise InputError(
+            f"{folder!a}: it cannot be listed: {error}\n"
+            f"  Its files would be skipped silently, so the listing stops: {advice}."
+        ) from error
+    here = (status.st_dev, status.st_ino)
+    if here in above:  # a symbolic link to a folder that it is in
+        return
+    start = os.path.join(folder, "")
+    for key in sorted(filter(None, keys)):
+        path = start + key
+        if key.endswith(os.sep):
+            yield from _walk_folder(path[:-1], (*above, here))
+        else:
+            yield _file(path)
+
+
+def _sort_key(entry: os.DirEntry[str]) -> str:
+    """Return a name that sorts where its whole path belongs: a folder's ends with its separator.
+
+    It is "" for what is not an input: a socket, a pipe, a device. A dangling link is missing.
+    """
+    try:
+        if entry.is_dir():
+            return entry.name + os.sep
+        is_input = entry.is_file() or entry.is_symlink()
+    except OSError:  # a link to itself, or into a folder that cannot be read
+        is_input = True
+    return entry.name if is_input else ""
+
+
+def _file(path: str) -> Input:
+    """Return the input at a path, with one system call unless it is a link."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError) as error:
+        return Input(path, None, _error_identity(path, error))
+    if stat.S_ISLNK(status.st_mode):
+        return LinkInput(path, None, _identity(path))
+    return Input(path, None, _status_identity(status))
+
+
+def _identity(path: str) -> str:
+    try:
+        return _status_identity(os.stat(path))
+    except (OSError, ValueError) as error:
+        return _error_identity(path, error)
+
+
+def _status_identity(status: os.stat_result) -> str:
+    if stat.S_ISDIR(status.st_mode):
+        return "directory"
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def _error_identity(path: str, error: Exception) -> str:
+    # For other errors, the function raises a better message when it opens the file.
+    return packed_identity(path) or ("missing" if _is_absent(error) else "")
+
+
+def _is_absent(error: Exception) -> bool:
+    """Tell whether an error means that nothing exists; a name with a NUL (a ValueError) cannot."""
+    return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
+
+
+def _url_identity(url: str, fresh: set[Any]) -> str:
+    system, path = file_system(url)
+    if system not in fresh:
+        system.invalidate_cache()
+        fresh.add(system)
+    try:
+        info = system.info(path)
+    except FileNotFoundError:
+        return "missing"
+    except Exception:  # noqa: BLE001 - stores raise their own types; the function will raise it again
+        return ""
+    return "directory" if info["type"] == "directory" else _remote_identity(info)
+
+
+def _remote_identity(info: Mapping[str, Any]) -> str:
+    """Return a value that changes with an object's bytes: its etag, or its size and age."""
+    etag = info.get("etag") or info.get("ETag")
+    if etag:
+        return str(etag).strip('"')
+    ages = ("mtime", "LastModified", "last_modified", "updated", "created")
+    age = next((info[name] for name in ages if info.get(name)), "")
+    if isinstance(age, datetime) and age.tzinfo:
+        age = age.timestamp()  # some return both forms for the same file, from find() and info()
+    parts = (info.get("size"), age)
+    return ":".join(str(part) for part in parts if part not in (None, ""))
+
+
+def _full_url(system: Any, name: str, url: str) -> str:
+    """Return the URL of a file found under `url`, in a chain such as zip://*.wav::s3://b/a.zip."""
+    first, chained, rest = url.partition("::")
+    full = str(system.unstrip_protocol(name))
+    if not chained:
+        return full
+    return f"{full}::{rest}" if "://" in first else f"{first}::{full}"
+
+
+def _path_text(path: object, what: str) -> str:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        kind = type(path).__name__
+        advice = "A path is a str or a pathlib.Path. Rows are a list of dicts alone, or a manifest."
+        raise InputError(f"{what}: got {kind} instead of a path\n  {advice}")
+    return str(text)
+
+
+def _with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:
+    for each in listed:
+        _storable(each.source)
+        yield each
+
+
+def _storable(path: str) -> str:
+    """Refuse a name that is not UTF-8: the metadata table cannot store it."""
+    if path.isascii():  # the usual case
+        return path
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        advice = (
+            "The metadata table holds the name of each input as UTF-8, so the run stops here; what "
+            "is done is kept. Rename the file, or leave it out."
+        )
+        raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
+    return path
+
+
+# ---- own outputs ---------------------------------------------------------------------------------
+# Keep the output folder out of the inputs, so that a run never reads what an earlier one wrote.
+#
+# It may be reached by a glob, through a symbolic link, or by its name in a list or a manifest.
+
+
+def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
+    """Check that the output folder is not in the folder of the inputs."""
+    if not isinstance(inputs, str | os.PathLike):
+        return
+    folder, inside = local_path(inputs), local_path(output)
+    if "://" in folder:
+        folder = folder.rstrip("/")
+    elif os.path.isdir(folder) and "://" not in inside:
+        folder, inside = os.path.realpath(folder), os.path.realpath(inside)
+    else:
+        return
+    if inside == folder or inside.startswith(folder + os.sep):
+        raise OptionError(
+            f"the output folder {os.fspath(output)!r} lies in the input folder "
+            f"{os.fspath(inputs)!r}\n"
+            "  Its files would be the next run's inputs. Choose an output folder outside."
+        )
+
+
+def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
+    """Return a listing without the files in the output folder.
+
+    Files that were found, in a folder or by a glob, are left out. One that the user named
+    is an error when it is reached.
+    """
+    if listing.kind == "indices":
+        return listing
+    is_output, shown = _Inside(output), os.fspath(output)
+
+    def checked(inputs: Iterable[Input]) -> Iterator[Input]:
+        for each in inputs:
+            # A listing of files knows which are links; a row may name one.
+            is_file = each.row is None
+            path = each.source if is_file else _path_of(each, listing.folder)
+            if not path or not is_output(path, not is_file or type(each) is LinkInput):
+                yield each
+            elif not listing.is_search:
+                raise InputError(
+                    f"the input {each.source!r} lies in the output folder {shown!r}\n"
+                    "  This run's outputs would be the next run's inputs. Nothing was started. "
+                    f"Leave it out of {listing.description}, or choose another output folder."
+                )
+
+    rest = listing.through(checked)
+    if listing.is_search and next(iter(rest), None) is None:
+        raise InputError(
+            f"{listing.description}: all of its files lie in the output folder {shown!r}\n"
+            "  A run's outputs are never its inputs. Choose a separate output folder."
+        )
+    return rest
+
+
+def _path_of(each: Input, folder: str | None) -> str:
+    """Return the path that a row names, which may be relative to the manifest."""
+    if not (each.source and folder) or "\0" in each.source or os.path.lexists(each.source):
+        return each.source
+    beside = os.path.join(folder, each.source)
+    return beside if os.path.lexists(beside) else each.source
+
+
+class _Inside:
+    """Tells whether a path or URL is in the output folder, also through symbolic links."""
+
+    def __init__(self, output: str | os.PathLike[str]) -> None:
+        text = local_path(output)
+        self._urls: tuple[str, ...] = ()
+        if "://" in text:
+            self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
+        self._root = os.path.join(os.path.realpath(text), "")
+        self._folder: str | None = None  # that of the last path, and whether it is inside
+        self._is_inside = False
+
+    def __call__(self, path: str, may_be_link: bool) -> bool:
+        if "://" in path:
+            path = local_path(path)
+        if self._urls or "://" in path or "\0" in path:
+            return path.startswith(self._urls)
+        folder = path[: path.rfind(os.sep) + 1]
+        if folder != self._folder:  # most paths lie in the folder of the one before
+            self._folder, self._is_inside = folder, self._leads_inside(folder)
+        if self._is_inside or not (may_be_link and os.path.islink(path)):
+            return self._is_inside
+        return self._leads_inside(path)
+
+    def _leads_inside(self, path: str) -> bool:
+        return os.path.join(os.path.realpath(path), "").startswith(self._root)
+
+
+# ---- reach ---------------------------------------------------------------------------------------
+# Whether workers, other processes and perhaps on other nodes, can reach what a run names.
+
+
+def local_inputs(inputs: Any) -> tuple[str, ...]:
+    """Return local paths that every node must see: one of the inputs, or their folder.
+
+    Both are checked, since an unmounted folder exists but is empty.
+    """
+    first = inputs
+    if isinstance(inputs, list | tuple) and inputs:
+        first = inputs[0]
+    if not isinstance(first, str | os.PathLike):
+        return ()
+    text = local_path(first)
+    if "://" in text or (first is inputs and not os.path.isdir(text)):
+        return ()  # a manifest or a glob is read here
+    path = os.path.abspath(text)
+    if first is inputs:
+        with suppress(OSError):  # the listing reports it
+            path = min((each.path for each in os.scandir(path)), default=path)
+    return (path,)
+
+
+def check_in_reach(text: str, options: PreprocessOptions) -> None:
+    """Check that the workers can reach a path or URL."""
+    if options.workers == 0 or options.backend == "thread":
+        return
+    if any(part.startswith("memory://") for part in text.split("::")):
+        raise OptionError(
+            f"{text} is in the memory of this process, but workers are other processes\n"
+            "  Nothing was started. Use num_workers=0, or backend='thread' if the call takes it."
+        )
+
+
+def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
+    """Yield the inputs after checking that the workers can read them."""
+    for each in listed:
+        if "://" in each.source:
+            check_in_reach(each.source, options)
+        yield each

@@ -1,1 +1,0 @@
-"""Inputs: listing what the user names, and downloading remote ones for a worker."""

@@ -1,1 +1,0 @@
-"""Outputs: staged, committed and published, in a folder or in a bucket."""

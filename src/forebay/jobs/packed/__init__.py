@@ -1,1 +1,0 @@
-"""Packed outputs: many small outputs in few tar files, called shards."""

@@ -1,0 +1,431 @@
+"""Decide which input may have which output name, and write a batch of results to the ledger.
+
+The order in time does not matter: an input fails if another input of this run asked for one of its
+names, whichever came first. So all names of an input that failed this way stay contested until
+failed inputs are tried again. Otherwise the third of three conflicting inputs would fail or not
+depending on which of them finished first.
+
+An input that is gone (no longer listed) does not count: its name passes to the listed input.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from tarfile import BLOCKSIZE as BLOCK
+from typing import TYPE_CHECKING
+
+from forebay.base.output_names import MEMBER_INDEX, PACKED, is_packed, recorded_name, shard_name
+from forebay.errors import LedgerError
+from forebay.failures import Failure
+from forebay.ledger.database import (
+    DONE,
+    FAILED,
+    change_counts,
+    chunks,
+    compress,
+    expand,
+    failure_column,
+    files_of,
+    outputs_column,
+    reading,
+    storable,
+    storables,
+)
+from forebay.ledger.records import Done, FailedInput, FileChange, PackedMember, Unpublished
+
+if TYPE_CHECKING:
+    from forebay.ledger.ledger import Ledger
+
+# No listing gives an input this identity, so a gone input that lost a name is redone when it
+# comes back.
+_OVERWRITTEN = "an output was overwritten"
+
+# Returns the name of an input for messages, where the ledger has none: its path, or its row.
+NameOf = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The outcome of recording one batch of results."""
+
+    file_changes: list[FileChange]
+    failed: list[FailedInput]
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """The inputs that lose a name: ordinal -> (name, ordinal of the other input)."""
+
+    losers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
+    gone: dict[int, set[str]] = field(default_factory=dict)
+
+    def concerned(self) -> set[int]:
+        """Return the inputs that were recorded before, and lose a name or are named in messages."""
+        others = (
+            other for verdicts in (self.losers, self.withdrawn) for _, other in verdicts.values()
+        )
+        return {ordinal for ordinal in (*self.withdrawn, *others) if ordinal > 0}
+
+
+def record_results(
+    db: sqlite3.Connection,
+    done: Sequence[Done],
+    failed: Sequence[FailedInput],
+    name_of: NameOf | None = None,
+) -> Recorded:
+    """Write a batch of results, and what they change in earlier ones."""
+    expand(db, [one.ordinal for one in done])
+    before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
+    again = [ordinal for ordinal, state in before.items() if state == DONE]
+    removals = dict.fromkeys(release(db, again))
+    claimants: dict[str, list[int]] = {}
+    for one in done:
+        for file in one.outputs:
+            claimants.setdefault(file.name, []).append(one.ordinal)
+    held = _held(db, claimants)
+    verdict = _judge(done, claimants, held)
+    expand(db, verdict.concerned())
+
+    winners = [one for one in done if one.ordinal not in verdict.losers]
+    losing = [one for one in done if one.ordinal in verdict.losers]
+    published = {file.name: one.ordinal for one in winners for file in one.outputs}
+    contested: dict[str, int] = {}
+    for one in losing:
+        for file in one.outputs:
+            contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
+            # What is still staged is removed there; its name was never taken.
+            removals[file.staged or file.name] = None
+            if held.get(file.name, (0, 0))[0]:
+                removals[file.name] = None
+    lost, names = _withdraw(db, verdict.withdrawn, name_of)
+    for ordinal, name in names:
+        contested[name] = min(ordinal, contested.get(name, ordinal))
+        removals[name] = None
+    for one in losing:
+        clash = verdict.losers[one.ordinal]
+        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash, name_of))
+    _remove_overwritten(db, verdict.gone)
+    all_failed = [*failed, *lost]
+    _write(db, winners, all_failed, published, contested, name_of)
+    file_changes = _file_changes(winners, removals, held)
+    add_file_changes(db, file_changes)
+    compress(db, (one.ordinal for one in winners))
+    failed_before = sum(state == FAILED for state in before.values())
+    change_counts(
+        db,
+        done=len(winners) - len(again) - len(verdict.withdrawn),
+        failed=len(all_failed) - failed_before,
+    )
+    return Recorded(file_changes, all_failed)
+
+
+def _file_changes(
+    winners: Iterable[Done], removals: Iterable[str], held: Iterable[str]
+) -> list[FileChange]:
+    """Return the removals, and after them the renames of the winners' staged files."""
+    files = [file for one in winners for file in one.outputs]
+    published, staged = {file.name for file in files}, {file.name for file in files if file.staged}
+    # A file that a gone input left under such a name is replaced.
+    removed = dict.fromkeys((*removals, *(name for name in held if name in staged)))
+    changes = [FileChange(name) for name in removed if name not in published or name in staged]
+    return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
+
+
+def take_back(
+    db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
+) -> Recorded:
+    """Mark inputs as failed if some of their files could not be given their names.
+
+    The files that they did publish are to be removed. Whatever has the other names stays.
+    """
+    reasons = {one.name: one.reason for one in unpublished}
+    held = _held(db, reasons)
+    owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
+    expand(db, owners)
+    failed: list[FailedInput] = []
+    for part, marks in chunks(owners):
+        sql = (
+            "SELECT ordinal, attempts, seconds FROM inputs "  # noqa: S608
+            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
+        )
+        for ordinal, attempts, seconds in db.execute(sql, part):
+            failure = Failure("output", "OutputError", reasons[owners[ordinal]])
+            failure = failure._replace(attempts=attempts, seconds=seconds)
+            failed.append(FailedInput(ordinal, failure))
+    names = release(db, [one.ordinal for one in failed])
+    withdrawn = [*names, *reasons]
+    db.executemany(
+        "DELETE FROM file_changes WHERE name = CAST(? AS TEXT)",
+        ((storable(name),) for name in withdrawn),
+    )
+    file_changes = [FileChange(name) for name in names if name not in reasons]
+    file_changes += [FileChange(one.staged) for one in unpublished]
+    add_file_changes(db, file_changes)
+    _write(db, [], failed, {}, {}, name_of)
+    change_counts(db, done=-len(failed), failed=len(failed))
+    return Recorded(file_changes, failed)
+
+
+def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
+    """Give up the claims of inputs and return the names of their outputs."""
+    names: list[str] = []
+    for part, marks in chunks(ordinals):
+        rows = db.execute(f"SELECT outputs FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
+        with reading("outputs"):
+            names += [name for (text,) in rows if text for name, _ in files_of(text)]
+    db.executemany(
+        "DELETE FROM outputs WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in names)
+    )
+    return names
+
+
+def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange]) -> None:
+    """Record file changes until they are known to be done."""
+    db.executemany(
+        "INSERT INTO file_changes VALUES(CAST(? AS TEXT), CAST(? AS TEXT))",
+        zip(*map(storables, zip(*file_changes, strict=True)), strict=True),
+    )
+
+
+def _states(db: sqlite3.Connection, ordinals: list[int]) -> dict[int, int]:
+    states: dict[int, int] = {}
+    for part, marks in chunks(ordinals):
+        states.update(
+            db.execute(f"SELECT ordinal, state FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
+        )
+    if len(states) < len(ordinals):
+        wrong = [one for one in ordinals if one not in states or ordinals.count(one) > 1]
+        raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
+    return states
+
+
+def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int | None, int]]:
+    held: dict[str, tuple[int | None, int]] = {}
+    for part, _ in chunks(names):
+        marks = ",".join(["CAST(? AS TEXT)"] * len(part))
+        sql = f"SELECT name, ordinal, coalesce(rival, 0) FROM outputs WHERE name IN ({marks})"  # noqa: S608
+        for name, ordinal, rival in db.execute(sql, [storable(name) for name in part]):
+            held[name] = (ordinal, rival)
+    return held
+
+
+def _judge(
+    done: Sequence[Done],
+    claimants: dict[str, list[int]],
+    held: dict[str, tuple[int | None, int]],
+) -> _Verdict:
+    verdict = _Verdict()
+    if not held and len(claimants) == sum(len(one.outputs) for one in done):
+        return verdict  # the usual case: every name is new
+    for one in done:
+        for file in one.outputs:
+            others = [ordinal for ordinal in claimants[file.name] if ordinal != one.ordinal]
+            if file.name in held:
+                holder, rival = held[file.name]
+                if holder is None or holder > 0:
+                    others.append(rival if holder is None else holder)
+                if holder is not None and holder > 0:
+                    first = (file.name, min(claimants[file.name]))
+                    verdict.withdrawn.setdefault(holder, first)
+                elif holder is not None:
+                    verdict.gone.setdefault(holder, set()).add(file.name)
+            if others:
+                verdict.losers.setdefault(one.ordinal, (file.name, min(others)))
+    return verdict
+
+
+def _withdraw(
+    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]], name_of: NameOf | None
+) -> tuple[list[FailedInput], list[tuple[int, str]]]:
+    """Mark inputs that were done as failed; return their failures and all of their names."""
+    lost: list[FailedInput] = []
+    names: list[tuple[int, str]] = []
+    for part, marks in chunks(withdrawn):
+        rows = db.execute(
+            f"SELECT ordinal, attempts, seconds, outputs FROM inputs WHERE ordinal IN ({marks})",  # noqa: S608
+            part,
+        )
+        for ordinal, attempts, seconds, outputs in rows.fetchall():
+            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal], name_of))
+            with reading("outputs"):
+                names += [(ordinal, name) for name, _ in files_of(outputs)]
+    return lost, names
+
+
+def _failure(
+    db: sqlite3.Connection,
+    ordinal: int,
+    attempts: int,
+    seconds: float,
+    name: str,
+    other: int,
+    name_of: NameOf | None,
+) -> FailedInput:
+    found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
+    source, row = found or ("another input", None)
+    rival = name_of(other) if found and name_of is not None else source or row
+    message = (
+        f"output {name!r} is claimed by two inputs, this one and {rival}\n"
+        "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
+        "example with the input's folder or row in them, and run again."
+    )
+    failure = Failure("output", "OutputError", message, attempts=attempts, seconds=seconds)
+    return FailedInput(ordinal, failure)
+
+
+def _remove_overwritten(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
+    """Delete from gone inputs the outputs whose names listed inputs took over."""
+    for ordinal, names in gone.items():
+        (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
+        with reading("outputs"):
+            files_of(text)
+            left = [each for each in json.loads(text) if each[0] not in names]
+        db.execute(
+            "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
+            (json.dumps(left), _OVERWRITTEN, ordinal),
+        )
+
+
+def _write(
+    db: sqlite3.Connection,
+    winners: list[Done],
+    failed: list[FailedInput],
+    published: dict[str, int],
+    contested: dict[str, int],
+    name_of: NameOf | None,
+) -> None:
+    if winners:
+        ordinals, attempts, seconds, outputs, metadata = zip(*winners, strict=True)
+        db.executemany(
+            "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
+            "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
+            zip(
+                attempts,
+                seconds,
+                map(outputs_column, outputs),
+                storables(metadata),
+                ordinals,
+                strict=True,
+            ),
+        )
+    db.executemany(
+        "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
+        "metadata = NULL, error = ? WHERE ordinal = ?",
+        (
+            (
+                failure.attempts,
+                failure.seconds,
+                failure_column(failure, None if name_of is None else name_of(ordinal)),
+                ordinal,
+            )
+            for ordinal, failure in failed
+        ),
+    )
+    claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), {})"
+    for names, columns in ((published, "?, NULL"), (contested, "NULL, ?")):
+        values = zip(storables([*names]), names.values(), strict=True)
+        db.executemany(claims.format(columns), values)
+    if contested:
+        db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
+
+
+# ---- packed members ------------------------------------------------------------------------------
+# What a ledger records of packed outputs: its place in a shard, and which shards there are.
+#
+# The places are part of the inputs' records, so they are committed with the inputs. Which files in
+# the folder `packed` belong to this ledger is a record of its own: others are never touched.
+
+_KEY = "packed"
+_LARGEST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """Which files in the folder of packed outputs a ledger knows."""
+
+    live: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """All of them."""
+        return self.live | self.dead
+
+    @property
+    def names(self) -> list[str]:
+        """Their names relative to the output folder, and that of the index; empty without any."""
+        names = [f"{PACKED}/{shard_name(each)}" for each in sorted(self.numbers)]
+        return [*names, f"{PACKED}/{MEMBER_INDEX}"] if names else []
+
+
+def read_shards(ledger: Ledger) -> ShardRecord:
+    """Return the record of the shards."""
+    with reading("shards"):
+        found = json.loads(ledger.get_meta(_KEY) or '{"live": [], "dead": []}')
+        live, dead = (frozenset(map(_count, found[key])) for key in ("live", "dead"))
+        return ShardRecord(live, dead)
+
+
+def write_shards(ledger: Ledger, shards: ShardRecord) -> None:
+    """Replace the record of the shards."""
+    found = {"live": sorted(shards.live), "dead": sorted(shards.dead)}
+    ledger.set_meta(_KEY, json.dumps(found))
+
+
+def recorded_members(ledger: Ledger) -> Iterator[tuple[int, PackedMember]]:
+    """Yield the ordinal of the input, and the record, of every packed output, gone inputs' too."""
+    with reading("packed outputs"):
+        for ordinal, outputs in ledger.output_columns():
+            for each in json.loads(outputs):
+                if len(each) > 2:
+                    yield ordinal, _checked(PackedMember(*each))
+
+
+def move_members(ledger: Ledger, places: Mapping[str, tuple[int, int]]) -> None:
+    """Record that packed outputs have other places, all of them in one transaction."""
+    with ledger.transaction() as db:
+        ordinals: set[int] = set()
+        for part, _ in chunks(places):
+            marks = ",".join(["CAST(? AS TEXT)"] * len(part))
+            sql = f"SELECT ordinal FROM outputs WHERE name IN ({marks})"  # noqa: S608
+            names = [storable(name) for name in part]
+            ordinals.update(one for (one,) in db.execute(sql, names) if one is not None)
+        expand(db, ordinals)
+        for part, marks in chunks(ordinals):
+            sql = f"SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
+            db.executemany(
+                "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
+                [(_moved(outputs, places), ordinal) for outputs, ordinal in db.execute(sql, part)],
+            )
+        compress(db, ordinals)
+
+
+def _moved(outputs: str, places: Mapping[str, tuple[int, int]]) -> str:
+    found = json.loads(outputs)
+    for each in found:
+        if len(each) > 2 and each[0] in places:
+            each[2:4] = places[each[0]]
+    return json.dumps(found)
+
+
+def _checked(member: PackedMember) -> PackedMember:
+    """Return a member that is recorded."""
+    name, size, shard, offset, crc = member
+    if not is_packed(recorded_name(name)):
+        raise ValueError(f"{name!r} is not the name of a packed output")
+    if not type(size) is type(shard) is type(offset) is type(crc) is int:
+        raise ValueError(f"{member} has no numbers")
+    if min(size, shard, offset - BLOCK, crc) < 0 or offset % BLOCK or offset + size > _LARGEST:
+        raise ValueError(f"{member} can be in no shard")
+    return member
+
+
+def _count(value: object) -> int:
+    """Return a recorded count."""
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise ValueError(f"{value!r} is not a count")
+    return value

@@ -1,0 +1,176 @@
+"""The plain records that the parts of `jobs/` pass to each other.
+
+Annotations are evaluated at once: workers import this module, and a named tuple would compile each
+of them from a string.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from forebay.errors import InputError, shortened
+from forebay.failures import Failure
+
+
+class Input(NamedTuple):
+    """One input as it was listed. A tuple, since there may be very many.
+
+    Attributes:
+        row: The table's row as a JSON object, columns in the table's order; for a Dataset with
+            names the index; None otherwise.
+    """
+
+    source: str
+    row: str | None = None
+    identity: str = ""
+
+    @property
+    def key(self) -> str:
+        """What identifies this input: its row, or else its path."""
+        return self.source if self.row is None else self.row
+
+
+class LinkInput(Input):
+    """An input whose path is a symbolic link."""
+
+
+class RowsInPlace(NamedTuple):
+    """A listing that can be read from any of its inputs on, so the ledger need not copy them."""
+
+    name: str
+    fingerprint: str
+    start: Callable[[int], Iterator[Input]]
+    read: Callable[[int], Iterator[Input]]
+
+
+class Todo(NamedTuple):
+    """One input that still has to be worked on, as the ledger lists it."""
+
+    ordinal: int
+    source: str
+    row: str | None
+
+
+class OutputFile(NamedTuple):
+    """One output of an input.
+
+    Attributes:
+        place: For a packed output: its shard, the offset of its data there, and their CRC-32. None
+            for a file.
+    """
+
+    name: str
+    size: int
+    staged: str = ""
+    place: tuple[int, int, int] | None = None
+
+
+# The fields of an `OutputFile`, as a worker sends them: pickle calls Python code for a named tuple.
+FileFields = tuple[str, int, str, tuple[int, int, int] | None]
+
+
+class PackedMember(NamedTuple):
+    """A packed output, as a ledger or an index has it."""
+
+    name: str
+    size: int
+    shard: int
+    offset: int
+    crc: int
+
+
+class Done(NamedTuple):
+    """An input that was processed successfully."""
+
+    ordinal: int
+    attempts: int
+    seconds: float
+    outputs: tuple[OutputFile, ...]
+    metadata: str
+
+
+class FailedInput(NamedTuple):
+    """An input that failed and is not tried again in this run."""
+
+    ordinal: int
+    failure: Failure
+
+
+class FileChange(NamedTuple):
+    """A rename or a removal in the output folder that a commit requires; safe to do twice.
+
+    With a `staged` path, that file is renamed to `name`, which must be free; without, `name` is
+    removed. A removal and a rename of the same name replace the file. A tuple, since there is one
+    for every file.
+    """
+
+    name: str
+    staged: str | None = None
+
+
+class Unpublished(NamedTuple):
+    """A staged file that could not be given its name."""
+
+    name: str
+    staged: str
+    reason: str
+
+
+class Counts(NamedTuple):
+    """How many inputs are in which state; `total = done + failed + todo`."""
+
+    total: int
+    done: int
+    failed: int
+
+    @property
+    def todo(self) -> int:
+        """Inputs neither done nor failed."""
+        return self.total - self.done - self.failed
+
+
+# ---- row paths -----------------------------------------------------------------------------------
+# Which path a row names, and where it starts if it is relative. PURE.
+#
+# One rule holds for every table, whoever reads it: a relative `destination` starts in the folder
+# of the table. A table in memory has none, so the user names one; without it, that is the working
+# folder of the call, as for a relative path in a list.
+
+# The column of `preprocess`'s tables that names an output, relative to the table's folder.
+DESTINATION = "destination"
+# The columns that may hold an input's path, best first. `destination` comes first because the table
+# that one step writes is the manifest of the next, which reads the files that it names.
+PATH_COLUMNS = (DESTINATION, "source", "path", "file", "filename", "input")
+
+
+def path_in(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the path that a row names, and its column; two empty strings if it names none.
+
+    A column of lists or dicts is not taken for one of paths, whatever its name.
+    """
+    for column in PATH_COLUMNS:
+        value = row.get(column)
+        if value not in (None, "") and not isinstance(value, list | dict):
+            return str(value), column
+    return "", ""
+
+
+def located(row: dict[str, Any], folder: str | None) -> dict[str, Any]:
+    """Return a row whose `destination` can be opened from any working folder.
+
+    Args:
+        folder: The folder of the table, or its URL; None for a table in memory.
+    """
+    path = row.get(DESTINATION)
+    if not folder or not isinstance(path, str) or not path or "://" in path:
+        return row
+    if not os.path.isabs(path) and ".." in path.split("/"):
+        raise InputError(
+            f"the table in {folder} names the output {shortened(path)}, which would leave that "
+            "folder\n  preprocess never writes such a name. Correct it, or give an absolute path."
+        )
+    if "://" in folder and not os.path.isabs(path):
+        return {**row, DESTINATION: f"{folder}/{path}"}
+    return {**row, DESTINATION: os.path.join(folder, path)}

@@ -1,1 +1,0 @@
-"""What loaders and runs show to `forebay top`: small files that a second process reads."""

@@ -1,0 +1,1 @@
+"""Batches in shared memory: the layout, the leases, and the messages sent by pipe or network."""

@@ -1,0 +1,754 @@
+"""Record what a loader's workers and its trainer do, and when, in bounded memory.
+
+    feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
+
+A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
+run in `Spans` of equal length, for the report; and totals. Where batches take less than `FINEST_S`,
+only some are kept one by one, and the totals in each record account for the others, so that tracing
+costs next to nothing on tiny batches.
+
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import repeat
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from forebay.base.formatting import byte_size, counted, duration, summary
+from forebay.base.process import cores_idle_s, queued_s
+from forebay.errors import printable
+
+# ---- bounded -------------------------------------------------------------------------------------
+# Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
+
+# The most spans of a run; when there would be more, each two neighbours become one.
+MAX_SPANS = 512
+KEPT_SLOWEST = 20
+# Bin `k` of a histogram counts durations below 2**k microseconds that are not in bin `k - 1`.
+DURATION_BINS = 64
+
+Entry = TypeVar("Entry")
+
+
+class Mergeable(Protocol):
+    """What happened in one span of a run."""
+
+    def add(self, later: Any, /) -> None:
+        """Merge the span that follows into this one."""
+
+    def following(self) -> Self:
+        """Return the span that follows, in which nothing has happened yet."""
+        ...
+
+
+AnySpan = TypeVar("AnySpan", bound=Mergeable)
+
+
+class Spans(Generic[AnySpan]):
+    """A whole run in at most `MAX_SPANS` spans of equal length, which grows with the run."""
+
+    def __init__(self, began_at: float, seconds: float, before: AnySpan) -> None:
+        self.seconds = seconds
+        self._began_at, self._before = began_at, before
+        self._spans: list[AnySpan] = []
+
+    def __len__(self) -> int:
+        """Return the number of spans up to the last in which something happened."""
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[AnySpan]:
+        """Return an iterator over the spans, in order of time."""
+        return iter(list(self._spans))  # another thread may add some
+
+    def at(self, moment: float) -> AnySpan:
+        """Return the span of a moment, making spans longer where there would be too many."""
+        index = max(int((moment - self._began_at) / self.seconds), 0)
+        while index >= MAX_SPANS:
+            merged = self._spans[::2]
+            for span, later in zip(merged, self._spans[1::2], strict=False):
+                span.add(later)
+            self._spans, self.seconds = merged, self.seconds * 2
+            index = int((moment - self._began_at) / self.seconds)
+        while len(self._spans) <= index:
+            last = self._spans[-1] if self._spans else self._before
+            self._spans.append(last.following())
+        return self._spans[index]
+
+
+class Slowest(Generic[Entry]):
+    """The `KEPT_SLOWEST` entries that took longest.
+
+    Attributes:
+        least: The seconds that an entry has to exceed to be kept.
+    """
+
+    def __init__(self) -> None:
+        self.least = -1.0
+        self._heap: list[tuple[float, int, Entry]] = []  # the fastest of them first
+        self._count = 0
+
+    def add(self, seconds: float, entry: Entry) -> None:
+        """Keep an entry if it is one of the slowest; of equally slow ones, the first."""
+        if seconds <= self.least:
+            return
+        self._count += 1
+        item = seconds, -self._count, entry  # entries may not be comparable
+        if len(self._heap) < KEPT_SLOWEST:
+            heapq.heappush(self._heap, item)
+        else:
+            heapq.heapreplace(self._heap, item)
+        if len(self._heap) == KEPT_SLOWEST:
+            self.least = self._heap[0][0]
+
+    def __iter__(self) -> Iterator[tuple[float, Entry]]:
+        """Return an iterator over seconds and entry, slowest first."""
+        return iter([(seconds, entry) for seconds, _, entry in sorted(self._heap, reverse=True)])
+
+
+def duration_bin(seconds: float) -> int:
+    """Return the bin of a duration in a histogram; see `DURATION_BINS`."""
+    return int(seconds * 1e6).bit_length()
+
+
+# ---- publication ---------------------------------------------------------------------------------
+# When a record is shown to other processes: about once a second, while something is recorded.
+
+PUBLISH_S = 1.0
+
+
+class Publisher(Protocol):
+    """Shows a record to other processes. It does not raise, and returns soon."""
+
+    def __call__(self, record: Any, /) -> None:
+        """Show the present state; called in the thread that recorded something."""
+
+    def remove(self) -> None:
+        """Show nothing until the next call."""
+
+
+class Publication:
+    """Calls a publisher, once there is one.
+
+    Attributes:
+        publisher: Shows the record; None before `begin`.
+    """
+
+    def __init__(self) -> None:
+        self.due = math.inf
+        self.publisher: Publisher | None = None
+
+    def begin(self, publisher: Publisher, at: float) -> None:
+        """Show the record from a moment on."""
+        self.publisher, self.due = publisher, at
+
+    def renew(self, record: Any, now: float) -> None:
+        """Show the present state of the record."""
+        self.due = now + PUBLISH_S
+        if self.publisher is not None:
+            self.publisher(record)
+
+    def remove(self) -> None:
+        """Show nothing until something is recorded again."""
+        if self.publisher is not None:
+            self.publisher.remove()
+
+
+# ---- transfers -----------------------------------------------------------------------------------
+# Counts of the batches that were copied to a device.
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What was copied so far. One thread at a time changes it."""
+
+    batches: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    staged_bytes: int = 0
+    pinned_bytes: int = 0
+    refused: int = 0
+    reason: str | None = None
+
+
+# ---- trace ---------------------------------------------------------------------------------------
+
+# How many of the last batches, and of the last steps, are kept one by one.
+KEPT = 2048
+# Steps that follow each other faster, and batches that take less, are not all kept one by one.
+FINEST_S = 0.002
+# Of those, one is kept in each interval of this length.
+SAMPLED_S = 0.01
+# At most this many such steps share one reading of the clock, unless the trainer waits.
+MAX_GROUP = 16
+# The shortest interval over which processor time is measured: a call takes several microseconds.
+MEASURED_S = 0.01
+# How often the trainer's thread measures its wait for a core, which takes even longer.
+TRAINER_MEASURED_S = 0.1
+# Length of each span of a run to begin with.
+FIRST_SPAN_S = 0.25
+KEPT_EPOCHS = 256
+# How many of the last waits are kept, for percentiles.
+KEPT_WAITS = 4096
+
+
+class SlowSample(NamedTuple):
+    """A sample that took long."""
+
+    seconds: float
+    index: Any
+    epoch: int
+    batch: int
+
+
+class Timing(NamedTuple):
+    """The time that a worker spent on a batch, and on those before it that have no timing.
+
+    Where batches take less than `FINEST_S`, one in `SAMPLED_S` has a timing: making and sending one
+    takes some microseconds. Processor time and waiting for a core are measured over at least
+    `MEASURED_S`: the last timing in that time has the sum, and the others have 0.
+
+    Attributes:
+        slowest: The slowest sample; None if samples were too fast to be timed one by one.
+        system_s: Of `cpu_s`, seconds in the system: page faults and system calls.
+    """
+
+    worker_id: int
+    ended_at: float
+    seconds: float
+    batches: int
+    busy_s: float
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    idle_s: float = 0.0
+    slowest: SlowSample | None = None
+    read_bytes: int = 0
+    threads_s: float = 0.0
+    system_s: float = 0.0
+    faults: int = 0
+
+
+class MadeRecord(NamedTuple):
+    """One batch that was made, and the totals up to and with it.
+
+    Attributes:
+        nbytes: Its bytes.
+        total_system_s: Of `total_cpu_s`, seconds in the system.
+    """
+
+    ended_at: float
+    seconds: float
+    worker_id: int
+    cpu_s: float
+    queued_s: float
+    idle_s: float
+    nbytes: int
+    slowest_s: float
+    made: int
+    total_s: float
+    total_cpu_s: float
+    total_queued_s: float
+    total_read_bytes: int = 0
+    total_threads_s: float = 0.0
+    total_system_s: float = 0.0
+    total_faults: int = 0
+
+
+class StepRecord(NamedTuple):
+    """One batch that the trainer took, and the totals up to and with it.
+
+    Attributes:
+        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
+            most once in `TRAINER_MEASURED_S`.
+        cores_idle_s: Seconds that the cores were idle so far, on average; measured with that. None
+            if the system does not tell.
+    """
+
+    asked_at: float
+    waited_s: float
+    is_first: bool
+    ready: int
+    taken: int
+    total_waited_s: float
+    trainer_cpu_s: float
+    trainer_queued_s: float
+    cores_idle_s: float | None = None
+
+    @property
+    def got_at(self) -> float:
+        """When the trainer had the batch."""
+        return self.asked_at + self.waited_s
+
+
+@dataclass(slots=True)
+class Span:
+    """What happened in one part of the run.
+
+    Attributes:
+        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
+        busy_s: By worker: seconds it spent on batches.
+    """
+
+    made: int = 0
+    taken: int = 0
+    waited_s: float = 0.0
+    least_ready: int | None = None
+    most_ready: int | None = None
+    held_bytes: int = 0
+    num_workers: int = 0
+    busy_s: dict[int, float] = field(default_factory=dict)
+    restarts: int = 0
+
+    def add(self, later: Span) -> None:
+        """Merge the span that follows into this one."""
+        self.made += later.made
+        self.taken += later.taken
+        self.waited_s += later.waited_s
+        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
+        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
+        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
+        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
+        for worker_id, seconds in later.busy_s.items():
+            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
+        self.restarts += later.restarts
+
+    def following(self) -> Span:
+        """Return the span that follows, in which nothing has happened yet."""
+        return Span(held_bytes=self.held_bytes, num_workers=self.num_workers)
+
+
+class Trace:
+    """Records what a loader does, in bounded memory, over all its epochs.
+
+    `made` may be called in a background thread while the trainer's thread calls `taken`: only the
+    spans are written by both.
+
+    Attributes:
+        busy_s: By worker: seconds it spent on batches.
+        tried: By number of workers that `num_workers="auto"` tried: batches per second.
+        system_s: Of `cpu_s`, seconds in the system.
+    """
+
+    def __init__(self) -> None:
+        self.began_at = time.perf_counter()
+        self.steps: deque[StepRecord] = deque(maxlen=KEPT)
+        self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
+        self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
+        self.wait_bins = [0] * DURATION_BINS
+        self.spans = Spans(self.began_at, FIRST_SPAN_S, Span())
+        self.num_workers = 0
+        self.held_bytes = 0
+        self.restarts = 0
+        self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
+        self.fetch_s = self.collate_s = self.idle_s = 0.0
+        self.made_s = self.cpu_s = self.queued_s = self.waited_s = self.steps_s = 0.0
+        self.made_count = self.step_count = 0
+        self._taken_count = 0
+        self._group = self._left = 1  # of batches taken at once; only the last one is timed
+        self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
+        self.tried: dict[int, float] = {}
+        self.read_bytes, self.threads_s = 0, 0.0
+        self.system_s, self.faults = 0.0, 0
+        self._slowest = Slowest[SlowSample]()
+        self._made_at, self._step_due = -math.inf, 0.0  # no record before
+        self.busy_s: dict[int, float] = {}
+        self._busy_s: dict[int, float] = {}  # since the last record
+        self._made_before = self._taken_before = 0  # at the last record
+        self._waited_before = self._got_before = self._timed_before = 0.0
+        self._is_first, self._began_s = True, 0.0
+        self._queued_due, self._queued_s = 0.0, 0.0
+        self._cores_idle_s: float | None = None
+        self._spans_lock = threading.Lock()
+        self.transfers = Transfers()
+        self.publication = Publication()
+
+    # ---- the workers ---------------------------------------------------------------------------
+
+    def made(self, timing: Timing, nbytes: int) -> None:
+        """Record a batch that a worker made, and those before it that have no timing."""
+        self.made_count += timing.batches
+        self.made_s += timing.busy_s
+        self.fetch_s += timing.fetch_s
+        self.collate_s += timing.collate_s
+        self.cpu_s += timing.cpu_s
+        self.queued_s += timing.queued_s
+        self.read_bytes += timing.read_bytes
+        self.threads_s += timing.threads_s
+        self.system_s += timing.system_s
+        self.faults += timing.faults
+        self.idle_s += timing.idle_s
+        slowest, slowest_s = timing.slowest, 0.0
+        if slowest is not None:
+            slowest_s = slowest.seconds
+            self._slowest.add(slowest_s, slowest)
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
+        # Batches come in the sampler's order: after a slow one follow some that were ready earlier.
+        seconds = timing.seconds
+        if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
+            return
+        self._made_at = ended_at
+        times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
+        totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
+        more = (self.read_bytes, self.threads_s, self.system_s, self.faults)
+        self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals, *more))
+        count, self._made_before = self.made_count - self._made_before, self.made_count
+        with self._spans_lock:
+            span = self._span(ended_at)
+            span.made += count
+            for each in busy_s:
+                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
+                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
+            busy_s.clear()
+        if ended_at >= self.publication.due:
+            self.publication.renew(self, ended_at)
+
+    def restarted(self) -> None:
+        """Record that an attempt at a batch ended with the death of a worker."""
+        self.restarts += 1
+        with self._spans_lock:
+            self._span(time.perf_counter()).restarts += 1
+
+    # ---- the trainer ---------------------------------------------------------------------------
+
+    def begin(self, at: float) -> None:
+        """Begin the record when the first epoch does; what is before that is not training."""
+        if not self.epochs and not self.made_count:
+            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S, Span())
+
+    def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
+        """Record that an epoch began, and the seconds that `iter(loader)` took.
+
+        They count as a wait for the first batch. What the trainer does between epochs counts
+        neither as a step nor as a wait.
+        """
+        self.epochs.append((epoch, at))
+        self._is_first, self._began_s = True, seconds
+        self._group, self._left = self._group - self._left + 1, 1
+
+    @property
+    def taken_count(self) -> int:
+        """Batches that the trainer took."""
+        return self._taken_count + self._group - self._left
+
+    def taken_at_once(self, ready: int) -> None:
+        """Record that the trainer took a batch without a wait, with so many ready.
+
+        If steps are tiny, the clock is read for only one in `MAX_GROUP`.
+        """
+        self._left -= 1
+        if self._left:
+            return
+        now, count, self._left = time.perf_counter(), self._group, 1
+        is_tiny = now - self._timed_before < count * FINEST_S / MAX_GROUP and not self._is_first
+        self.taken(now, 0.0, ready)
+        self._group = self._left = min(2 * count, MAX_GROUP) if is_tiny else 1
+
+    def taken(self, asked_at: float, waited_s: float, ready: int) -> None:
+        """Record that the trainer took a batch, after a wait, with so many ready when it asked."""
+        if untimed := self._group - self._left:
+            self._left = self._group
+            self._taken_count += untimed
+            self.waits.extend(repeat(0.0, untimed))
+        self._taken_count += 1
+        self.waits.append(waited_s)
+        is_first = self._is_first
+        if is_first:
+            asked_at, waited_s = asked_at - self._began_s, waited_s + self._began_s
+        if waited_s:
+            self.waited_s += waited_s
+            self.wait_bins[duration_bin(waited_s)] += 1
+        is_quick = asked_at - self._timed_before < FINEST_S and waited_s < FINEST_S
+        self._timed_before = asked_at
+        if is_quick and asked_at < self._step_due and not is_first:
+            return
+        self._step_due = asked_at + SAMPLED_S
+        self._is_first = False
+        if asked_at >= self._queued_due:
+            self._queued_due, self._queued_s = asked_at + TRAINER_MEASURED_S, queued_s()
+            self._cores_idle_s = cores_idle_s()
+        count, total = self._taken_count, self.waited_s
+        used = time.process_time(), self._queued_s, self._cores_idle_s
+        self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
+        with self._spans_lock:
+            span = self._span(asked_at + waited_s)
+            span.taken += count - self._taken_before
+            span.waited_s += total - self._waited_before
+            span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
+            span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
+        if not is_first:
+            between_s = asked_at - self._got_before - (total - waited_s - self._waited_before)
+            self.steps_s += max(between_s, 0.0)
+            self.step_count += count - self._taken_before
+        self._taken_before, self._waited_before = count, total
+        self._got_before = asked_at + waited_s
+        if asked_at >= self.publication.due:
+            self.publication.renew(self, asked_at)
+
+    # ---- the whole run -------------------------------------------------------------------------
+
+    @property
+    def slowest(self) -> list[SlowSample]:
+        """The slowest samples of the run, slowest first."""
+        return [sample for _, sample in self._slowest]
+
+    def _span(self, at: float) -> Span:
+        """Return the span of a moment, with the present state."""
+        span = self.spans.at(at)
+        span.num_workers, span.held_bytes = self.num_workers, self.held_bytes
+        return span
+
+
+# ---- run trace -----------------------------------------------------------------------------------
+# What a run of `preprocess`, `predict` or `cache` did, and when: a record of bounded size.
+#
+# progress ── ended ──> RunTrace ──> report, `forebay top`
+#   engine ── took ────────┘
+
+# Length of each span of a run to begin with.
+FIRST_RUN_SPAN_S = 0.5
+# Seconds after which a task that is still running is shown.
+LONG_S = 5.0
+
+
+@dataclass(slots=True)
+class RunSpan:
+    """What ended in one part of a run."""
+
+    done: int = 0
+    failed: int = 0
+
+    def add(self, later: RunSpan) -> None:
+        """Merge the span that follows into this one."""
+        self.done += later.done
+        self.failed += later.failed
+
+    def following(self) -> RunSpan:
+        """Return the span that follows, in which nothing has ended yet."""
+        return RunSpan()
+
+
+class RunTrace:
+    """Records what a run does, in bounded memory.
+
+    Attributes:
+        longest_task: Returns the task that has been running for longest, and when it began on the
+            clock of `began_at`; None if none is.
+    """
+
+    def __init__(self) -> None:
+        self.began_at = self.ended_at = time.monotonic()
+        self.done = self.failed = 0
+        self.spans = Spans(self.began_at, FIRST_RUN_SPAN_S, RunSpan())
+        self.bins = [0] * DURATION_BINS
+        self.tasks, self.busy_s = 0, 0.0
+        self.retries = 0
+        self.num_workers = 0
+        self._slowest = Slowest[int]()
+        self.publication = Publication()
+        self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
+        self.longest: tuple[str, float] | None = None
+        self._published: tuple[object, ...] = ()
+
+    @property
+    def slowest(self) -> list[tuple[float, int]]:
+        """Seconds and number of the tasks that took longest, slowest first."""
+        return list(self._slowest)
+
+    def took(self, tasks: Sequence[tuple[int, float]]) -> None:
+        """Record tasks that succeeded, and how many seconds each took."""
+        bins, slowest = self.bins, self._slowest
+        for task, seconds in tasks:
+            self.busy_s += seconds
+            bins[duration_bin(seconds)] += 1
+            if seconds > slowest.least:
+                slowest.add(seconds, task)
+        self.tasks += len(tasks)
+
+    def spent(self, seconds: float) -> None:
+        """Record the seconds that a worker spent on a task that succeeded or failed."""
+        self.tasks += 1
+        self.busy_s += seconds
+
+    def ended(self, done: int, failed: int) -> None:
+        """Record inputs or samples that ended."""
+        now = self.ended_at = time.monotonic()
+        self.done += done
+        self.failed += failed
+        span = self.spans.at(now)
+        span.done += done
+        span.failed += failed
+        self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """Publish what changed since the last publication, if the next one is due.
+
+        The loop of the run calls it while nothing ends: otherwise what ended just after a
+        publication would not be seen until the next input ends.
+        """
+        if now >= self.publication.due:
+            found = self.longest_task()
+            self.longest = found if found is not None and now - found[1] >= LONG_S else None
+            # While a task runs for long, the rate falls.
+            state = (self.done, self.failed, self.num_workers, self.longest and now)
+            if state != self._published:
+                self._published = state
+                self.publication.renew(self, now)
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+# The statistics of a loader, as an immutable record.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot of a loader: `loader.statistics()`. Its `str` is a summary.
+
+    Attributes:
+        epoch: The epoch of the last batch returned; -1 before the first.
+        batch: How many batches of that epoch were returned.
+        ready_batches: Batches that are ready to be returned, including those that raised.
+        ready_bytes: Size of these batches in bytes.
+        ready_from: Epoch and number of the first ready batch; None if there is none, or with
+            `in_order=False`.
+        ready_to: Epoch and number of the last ready batch, likewise.
+        in_flight: Batches that were sent to workers and are not ready.
+        waited_s: Seconds that the training loop waited for batches, in total.
+        wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
+        wait_p95_s: The 95th percentile of these waits.
+        wait_p99_s: The 99th percentile of these waits.
+        fetch_s: Seconds that workers spent getting samples, in wall time.
+        collate_s: Seconds that workers spent collating samples and packing batches, in wall time.
+        cpu_s: Seconds of processor time that workers used. If it is far less than
+            `fetch_s + collate_s`, they waited for a disk, a network or a core.
+        queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
+        idle_s: Seconds that workers had no batch to make, because enough were prefetched, or
+            between epochs; 0 without workers.
+        restarts: Attempts to make a batch that ended with the death of a worker.
+        failures: Samples that were skipped (`on_error="skip"`).
+        num_workers: The current number of workers; 0 before the first iteration.
+        decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
+        copied_batches: Batches of worker processes whose copy to the device was started.
+        copied_bytes: Bytes of these copies.
+        copy_s: Seconds that they took on the device.
+        staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
+            memory is not.
+        pinned_bytes: Bytes of the memory of batches that are page-locked now.
+        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
+        sources: For a mixture: by name, how many samples of each source were returned over all
+            ranks, and how many epochs of the source that is.
+    """
+
+    epoch: int
+    batch: int
+    ready_batches: int
+    ready_bytes: int
+    ready_from: tuple[int, int] | None
+    ready_to: tuple[int, int] | None
+    in_flight: int
+    waited_s: float
+    wait_p50_s: float
+    wait_p95_s: float
+    wait_p99_s: float
+    fetch_s: float
+    collate_s: float
+    cpu_s: float
+    queued_s: float
+    idle_s: float
+    restarts: int
+    failures: int
+    num_workers: int = 0
+    decisions: tuple[str, ...] = ()
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    staged_bytes: int = 0
+    pinned_bytes: int = 0
+    pinned_reason: str = ""
+    sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
+
+        Returns:
+            The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
+            such batch. Each source of a mixture adds `sources/NAME/samples` and
+            `sources/NAME/epochs`, from the first batch on.
+        """
+        flat: dict[str, int | float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float):
+                flat[each.name] = value
+        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
+            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
+        for source, (samples, epochs) in self.sources.items():
+            flat[f"sources/{source}/samples"] = samples
+            flat[f"sources/{source}/epochs"] = epochs
+        return flat
+
+    def __str__(self) -> str:
+        """Return a summary, one line for each part of the loader that did something."""
+        where = f"epoch {self.epoch}, batch {self.batch:,}"
+        p50, p95, p99 = map(duration, (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s))
+        lines = [
+            f"position   {where if self.epoch >= 0 else 'before the first batch'}",
+            f"batches    {self.ready_batches:,} ready, {byte_size(self.ready_bytes)}; "
+            f"{self.in_flight:,} in flight",
+            f"waits      {duration(self.waited_s)} in all; 50% within {p50}, 95% within {p95}, "
+            f"99% within {p99}",
+            f"workers    {self.num_workers:,}, together fetching {duration(self.fetch_s)}, "
+            f"collating {duration(self.collate_s)}, idle {duration(self.idle_s)}",
+            f"processor  {duration(self.cpu_s)}, and {duration(self.queued_s)} waiting for a core",
+        ]
+        if self.restarts or self.failures:
+            skipped = counted(self.failures, "skipped sample")
+            lines.append(f"failures   {counted(self.restarts, 'restart')}, {skipped}")
+        if self.copied_batches:
+            lines.append(
+                f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
+                f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
+                f"{byte_size(self.staged_bytes)} staged"
+            )
+        for name, (samples, epochs) in self.sources.items():
+            lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
+        lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
+        return "\n".join(map(printable, lines))
+
+    def _repr_html_(self) -> str:
+        """Return a table of the numbers for a notebook."""
+        return summary("Statistics", self.to_dict())
+
+
+def totals_of(trace: Trace) -> dict[str, Any]:
+    """Return the fields of `Statistics` that a trace has."""
+    waits = sorted(trace.waits) or [0.0]
+    last = len(waits) - 1
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    percentiles = {
+        f"wait_{name}_s": waits[min(int(share * len(waits)), last)]
+        for name, share in shares.items()
+    }
+    names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
+    totals = percentiles | {name: getattr(trace, name) for name in names}
+    decisions = tuple(reason for _, reason in list(trace.decisions))
+    copies = trace.transfers
+    totals |= {
+        "copied_batches": copies.batches,
+        "copied_bytes": copies.nbytes,
+        "copy_s": copies.seconds,
+        "staged_bytes": copies.staged_bytes,
+        "pinned_bytes": copies.pinned_bytes,
+        "pinned_reason": copies.reason or "",
+    }
+    return totals | {"num_workers": trace.num_workers, "decisions": decisions}

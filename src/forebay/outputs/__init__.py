@@ -1,0 +1,1 @@
+"""Outputs: staged and published, in a folder or a bucket, as files or in shards."""

@@ -1,0 +1,408 @@
+"""The driver's end of a local output folder: staged files get their names once the ledger has them.
+
+    function ── out.file("a.flac") ──> .forebay/staging/w0/a.flac     (worker)
+    the input succeeds ──────────────> reported, not yet visible      (worker)
+    flush ───────────────────────────> every staged byte is on disk   (driver)
+    ledger.record ───────────────────> the commit point               (driver)
+    perform ─────────────────────────> pieces/a.flac                  (driver)
+
+A kill before the record leaves staged files, which the next run removes; a kill after it leaves
+file changes in the ledger, which the next run performs. Neither leaves a partial or an unknown
+file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forebay.base.output_names import (
+    PRIVATE,
+    SHARD_BYTES,
+    STAGING,
+    folders_of,
+    is_in_own_folder,
+    is_packed,
+    recorded_name,
+    removable_name,
+    staged_name,
+)
+from forebay.errors import OutputError
+from forebay.ledger.records import FileChange, Unpublished
+from forebay.outputs.shards import complete_shards, intact_members
+from forebay.outputs.staging import Staging, rename_new
+
+if TYPE_CHECKING:
+    from forebay.ledger.ledger import Ledger
+
+# ---- publishing ----------------------------------------------------------------------------------
+# Publishing: staged files get the names that the ledger has for them, and others are removed.
+#
+#     file changes ── removals, then ── a folder at once ─── if it is new, and one input's alone
+#                                  └─── a file at a time ─── otherwise
+#
+# A file gets its name only if nothing has that name, so a file that the ledger does not know is
+# never overwritten; and only if no folder on its path is a symbolic link.
+
+# How many files are published before the loop serves the workers: some milliseconds' work.
+PUBLISHED_AT_ONCE = 256
+# The most folders about which something is remembered. An output folder can have millions.
+FOLDERS_KNOWN = 100_000
+# Errors of a rename that are due to the file's name. All others are errors of the disk.
+_OF_THE_NAME = frozenset(
+    {
+        *(errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
+        *(errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EINVAL, errno.EILSEQ),
+    }
+)
+
+
+class Publisher:
+    """Performs the file changes of a ledger in a local output folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Publish in this folder, which exists."""
+        self._root = str(path)
+        self._plain = {""}  # folders known to be reached without a link
+        self._made = {""}  # folders known to exist
+
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove and publish files as the ledger says, removals first. Safe to do twice.
+
+        A name that is removed and published is replaced in one step. Folders that removals leave
+        empty are removed, too: a file may have that name next.
+        """
+        removed, published = set(), []
+        for given, staged in file_changes:
+            if staged is not None:
+                published.append((recorded_name(given), staged_name(staged)))
+            elif not is_packed(name := removable_name(given)):  # its shard is written again
+                removed.add(name)
+        replaced = removed & {name for name, _ in published}
+        self._remove(removed - replaced)
+        reasons = self._publish(published, replaced)
+        while part := list(islice(reasons, PUBLISHED_AT_ONCE)):
+            yield [one for one in part if one is not None]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        parents = set()
+        for name in names:
+            parent = _folder_of(name)
+            if self._leads_elsewhere(parent) is not None:
+                continue
+            # It is already gone, or not a file of forebay's.
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(f"{self._root}/{name}")
+            # A worker may be about to write to a staging folder that its inputs share.
+            if not name.startswith(f"{PRIVATE}/") or is_in_own_folder(name):
+                parents.add(parent)
+        for parent in sorted(parents, key=len, reverse=True):
+            self._remove_emptied(parent)
+
+    def _remove_emptied(self, folder: str) -> None:
+        """Remove a folder if it is empty or gone, and then those above it."""
+        while folder not in ("", STAGING):
+            try:
+                os.rmdir(f"{self._root}/{folder}")
+            except FileNotFoundError:
+                pass
+            except OSError:
+                break
+            self._made.discard(folder)
+            self._plain.discard(folder)
+            folder = _folder_of(folder)
+
+    def _publish(
+        self, files: Iterable[tuple[str, str]], replaced: Collection[str]
+    ) -> Iterator[Unpublished | None]:
+        """Publish files, given their names and staged names; yield what came of each rename."""
+        for is_alone, same in groupby(files, _is_in_own_folder):
+            if not is_alone:
+                yield from self._publish_each(same, replaced)
+                continue
+            for staged_in, group in _by_folder(same).items():
+                if self._publish_folder(staged_in, group):
+                    yield None
+                else:
+                    yield from self._publish_each(group, replaced)
+                if self._leads_elsewhere(staged_in) is None:
+                    self._remove_emptied(staged_in)
+
+    def _publish_each(
+        self, files: Iterable[tuple[str, str]], replaced: Collection[str]
+    ) -> Iterator[Unpublished | None]:
+        for name, staged in files:
+            yield self._publish_file(name, staged, name in replaced)
+
+    def _publish_folder(self, staged: str, files: Sequence[tuple[str, str]]) -> bool:
+        """Publish files with their staged folder in one step; return whether that was possible.
+
+        The folder must be new, these files must be all that the function left there, and it must
+        have the group that a folder made in its place would have.
+        """
+        folder = _folder_of(files[0][0])
+        parent, path = _folder_of(folder), f"{self._root}/{staged}"
+        if not folder or folder in self._made:
+            return False
+        if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
+            return False
+        try:
+            if sorted(os.listdir(path)) != sorted(name.rpartition("/")[2] for name, _ in files):
+                return False
+            self._make_folder(parent)
+            if _inherited(path) != _inherited(f"{self._root}/{parent}"):
+                return False
+            rename_new(path, f"{self._root}/{folder}")
+        except OSError:
+            return False  # each of its files will say why
+        return True
+
+    def _publish_file(self, name: str, staged: str, replaces: bool) -> Unpublished | None:
+        """Give a staged file its name; return the reason if that is impossible."""
+        final, parent = f"{self._root}/{name}", _folder_of(name)
+        elsewhere = self._leads_elsewhere(parent)
+        if elsewhere is not None:
+            reason = (
+                f"{name!r} would leave the output folder: a symbolic link leads to {elsewhere!r}\n"
+                "  Nothing was written there. Remove the link, or name the output differently."
+            )
+            return Unpublished(name, staged, reason)
+        try:
+            self._make_folder(parent)
+            if self._leads_elsewhere(_folder_of(staged)) is not None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+            (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
+            return None
+        except FileNotFoundError:
+            if os.path.lexists(final):
+                return None  # done before
+            self._made.discard(parent)
+            reason = (
+                f"{name!r} vanished between being staged and being published\n"
+                f"  Something else removes files in {f'{self._root}/{PRIVATE}'!r}, or its folder. "
+                "The next run creates it again."
+            )
+        except OSError as error:
+            if error.errno not in _OF_THE_NAME:
+                raise
+            reason = self._obstacle(name, error)
+        return Unpublished(name, staged, reason)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._made:
+            if len(self._made) >= FOLDERS_KNOWN:
+                self._made = {""}
+            os.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            self._made.update([folder, *folders_of(folder)])
+
+    def _obstacle(self, name: str, error: OSError) -> str:
+        """Return why a file cannot have its name, as a message."""
+        path = next(
+            (one for one in folders_of(name) if not os.path.isdir(f"{self._root}/{one}")), None
+        )
+        if path is not None and os.path.lexists(f"{self._root}/{path}"):
+            return (
+                f"{name!r} needs a folder, but there is a file: {path!r}\n"
+                "  Nothing was written there. Name one of the two differently."
+            )
+        if os.path.lexists(f"{self._root}/{name}"):
+            if os.path.isdir(f"{self._root}/{name}"):  # of another input's outputs, perhaps
+                what, kind = " as a folder", "folder"
+            else:
+                what, kind = ", and no input of forebay's made it", "file"
+            return (
+                f"{name!r} exists already{what}\n"
+                f"  It was left as it is. Name the output differently, or move the {kind} away."
+            )
+        return (
+            f"{name!r} cannot be published: {error.strerror}\n"
+            "  Nothing was written there. Check the permissions of its folder, or name the output "
+            "differently."
+        )
+
+    def _leads_elsewhere(self, folder: str) -> str | None:
+        """Return the real path of a folder that a symbolic link leads to; None if there is none."""
+        if folder in self._plain:
+            return None
+        for each in (*folders_of(folder), folder):
+            if each in self._plain:
+                continue
+            try:
+                mode = os.lstat(f"{self._root}/{each}").st_mode
+            except OSError:
+                return None  # there is nothing yet
+            if stat.S_ISLNK(mode):
+                return os.path.realpath(f"{self._root}/{folder}")
+            if stat.S_ISDIR(mode):  # otherwise a link may still be created there
+                if len(self._plain) >= FOLDERS_KNOWN:
+                    self._plain = {""}
+                self._plain.add(each)
+        return None
+
+
+def _is_in_own_folder(file: tuple[str, str]) -> bool:
+    """Tell whether a staged file has its name in a folder of one input alone."""
+    name, staged = file
+    return is_in_own_folder(staged) and staged.endswith(f"/{name}")
+
+
+def _by_folder(files: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Return the folders in which files are staged, and the files of each."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for file in files:
+        groups.setdefault(_folder_of(file[1]), []).append(file)
+    return groups
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _inherited(folder: str) -> tuple[int, int]:
+    """Return what a folder has from the one that it is in, and hands on: setgid bit and group."""
+    status = os.stat(folder)
+    bit = status.st_mode & stat.S_ISGID
+    return bit, status.st_gid if bit else 0
+
+
+# ---- output folder -------------------------------------------------------------------------------
+
+
+class OutputFolder:
+    """The driver's end of a local output folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder where there is none."""
+        self.path = path
+        self._root = str(path)
+        self.private = path / PRIVATE
+        if path.is_file():
+            raise OutputError(
+                f"the output {str(path)!r} is a file, not a folder\n"
+                "  Nothing was started. Name a folder; and if you wrote a glob in a shell, quote "
+                "it, or the shell replaces it with its matches."
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign()
+            self.private.mkdir(exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.private) as probe:
+                probe.write(b"forebay")
+        except OSError as error:
+            raise OutputError(
+                f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"
+                "  Nothing was started. Choose another folder, or check its permissions and space."
+            ) from error
+        self._publisher = Publisher(path)
+
+    def _refuse_foreign(self) -> None:
+        """Raise OutputError if forebay's own files are links, pipes or devices."""
+        odd = self.private if self.private.is_symlink() else None
+        if odd is None and self.private.is_dir():
+            with os.scandir(self.private) as entries:
+                kinds = {
+                    each.name: stat.S_IFMT(each.stat(follow_symlinks=False).st_mode)
+                    for each in entries
+                }
+            names = [
+                name for name, kind in kinds.items() if kind not in (stat.S_IFREG, stat.S_IFDIR)
+            ]
+            odd = self.private / names[0] if names else None
+        if odd is not None:
+            what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
+            raise OutputError(
+                f"{str(odd)!r} is {what}, which forebay does not make\n"
+                "  Nothing was started, because the run would write to it. Remove it, or choose "
+                "another output folder."
+            )
+
+    def ledger(self, command: str = "") -> Ledger:
+        """Open the ledger, for one driver at a time."""
+        from forebay.ledger.ledger import Ledger
+
+        return Ledger.open(self.private, command)
+
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Do nothing: the ledger is in the output folder."""
+
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> Staging:
+        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
+        return Staging(self.path.absolute(), shard_bytes)
+
+    def flush(self) -> None:
+        """Flush everything written below the folder to disk, contents and names."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            if sys.platform != "linux":
+                os.sync()
+            elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(self.path))
+        finally:
+            os.close(descriptor)
+
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove and publish files, part by part; see `Publisher.perform`."""
+        return self._publisher.perform(file_changes)
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Publish the shards of packed outputs, and their index; see `outputs/shards.py`."""
+        complete_shards(ledger, self._root, self.flush)
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return name and bytes of the recorded packed outputs that are in their shards."""
+        return intact_members(ledger, self._root)
+
+    def size(self, name: str) -> int | None:
+        """Return a published file's bytes; None if there is none."""
+        try:
+            return os.lstat(os.path.join(self.path, name)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every file, forebay's own left out, sorted."""
+
+        def refuse(error: OSError) -> None:
+            raise _unreadable(error) from error
+
+        names = []
+        for folder, folders, files in os.walk(self.path, onerror=refuse):
+            if Path(folder) == self.path and PRIVATE in folders:
+                folders.remove(PRIVATE)
+            names += [os.path.relpath(os.path.join(folder, file), self.path) for file in files]
+        return [(name, self.size(name) or 0) for name in sorted(names)]
+
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Call `write` with a staging path, and publish the table in one step."""
+        staged = self.private / name
+        write(staged)
+        (os.replace if replaces else rename_new)(str(staged), f"{self._root}/{name}")
+        self.flush()
+
+    def locate(self, name: str) -> Path:
+        """Return the path of a published file."""
+        return self.path / name
+
+    def clean(self) -> None:
+        """Remove everything staged."""
+        shutil.rmtree(self.path / STAGING, ignore_errors=True)
+
+
+def _unreadable(error: OSError) -> OutputError:
+    return OutputError(
+        f"{error.filename!r} cannot be read: {error.strerror}\n"
+        "  Nothing was changed. Check its permissions and the disk, and make the same call again."
+    )

@@ -1,0 +1,519 @@
+"""The interface of an output location: a local folder or a bucket."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
+from forebay.base.process import LONGEST_WAIT_S, join, wait_until
+from forebay.base.remote import Store
+from forebay.errors import BusyError, ForebayError, LedgerError, OptionError, OutputError
+from forebay.ledger.database import NAME
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.lock import Holder
+from forebay.ledger.records import FileChange, FileFields, Unpublished
+from forebay.ledger.snapshot import Snapshot, read_snapshot
+from forebay.outputs.folder import OutputFolder
+from forebay.outputs.staging import Output, Staging, WorkerEnd
+from forebay.pools.events import Refusal
+
+# ---- ledger copy ---------------------------------------------------------------------------------
+# The ledger of a bucket: used on a local disk, with a copy in the bucket for other machines.
+#
+#     <url>/.forebay/ledger.sqlite   a complete ledger, some seconds behind the local one
+#     <url>/.forebay/run.json        which run is active, since when, and its last heartbeat
+#
+# A copy goes up before the first input is worked on, now and then during commits, before outputs
+# are removed, and when the run ends. Each has a higher `generation`; a run begins a new million
+# of them, so if two machines continued from the same copy, the later run has the higher numbers.
+# `lineage` is a random string, made when the bucket was first used. A local ledger of another
+# lineage is ignored: the bucket was emptied, or it is a bucket of the same name in another store.
+
+LEDGER = f"{PRIVATE}/ledger.sqlite"
+RUN = f"{PRIVATE}/run.json"
+# How often a run sends a heartbeat and maybe a copy, and how long without one until it counts as
+# dead.
+BEAT_S = 30.0
+STALE_S = 120.0
+# A copy is due once this many times the duration of the last one has passed.
+REST = 20
+# Generations reserved for one run.
+RUN_STEP = 1_000_000
+# What a damaged run.json raises where it is read.
+_DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The last run, as run.json describes it.
+
+    Attributes:
+        heartbeat: When it last wrote this, in seconds since 1970 by the clock of its machine.
+    """
+
+    holder: Holder
+    state: str
+    heartbeat: float
+    generation: int
+    lineage: str
+
+    @property
+    def live_holder(self) -> Holder | None:
+        """The holder if it may still be alive; None if the run ended or its process is dead.
+
+        A process of this machine is looked up. One of another machine counts as dead after
+        `STALE_S` without a heartbeat, so the clocks of the machines should agree within a minute.
+        """
+        if self.state != "running":
+            return None
+        if self.holder.is_visible:
+            return self.holder if self.holder.is_alive else None
+        return self.holder if time.time() - self.heartbeat < STALE_S else None
+
+    def is_same_as(self, other: Run) -> bool:
+        """Tell whether both are records of the same run, at any time of its life."""
+        mine, theirs = (
+            (one.holder, one.lineage, one.generation // RUN_STEP) for one in (self, other)
+        )
+        return mine == theirs
+
+
+def read_run(store: Store) -> Run | None:
+    """Return the record in run.json; None if there is none, or it is truncated or damaged."""
+    text = store.read(RUN)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        return Run(
+            holder=Holder.from_record(found["holder"]),
+            state=str(found["state"]),
+            heartbeat=float(found["heartbeat"]),
+            generation=int(found["generation"]),
+            lineage=str(found["lineage"]),
+        )
+    except _DAMAGES:
+        return None
+
+
+class LedgerCopy:
+    """Keeps the copy in the bucket up to date with the local ledger, from `join` to `leave`.
+
+    A thread sends what `update` took, since a slow network must not hold up the workers. What it
+    fails to send goes up with the next copy; the last one, in `leave`, says so if it fails.
+    """
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self._store = store
+        self._path = scratch / "copy.sqlite"
+        self._run: Run | None = None
+        self._successor: Run | None = None
+        self._sending = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._taken = False
+        self._took_s = 0.0
+        self._due = 0.0
+
+    def join(self, ledger: Ledger, command: str) -> None:
+        """Bring the local ledger up to date, and make this the bucket's run."""
+        there = read_run(self._store)
+        this = Holder.this_process(command, self._path.parent)
+        other = None if there is None else there.live_holder
+        if other is not None and (other.host, other.pid) != (this.host, this.pid):
+            raise self._busy(other)
+        lineage, generation = ledger.get_meta("lineage"), int(ledger.get_meta("generation") or 0)
+        if there is None or lineage != there.lineage or generation < there.generation:
+            lineage = self._adopt(ledger, there)
+            generation = int(ledger.get_meta("generation") or 0)
+        newest = max(generation, there.generation if there is not None else 0)
+        self._run = Run(
+            holder=this,
+            state="running",
+            heartbeat=time.time(),
+            generation=(newest // RUN_STEP + 1) * RUN_STEP,
+            lineage=lineage or uuid.uuid4().hex,
+        )
+        self._store.write(RUN, json.dumps(asdict(self._run)).encode())
+        self.update(ledger, now=True)
+        self._thread = threading.Thread(target=self._serve, name="forebay-copy", daemon=True)
+        self._thread.start()
+
+    def update(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Take a copy if one is due, to be sent soon; with `now` take and send it at once."""
+        self.check()
+        if not now and (self._taken or time.monotonic() < self._due):
+            return
+        if now:  # the copy before may be on its way, for as long as the network takes
+            wait_until(lambda seconds: self._sending.acquire(timeout=seconds))
+        elif not self._sending.acquire(blocking=False):
+            return
+        try:
+            self._take(ledger)
+            if now:
+                self._send("running")
+        finally:
+            self._sending.release()
+        if now:
+            self.check()
+        else:
+            self._wake.set()
+
+    def check(self) -> None:
+        """Raise BusyError if another machine has taken over."""
+        if self._successor is not None:
+            raise self._busy(self._successor.holder)
+
+    def leave(self, ledger: Ledger) -> None:
+        """Send the last copy and say that the run has ended."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            join(self._thread)
+        if self._successor is None:
+            self._take(ledger)
+            self._send("ended")
+        self._path.unlink(missing_ok=True)
+        self.check()
+
+    def _adopt(self, ledger: Ledger, there: Run | None) -> str | None:
+        """Replace the local ledger by the bucket's; return its lineage."""
+        self._path.unlink(missing_ok=True)
+        if self._store.download(LEDGER, self._path):
+            ledger.load(self._path)
+            return ledger.get_meta("lineage")
+        # The local ledger belongs to earlier content of this bucket, whose files are gone.
+        ledger.restart()
+        ledger.clear_file_changes()
+        if there is not None:
+            return there.lineage
+        foreign = self._store.top() - {PRIVATE}
+        if foreign:
+            raise OutputError(
+                f"{self._store.url} holds files, such as {min(foreign)!r}, but no ledger\n"
+                "  They could be overwritten, so nothing was started. Choose an empty folder of "
+                "the bucket."
+            )
+        return None
+
+    def _take(self, ledger: Ledger) -> None:
+        began = time.monotonic()
+        assert self._run is not None, "join comes first"
+        self._run = replace(self._run, generation=self._run.generation + 1)
+        ledger.set_meta("lineage", self._run.lineage)
+        ledger.set_meta("generation", str(self._run.generation))
+        ledger.backup(self._path)
+        self._taken = True
+        self._took_s = time.monotonic() - began
+
+    def _send(self, state: str) -> None:
+        """Send the copy that was taken, if any, and the heartbeat; the caller holds the lock."""
+        assert self._run is not None, "join comes first"
+        began = time.monotonic()
+        there = read_run(self._store)
+        if there is not None and not there.is_same_as(self._run):
+            self._successor = there
+            return
+        if self._taken:
+            self._store.upload([(str(self._path), LEDGER)])
+            self._taken = False
+            self._took_s += time.monotonic() - began
+            self._due = time.monotonic() + max(BEAT_S, REST * self._took_s)
+        record = replace(self._run, state=state, heartbeat=time.time())
+        self._store.write(RUN, json.dumps(asdict(record)).encode())
+
+    def _serve(self) -> None:
+        while True:
+            self._wake.wait(BEAT_S)
+            self._wake.clear()
+            if self._closing:
+                return
+            if self._sending.acquire(timeout=LONGEST_WAIT_S):  # Ctrl-C may leave it locked
+                try:
+                    with suppress(OutputError):
+                        self._send("running")
+                finally:
+                    self._sending.release()
+
+    def _busy(self, holder: Holder) -> BusyError:
+        return BusyError(
+            f"another run holds {self._store.url}: {holder}\n"
+            "  This run stopped, and what it committed before is kept. Wait until that one ends, "
+            f"and make the same call again; if it died, wait {STALE_S:g} s."
+        )
+
+
+# ---- bucket --------------------------------------------------------------------------------------
+# Outputs in a bucket, or any other fsspec store: uploaded, then committed.
+#
+#     function ── out.file("a.flac") ──> a local scratch file           (worker)
+#     the input succeeds ──────────────> uploaded to its final name     (worker)
+#     ledger.record ───────────────────> the commit point               (driver)
+#     periodically ────────────────────> a copy of the ledger           (driver)
+#
+# An object is complete or absent, but there may be one that the ledger does not know, if a worker
+# died between the upload and the commit. That input is redone, and overwrites it.
+# The ledger, its lock and the scratch files are in a local folder that belongs to the URL.
+
+
+class Bucket:
+    """The driver's end of an output URL."""
+
+    def __init__(self, url: str) -> None:
+        """Make the local folder that belongs to the URL."""
+        self._store = Store(url)
+        self._local = OutputFolder(_local_folder(self._store))
+        self.private = self._local.private
+        self._copy = LedgerCopy(self._store, self.private)
+
+    @contextmanager
+    def ledger(self, command: str = "") -> Iterator[Ledger]:
+        """Open the ledger, brought up to date from the bucket; send it back at the end."""
+        with Ledger.open(self.private, command) as ledger:
+            self._copy.join(ledger, command)
+            try:
+                yield ledger
+            except BaseException:
+                with suppress(ForebayError):  # the exception that is being raised says more
+                    self._copy.leave(ledger)
+                raise
+            self._copy.leave(ledger)
+
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
+        self._copy.update(ledger, now=now)
+
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> Uploads:
+        """Return what the workers need to write here."""
+        return Uploads(self._store, self._local.staging())
+
+    def flush(self) -> None:
+        """Only check that no other machine took over: uploaded files are durable."""
+        self._copy.check()
+
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove objects as the ledger says. Safe to do twice."""
+        self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
+        return iter(())
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Do nothing: only a local folder has shards."""
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return nothing: only a local folder has shards."""
+        return iter(())
+
+    def size(self, name: str) -> int | None:
+        """Return an object's bytes; None if there is none."""
+        return self._store.size(name)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every object, forebay's own left out, sorted."""
+        return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
+
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Call `write` with a local path, and upload the file."""
+        if not replaces and self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.locate(name))
+        with tempfile.TemporaryDirectory(dir=self.private) as scratch:
+            path = Path(scratch, name)
+            write(path)
+            self._store.upload([(str(path), name)])
+
+    def locate(self, name: str) -> str:
+        """Return the URL of an object."""
+        return self._store.locate(name)
+
+    def clean(self) -> None:
+        """Remove every scratch file."""
+        self._local.clean()
+
+
+class Uploads:
+    """A worker's end of an output URL. It can be pickled."""
+
+    def __init__(self, store: Store, staging: Staging) -> None:
+        """Stage files with `staging`, upload them to `store`."""
+        self._store = store
+        self._staging = staging
+
+    def open(self, worker: int) -> None:
+        """Create this worker's folder, and connect to the store."""
+        self._staging = copy(self._staging)  # worker threads share what this was copied from
+        self._staging.open(worker)
+        self._store.open()
+
+    def begin(self, source: str) -> Output:
+        """Return the `out` of one input, which shares no folder."""
+        return Output(source, self._staging.folders, is_alone=True)
+
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
+        """Upload the files of one input to their final names."""
+        root = str(self._staging.folders.path.parent)
+        files = output.collect(root)
+        paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
+        try:
+            if paths:
+                self._store.upload(paths)
+        except OutputError:
+            probe = f"{PRIVATE}/probe-{self._staging.folders.path.name}"
+            try:
+                self._store.write(probe, b"forebay")
+                self._store.remove([probe])
+            except OutputError as error:
+                raise Refusal("environment") from error
+            self._store.upload(paths)  # if it fails again, the cause is in the files or their names
+        output.discard()
+        return tuple((name, size, "", None) for name, size, _, _ in files)
+
+    def is_full(self) -> bool:
+        """Tell whether the local disk has run out of bytes or of files."""
+        return self._staging.is_full()
+
+    def close(self) -> None:
+        """Do nothing: every file was closed by the function."""
+
+
+@contextmanager
+def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
+    """Find the newest ledger of a URL: the local one, or else a copy of that in the bucket."""
+    store = Store(url)
+    there = read_run(store)
+    private = _local_folder(store) / PRIVATE
+    if there is not None and _is_written(private / NAME):
+        meta = read_snapshot(private).meta
+        generation = int(meta.get("generation", 0))
+        if meta.get("lineage") == there.lineage and generation >= there.generation:
+            yield private, None
+            return
+    with tempfile.TemporaryDirectory() as scratch:
+        if not store.download(LEDGER, Path(scratch, NAME)):
+            raise LedgerError(
+                f"{store.url} holds no ledger: it is not an output of forebay's\n"
+                "  Give the URL that was given as `output`."
+            )
+        yield Path(scratch), None if there is None else there.live_holder
+
+
+def _is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _local_folder(store: Store) -> Path:
+    """Return the local folder that belongs to a URL."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    digest = hashlib.sha256(store.canonical_url.encode("utf-8", "surrogatepass")).hexdigest()
+    return states / "forebay" / digest[:16]
+
+
+# ---- output places -------------------------------------------------------------------------------
+
+_LOCAL = ("file://", "local://")
+
+
+class OutputPlace(Protocol):
+    """The driver's side of an output location."""
+
+    private: Path
+
+    def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
+        """Open the ledger, for one driver at a time."""
+        ...
+
+    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Copy the ledger to a bucket, so that it survives the loss of this machine."""
+
+    def staging(self, shard_bytes: int = SHARD_BYTES) -> WorkerEnd:
+        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
+        ...
+
+    def flush(self) -> None:
+        """Flush what was written to disk."""
+
+    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
+        """Remove and publish files, part by part; yield what cannot be published of each part."""
+        ...
+
+    def complete_shards(self, ledger: Ledger) -> None:
+        """Publish the shards of packed outputs, and their index."""
+
+    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
+        """Return name and bytes of the recorded packed outputs that are in their shards."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return a published file's bytes; None if there is none."""
+        ...
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of every file, forebay's own left out, sorted."""
+        ...
+
+    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
+        """Write and publish a table; raise FileExistsError if it may not replace a file."""
+
+    def locate(self, name: str) -> Path | str:
+        """Return where a published file is: a path, or a URL."""
+        ...
+
+    def clean(self) -> None:
+        """Remove all staged files."""
+
+
+def open_place(output: str | os.PathLike[str]) -> OutputPlace:
+    """Return the folder or the bucket that `output` names."""
+    text = local_path(output)
+    return Bucket(text) if "://" in text else OutputFolder(Path(os.path.abspath(text)))
+
+
+@contextmanager
+def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
+    """Find the ledger of a place, to be read from outside with `forebay.ledger.snapshot`."""
+    text = local_path(output)
+    if "://" in text:
+        with newest_copy(text) as found:
+            yield found
+    else:
+        yield Path(text) / PRIVATE, None
+
+
+def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
+    """Read the counts in the ledger of a place from outside."""
+    with newest_ledger(output) as (folder, live):
+        return read_snapshot(folder, live)
+
+
+def path_text(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string."""
+    text: Any = os.fspath(output) if isinstance(output, os.PathLike) else output
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(
+            f"{output!r} names no folder\n"
+            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
+        )
+    return text
+
+
+def local_path(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string; a file:// URL as a path."""
+    text = os.path.expanduser(path_text(output))
+    if not text.startswith(_LOCAL) or "::" in text:
+        return text
+    from fsspec.implementations.local import LocalFileSystem
+
+    return str(LocalFileSystem._strip_protocol(text))

@@ -1,0 +1,475 @@
+"""A worker's end of a local output folder: files are staged until the driver publishes them.
+
+See `output_folder.py` for how a file gets its final name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.base.output_names import (
+    SHARD_BYTES,
+    asked_name,
+    folders_of,
+    own_folder,
+    packed_name,
+    worker_folder,
+)
+from forebay.errors import OutputError, shortened
+from forebay.ledger.records import FileFields
+from forebay.outputs.shard_writer import ShardWriter
+
+# ---- staging folders -----------------------------------------------------------------------------
+# Where a worker stages files: in a folder that its inputs share, or in one of a single input.
+#
+#     RUN-WORKER/speaker1/a.flac    `speaker1` is published: one file more for it
+#     RUN-WORKER-7/rec/0.flac       `rec` is new: published as a whole, if its name is free
+#
+# All of these folders are in `.forebay/staging`.
+
+# The most shared folders that a worker remembers.
+_MOST_KNOWN = 10_000
+
+
+class StagingFolders:
+    """The staging folders of one worker."""
+
+    def __init__(self, root: str, run: str, worker: int) -> None:
+        self._root, self._run, self._worker = root, run, worker
+        self.path = Path(root, worker_folder(run, worker))
+        os.makedirs(self.path, exist_ok=True)
+        self._known = {"": self.path}  # shared folders that exist, by the names to be published
+        self._number = 0  # of the last folder of a single input
+
+    def shared(self, folder: str, *, is_first: bool) -> Path | None:
+        """Return the shared folder for files of a folder that is published already."""
+        path = self._known.get(folder)
+        if path is not None:
+            return path
+        try:
+            if not stat.S_ISDIR(os.stat(f"{self._root}/{folder}").st_mode):
+                return None
+        except OSError as error:
+            if is_first or error.errno != errno.ENOENT:
+                return None
+        path = self.path / folder
+        try:
+            os.makedirs(path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            return None
+        if len(self._known) >= _MOST_KNOWN:
+            self._known = {"": self.path}
+        self._known[folder] = path
+        return path
+
+    def is_free(self, path: Path, name: str) -> bool:
+        """Tell whether no earlier input used a path in a shared folder for a file of this name.
+
+        The rename of such a file stays in the ledger until the next commit, and a run after a kill
+        does it again: it must not find another input's file there.
+        """
+        if os.path.lexists(path):  # first: it gets its name at any time
+            return False
+        try:
+            os.lstat(f"{self._root}/{name}")
+        except OSError as error:
+            return error.errno == errno.ENOENT  # otherwise a file is where this needs a folder
+        return False
+
+    def own(self) -> Path:
+        """Make a folder for the files of one input alone."""
+        self._number += 1
+        path = Path(self._root, own_folder(self._run, self._worker, self._number))
+        os.mkdir(path)
+        return path
+
+
+# ---- staged output -------------------------------------------------------------------------------
+
+
+class Output:
+    """What a function receives as `out`: the way to name the files that it makes.
+
+    Its paths are valid until the function returns (for a generator: until it is exhausted).
+
+    Attributes:
+        source: The input's name, as the column `source` of the table has it: its path or URL, or
+            for a sample of a Dataset its name, or its index as a string; "" for a row without one.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        staging: StagingFolders,
+        shards: ShardWriter | None = None,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """Stage the files of one input.
+
+        Args:
+            source: See the attribute.
+            staging: The folders of the worker.
+            shards: Takes packed outputs; None if there can be none.
+            is_alone: Stage no file in a folder that inputs share.
+        """
+        self.source = source
+        self._staging = staging
+        self._shards = shards
+        self._is_alone = is_alone
+        self._own: Path | None = None  # a folder of this input alone, once it is needed
+        self._made: dict[str, Path] = {}  # the folders in it, by their names
+        self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
+        self._has_ended = False
+        self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
+        self._paths: dict[str, Path] = {}  # final name -> staged path
+        self._folders: dict[str, str] = {}  # folders that the names need -> one of those names
+
+    def file(self, name: str | os.PathLike[str]) -> Path:
+        """Return a private path to write one output file to.
+
+        The file appears under `name` in the output folder only if the whole input succeeds.
+
+        Args:
+            name: Relative to the output folder; may hold folders ("speaker1/a.flac"), which
+                are made. Asking for the same name again returns the same path.
+
+        Raises:
+            OutputError: The name is absolute, leaves the output folder or is forebay's own; or
+                this input needs a file and a folder of the same name.
+        """
+        final = asked_name(name)
+        if final in self._paths:
+            return self._paths[final]
+        folder, _, base = final.rpartition("/")
+        if folder or self._folders:
+            self._claim(final, folder)
+        path = self._shared_path(final, folder, base) or self._own_path(folder, base)
+        self._names[str(path)] = final
+        self._paths[final] = path
+        return path
+
+    def _claim(self, final: str, folder: str) -> None:
+        """Record the folders that a name needs."""
+        folders = [] if folder in self._folders else folders_of(final)
+        other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
+        if other:
+            raise OutputError(
+                f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
+                "  A name cannot be both a file and a folder. Rename one of the two."
+            )
+        self._folders.update(dict.fromkeys(folders, final))
+
+    def _shared_path(self, final: str, folder: str, base: str) -> Path | None:
+        """Return a path in the folder that inputs share; None if there is none that is free.
+
+        There is none if the outputs of this input begin in a folder that is new: that can be
+        published as a whole. All of them lie to each other as their names do, unless an earlier
+        input uses one of them.
+        """
+        if self._is_alone or self._own:
+            return None
+        parent = self._staging.shared(folder, is_first=not self._paths)
+        if parent is None or not self._staging.is_free(path := parent / base, final):
+            return None
+        return path
+
+    def _own_path(self, folder: str, base: str) -> Path:
+        if self._own is None:
+            self._own = self._staging.own()
+            self._made[""] = self._own
+        if folder not in self._made:
+            path = self._own / folder
+            os.makedirs(path, exist_ok=True)
+            self._made[folder] = path
+        return self._made[folder] / base
+
+    def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
+        """Append one small output to a shard, a tar file in the folder `packed`.
+
+        It is kept only if the whole input succeeds. The outputs of an input are next to each other.
+        `forebay.open_output` reads one. Use `file` for large outputs, and for a library that writes
+        to a path.
+
+        Args:
+            name: Its name in the shard, relative; no two inputs may use the same. Readers of
+                WebDataset shards make one sample of "a.flac" and "a.json".
+            data: The bytes: `bytes`, or any other buffer, which is copied.
+            metadata: A row of the table, beside `destination`. A function that passes some returns
+                None.
+
+        Returns:
+            The `destination`: "packed/" and the name.
+
+        Raises:
+            OutputError: The name is absolute, leaves the folder, or was used by this input before;
+                or the output folder is a URL.
+            TypeError: The data are not bytes.
+        """
+        if self._shards is None:
+            raise OutputError(
+                f"out.pack({shortened(name)}): the output is a URL, and shards can only be written "
+                "to a local folder\n  Nothing was written. Use out.file(), or a local folder."
+            )
+        if self._has_ended:
+            raise OutputError(
+                f"out.pack({shortened(name)}) was called after its input had ended\n"
+                "  Nothing was written. Let the function wait for the threads that it starts."
+            )
+        final = packed_name(name)
+        if final in self._packed:
+            raise OutputError(
+                f"out.pack({name!r}): this input packed an output of that name before\n"
+                "  Give each a name of its own."
+            )
+        if "destination" in metadata:
+            raise TypeError(f"out.pack({name!r}): the destination is the name; leave it out")
+        self._shards.add(final, _as_bytes(name, data))
+        self._packed[final] = metadata
+        return final
+
+    def rows(self, returned: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Return the rows of the table, given those that the function returned.
+
+        Raises:
+            TypeError: There are some of both.
+        """
+        if not any(self._packed.values()):
+            return returned
+        if returned is not None:
+            raise TypeError(
+                "the function passed metadata to out.pack() and returned metadata, too\n"
+                "  Pass all of them to out.pack(), or return rows with the destinations that it "
+                "returns."
+            )
+        return [{"destination": name, **self._packed.get(name, {})} for name in self.names()]
+
+    def final_name(self, path: str) -> str | None:
+        """Return the final name of a path that `file` gave; None for any other."""
+        return self._names.get(path)
+
+    def names(self) -> list[str]:
+        """Return the final names in the order they were asked for, files before packed outputs."""
+        return [*self._names.values(), *self._packed]
+
+    def collect(self, root: str) -> tuple[FileFields, ...]:
+        """Return the files that were written, with staged paths relative to `root`.
+
+        Raises:
+            OutputError: A file that was asked for is missing, or is not a regular file; or two of
+                the names are one file.
+        """
+        files: list[FileFields] = []
+        inodes: set[int] = set()
+        start = len(root) + 1
+        for staged, name in self._names.items():
+            try:
+                status = os.lstat(staged)
+            except FileNotFoundError:
+                raise OutputError(
+                    f"out.file({name!r}) was requested, but the function never wrote it\n"
+                    "  Nothing of this input was kept. Write to the path that out.file() returned. "
+                    "A library that adds an ending, as numpy.save does with .npy, writes another "
+                    "file: put the ending into the name."
+                ) from None
+            if (status.st_mode & 0o170000) != 0o100000:
+                raise OutputError(
+                    f"out.file({name!r}): the function did not leave a regular file there\n"
+                    "  Nothing of this input was kept. Write a file to that path. For a folder of "
+                    "files, name each of them, as in out.file('folder/a.npy')."
+                )
+            if status.st_nlink == 1 and status.st_ino in inodes:
+                raise OutputError(
+                    f"out.file({name!r}) is the same file as another output of this input\n"
+                    "  Nothing was kept: one has overwritten the other. If the file system ignores "
+                    "upper and lower case, give names that differ in more than that."
+                )
+            inodes.add(status.st_ino)
+            files.append((name, status.st_size, staged[start:], None))
+        return tuple(files)
+
+    def collect_packed(self) -> tuple[FileFields, ...]:
+        """Return the packed outputs; from now on they survive the worker's death."""
+        self._has_ended = True
+        return () if self._shards is None or not self._packed else self._shards.commit()
+
+    def discard(self) -> None:
+        """Remove what an input made that failed."""
+        self._has_ended = True
+        if self._shards is not None and self._packed:
+            self._shards.discard()
+        self._packed.clear()
+        own = [] if self._own is None else [str(self._own)]
+        for path in [*self._names, *own]:
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+            except OSError:  # it is a folder
+                import shutil
+
+                shutil.rmtree(path, ignore_errors=True)
+        self._own = None
+        self._made.clear()
+        self._names.clear()
+        self._paths.clear()
+        self._folders.clear()
+
+
+def _as_bytes(name: object, data: Any) -> bytes:
+    """Return bytes that nobody else can change."""
+    if type(data) is bytes:
+        return data
+    try:
+        return memoryview(data).tobytes()
+    except (TypeError, ValueError, BufferError):
+        raise TypeError(
+            f"out.pack({name!r}, data) takes bytes or another buffer; got "
+            f"{type(data).__name__}\n  Encode it first, for example with text.encode()."
+        ) from None
+
+
+class Staging:
+    """A worker's end of the output folder. It can be pickled."""
+
+    def __init__(self, root: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        """Stage below `root`, the output folder; shards have about `shard_bytes`."""
+        self._shard_bytes = shard_bytes
+        self._shards: ShardWriter | None = None
+        self._root = str(root)
+        self._driver = os.uname().nodename
+        self._is_far = False
+        self._run = os.urandom(4).hex()
+        self.folders: StagingFolders  # once it is open
+
+    def open(self, worker: int) -> None:
+        """Create this worker's folder."""
+        self.folders = StagingFolders(self._root, self._run, worker)
+        self._is_far = os.uname().nodename != self._driver
+        self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
+
+    def close(self) -> None:
+        """Close the open shard."""
+        if self._shards is not None:
+            self._shards.close()
+
+    def begin(self, source: str) -> Output:
+        """Return the `out` of one input."""
+        return Output(source, self.folders, self._shards)
+
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
+        """Return the staged files and the packed outputs of one input."""
+        files = output.collect(self._root)
+        if self._is_far:  # the driver's flush does not reach this machine's page cache
+            for _, _, staged, _ in files:
+                _flush(os.path.join(self._root, staged))
+        return files + output.collect_packed()
+
+    def is_full(self) -> bool:
+        """Tell whether the output's file system has run out of bytes or of files."""
+        status = os.statvfs(self.folders.path)
+        return status.f_bavail * status.f_frsize < 65_536 or (
+            status.f_files > 0 and status.f_favail == 0
+        )
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class WorkerEnd(Protocol):
+    """The worker's side of an output folder or bucket."""
+
+    def open(self, incarnation: int) -> None:
+        """Set up in the worker."""
+
+    def begin(self, source: str) -> Output:
+        """Return the `out` of one input."""
+        ...
+
+    def commit(self, output: Output) -> tuple[FileFields, ...]:
+        """Return the files of one input; from now on they survive the worker's death."""
+        ...
+
+    def is_full(self) -> bool:
+        """Tell whether the output's disk is full."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+# ---- renames -------------------------------------------------------------------------------------
+# Renaming a file to a free name in one step, so that an existing file is never overwritten.
+#
+# renameat2(RENAME_NOREPLACE)   Linux: ext4, XFS, Btrfs, tmpfs, overlayfs and others
+# link, then unlink             where there are hard links instead: NFS, macOS
+# look, then rename             elsewhere; another process could come between the two
+
+_AT_FDCWD, _NOREPLACE = -100, 1
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+# Errors of a file system or kernel that lacks an operation.
+_UNSUPPORTED = frozenset(
+    {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK}
+)
+
+
+def _c_function() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+_renameat2 = _c_function()
+
+
+def rename_new(old: str, new: str) -> None:
+    """Rename a file to a name that is free."""
+    for rename in _WAYS:
+        try:
+            rename(old, new)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return
+    os.lstat(old)
+    if os.path.lexists(new):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+    os.replace(old, new)
+
+
+def _by_renameat2(old: str, new: str) -> None:
+    if _renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new)
+    # As `os.fsencode` does, which takes four times as long.
+    first, second = old.encode(*_ENCODING), new.encode(*_ENCODING)
+    if _renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _NOREPLACE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), new)
+
+
+def _by_link(old: str, new: str) -> None:
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except FileExistsError:
+        # NFS may have created the link and lost the reply; or a kill came before the unlink.
+        if not os.path.samestat(os.lstat(old), os.lstat(new)):
+            raise
+    with suppress(FileNotFoundError):
+        os.unlink(old)
+
+
+_WAYS = (_by_renameat2, _by_link)

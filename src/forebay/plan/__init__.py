@@ -1,1 +1,0 @@
-"""Which samples form which batch, and the seeds they are made with. PURE."""

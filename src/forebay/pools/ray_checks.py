@@ -1,0 +1,420 @@
+"""Nodes and hosts of a cluster: whether they can do the job, and that they live."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from forebay.errors import ForebayError, OptionError, OutputError
+from forebay.failures import Failure
+from forebay.options import Ray, worker_resources
+from forebay.pools import ray_cluster
+from forebay.pools.ray_cluster import CALL_S, Node, fitting, shutdown_guard, stream_options
+from forebay.pools.ray_host import find_in, leave_out
+
+# ---- node checks ---------------------------------------------------------------------------------
+# Check that a node sees the same output folder and has the same code before it gets work.
+#
+#     driver writes a nonce ──> node reads it, writes another ──> driver reads that
+#
+# Outputs in a folder on a node's local disk would be lost. If a module were missing on one node,
+# every input that is sent there would fail.
+
+# How long a node may take to answer; importing a large library from a slow disk takes a while.
+PATIENCE_S = 120.0
+_PACKAGES = ("forebay", "torch", "cloudpickle")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """What to check on a node.
+
+    Attributes:
+        folder: The folder or URL that outputs are staged in; None if there are none.
+        trainer: Host and port of the trainer, to which nodes connect; None if they do not.
+    """
+
+    work: bytes
+    folder: str | None = None
+    inputs: tuple[str, ...] = ()
+    trainer: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The results of the checks on a node."""
+
+    versions: dict[str, str]
+    unloadable: str
+    folder: str
+    missing: tuple[str, ...]
+    unreachable: str
+
+
+def check_nodes(
+    nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any], over: threading.Event
+) -> dict[str, ForebayError]:
+    """Check nodes, all at the same time."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    import ray
+
+    nonce = secrets.token_hex(8)
+    name = _probe(check.folder, nonce)
+    if name is not None:
+        _write(name, nonce)
+    try:
+        with ray_cluster.up():
+            shared: Any = ray.put(check)
+            inspect: Any = ray.remote(inspect_node)
+            answers: Any = [
+                inspect.options(
+                    num_cpus=0,
+                    max_retries=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                    **options,
+                ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
+                for node in nodes
+            ]
+        until = time.monotonic() + PATIENCE_S
+        waiting = answers
+        while waiting and not over.is_set() and time.monotonic() < until:
+            with ray_cluster.up():
+                _, waiting = ray.wait(answers, num_returns=len(answers), timeout=CALL_S)
+        with ray_cluster.up():
+            verdicts = [
+                _verdict(ray, node, answer, check, nonce)
+                for node, answer in zip(nodes, answers, strict=True)
+            ]
+            shared = waiting = answers = None
+    finally:
+        if name is not None:
+            _remove(name)
+    return {
+        node.id: error for node, error in zip(nodes, verdicts, strict=True) if error is not None
+    }
+
+
+def inspect_node(
+    check: NodeCheck, nonce: str, node: str, path: Sequence[str], working_folder: str
+) -> NodeFacts:
+    """Inspect a node, in a task on that node; the driver judges the result."""
+    find_in(path)
+    unloadable = folder = ""
+    with_folder = list(sys.path)  # the process is shared with other tasks of the driver
+    leave_out(working_folder, path)
+    try:
+        pickle.loads(check.work)  # noqa: S301 - from our own driver
+    except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
+        unloadable = f"{type(error).__name__}: {error}"
+    finally:
+        sys.path[:] = with_folder
+    name = _probe(check.folder, nonce)
+    if name is not None:
+        try:
+            if _read(name) == nonce:
+                _write(f"{name}-{node}", nonce)
+            else:
+                folder = "absent"
+        except FileNotFoundError:
+            folder = "absent"
+        except Exception as error:  # noqa: BLE001 - whatever a file system raises
+            folder = f"{type(error).__name__}: {error}"
+    missing = tuple(path for path in check.inputs if not os.path.exists(path))
+    unreachable = ""
+    if check.trainer is not None:
+        try:
+            socket.create_connection(check.trainer, ray_cluster.CONNECT_S).close()
+        except OSError as error:
+            unreachable = str(error)
+    return NodeFacts(versions(), unloadable, folder, missing, unreachable)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that all nodes must share."""
+    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed, but on its path"
+    return found
+
+
+def _verdict(
+    ray: Any, node: Node, answer: Any, check: NodeCheck, nonce: str
+) -> ForebayError | None:
+    """Return the error of a node; None if it may get work."""
+    try:
+        seen: NodeFacts = ray.get(answer, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return OptionError(
+            f"node {node.name} did not answer within {PATIENCE_S:g} s\n"
+            "  It was asked to load the work and to look at the folders. If it still installs its "
+            "runtime environment, make the same call again later; otherwise see Ray's logs there, "
+            "or stop Ray on that node."
+        )
+    except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
+        words = str(error).strip() or type(error).__name__
+        return OptionError(
+            f"node {node.name} cannot run forebay: {words.splitlines()[-1]}\n"
+            "  Install the same forebay, with ray and torch, on every node."
+        )
+    return _folder_error(node, seen.folder, check.folder, nonce) or _facts_error(node, seen, check)
+
+
+def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> ForebayError | None:
+    """Return why outputs of a node would be lost; `reason` is what it says itself."""
+    if reason == "absent":
+        return OutputError(
+            f"node {node.name} does not see the output folder {folder!r}\n"
+            "  A file that this process wrote there is not there. With several nodes the output "
+            "must be a folder that all of them mount (NFS, Lustre, …) at the same path, or a "
+            "bucket: output='s3://bucket/folder'."
+        )
+    if reason:
+        return OutputError(
+            f"node {node.name} cannot write to the output folder {folder!r}: {reason}\n"
+            "  Check its mount and permissions there."
+        )
+    name = _probe(folder, nonce)
+    if name is not None:
+        its = f"{name}-{node.id}"
+        try:
+            agrees = _read(its) == nonce
+        except Exception:  # noqa: BLE001 - whatever a file system raises
+            agrees = False
+        _remove(its)
+        if not agrees:
+            return OutputError(
+                f"what node {node.name} writes to the output folder {folder!r} does not "
+                "appear on this machine\n  Mount the same folder everywhere, or use a bucket."
+            )
+    return None
+
+
+def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError | None:
+    """Return why inputs would fail on a node, by what it says itself."""
+    ours = versions()
+    differing = [
+        f"{name} {seen.versions[name]} there and {ours[name]} here"
+        for name in ours
+        if seen.versions[name] != ours[name]
+    ]
+    if differing:
+        return OptionError(
+            f"node {node.name} has other versions: {', '.join(differing)}\n"
+            "  Results would depend on the node. Install the same versions on every node."
+        )
+    if seen.unloadable:
+        return OptionError(
+            f"node {node.name} cannot load the work: {seen.unloadable}\n"
+            "  Install what it imports there, or send it along: "
+            "forebay.Ray(runtime_env={'py_modules': ['folder']})."
+        )
+    if seen.missing:
+        return OptionError(
+            f"node {node.name} does not see the inputs: {seen.missing[0]!r} is not there\n"
+            "  Put them in a folder that every node mounts at the same path, or in a bucket."
+        )
+    if seen.unreachable and check.trainer is not None:
+        host, port = check.trainer
+        return OptionError(
+            f"node {node.name} cannot connect to the trainer at {host}, port {port}: "
+            f"{seen.unreachable}\n  forebay.Ray(direct=True) needs that. Open the trainer's ports "
+            "to the nodes, or leave `direct` out."
+        )
+    return None
+
+
+def _probe(folder: str | None, nonce: str) -> str | None:
+    return None if folder is None else f"{folder.rstrip('/')}/node-check-{nonce}"
+
+
+def _write(name: str, text: str) -> None:
+    import fsspec
+
+    with fsspec.open(name, "w") as file:
+        file.write(text)
+
+
+def _read(name: str) -> str:
+    import fsspec
+
+    with fsspec.open(name, "r") as file:
+        return str(file.read())
+
+
+def _remove(name: str) -> None:
+    import fsspec
+
+    with suppress(Exception):  # the file or the store no longer exists
+        files, path = fsspec.core.url_to_fs(name)
+        files.rm_file(path)
+
+
+# ---- monitor -------------------------------------------------------------------------------------
+# A thread that polls the nodes of the cluster and checks new ones.
+
+# How often the cluster is polled for new nodes and free resources.
+PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The nodes of the cluster now."""
+
+    nodes: list[Node]
+    refused: dict[str, ForebayError]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """The cluster does not answer, or this process disconnected from it."""
+
+    why: str
+
+
+class ClusterMonitor:
+    """Polls the cluster every PERIOD_S, in a separate thread, because it may answer slowly."""
+
+    def __init__(
+        self, where: Ray, check: NodeCheck, report: Callable[[ClusterState | ClusterLost], None]
+    ) -> None:
+        """Poll once, and check every node."""
+        self._need = worker_resources(where)
+        self._environment: dict[str, Any] = environment_of(where)
+        self._check = check
+        self._report = report
+        self._good: set[str] = set()
+        self._bad: set[str] = set()
+        self._over = threading.Event()
+        self._session = ray_cluster.session()
+        self.nodes = ray_cluster.nodes()
+        for error in self._check_new(self.nodes).values():
+            raise error
+        self._thread = threading.Thread(target=self._run, name="forebay-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self, patience_s: float) -> None:
+        """Stop the thread."""
+        self._over.set()
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while not self._over.wait(PERIOD_S):
+            try:
+                nodes = ray_cluster.nodes()
+                if ray_cluster.session() != self._session:
+                    raise ConnectionError("Ray was shut down, and connected again")
+                refused = self._check_new(nodes)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises when the cluster is gone
+                if not self._over.is_set():
+                    self._report(
+                        ClusterLost(f"the Ray cluster is gone: {ray_cluster.first_line(error)}")
+                    )
+                return
+            self._report(
+                ClusterState([node for node in nodes if node.id not in self._bad], refused)
+            )
+
+    def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
+        """Check the nodes that are large enough and new."""
+        known = self._good | self._bad
+        new = [node for node in nodes if node.id not in known and fitting(node.total, self._need)]
+        if not new:
+            return {}
+        refused = check_nodes(new, self._check, self._environment, self._over)
+        self._bad.update(refused)
+        self._good.update(node.id for node in new if node.id not in refused)
+        return refused
+
+
+def environment_of(where: Ray) -> dict[str, Any]:
+    """Return the option of Ray's that sets the runtime environment, if one is asked for."""
+    return {} if where.runtime_env is None else {"runtime_env": dict(where.runtime_env)}
+
+
+# ---- listener ------------------------------------------------------------------------------------
+# The thread that receives the reports of one host and passes them on.
+
+
+@dataclass(slots=True)
+class Message:
+    """Events that a host reported together, and whether the pool has processed them.
+
+    Attributes:
+        number: Which host; None for events that come from none.
+    """
+
+    number: int | None
+    events: list[Any]
+    taken: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnded:
+    """A host and its workers ended."""
+
+    number: int
+    failure: Failure
+    external: bool
+
+
+def listen(
+    number: int,
+    host: Any,
+    room: int,
+    workers: Sequence[tuple[int, int]],
+    ahead: int,
+    complete: Callable[[list[Any]], list[Any]],
+    report: Callable[[Message | HostEnded], None],
+    closed: threading.Event,
+) -> None:
+    """Start the first workers of a host and pass on what the host reports, until it ends."""
+    import ray
+
+    stream = reference = message = None
+    try:
+        with ray_cluster.up():
+            stream = host.events.options(**stream_options(ahead)).remote(room, workers)
+        while True:
+            with ray_cluster.up():
+                reference = message = None
+                if not ray.wait([stream], timeout=CALL_S, fetch_local=True)[0]:
+                    continue
+                reference = next(stream, None)
+                if reference is None:
+                    break
+                message = Message(number, ray.get(reference))
+            message.events = complete(message.events)
+            report(message)
+            if ahead >= 0:
+                # One message of each worker at a time: others would fill the local object store,
+                # and the batch that is needed next might not fit.
+                while not (message.taken.wait(CALL_S) or closed.is_set()):
+                    pass
+        why, external = "its host ended", True
+    except ray.exceptions.OutOfMemoryError as error:
+        # Ray's memory monitor chooses by age, not by use, and may kill several at once.
+        why = (
+            f"Ray killed it because memory ran out: {ray_cluster.first_line(error)}; with "
+            "forebay.Ray(num_cpus=2), say, fewer share a node"
+        )
+        external = False
+    except Exception as error:  # noqa: BLE001 - whatever Ray raises when something is lost
+        why, external = f"its host was lost: {ray_cluster.first_line(error)}", True
+    if not closed.is_set():
+        report(HostEnded(number, Failure("crash", "WorkerDiedError", why), external))
+    with shutdown_guard().held(however_long=True):
+        stream = reference = None

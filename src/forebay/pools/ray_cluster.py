@@ -1,0 +1,450 @@
+"""The connection to a Ray cluster: join it, look at its nodes, leave it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from forebay.errors import OptionError
+
+# ---- nodes ---------------------------------------------------------------------------------------
+# Choose the node for the next worker: a pure function of plain records.
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster when it was last polled."""
+
+    id: str
+    name: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+
+def fitting(resources: Mapping[str, float], need: Mapping[str, float]) -> int:
+    """Return how many workers fit into resources."""
+    # With a tolerance, because thirds of a GPU do not add up to exactly one.
+    return min(int(resources.get(name, 0.0) / each + 1e-9) for name, each in need.items())
+
+
+def place(
+    wanted: int,
+    nodes: Sequence[Node],
+    need: Mapping[str, float],
+    placed: Mapping[str, int],
+    fresh: Mapping[str, int],
+) -> list[str]:
+    """Choose nodes for new workers, those with the most room first."""
+    left = {}
+    held = {}
+    for node in nodes:
+        held[node.id] = placed.get(node.id, 0)
+        ours = fitting(node.total, need) - held[node.id]
+        left[node.id] = min(ours, fitting(node.free, need) - fresh.get(node.id, 0))
+    chosen: list[str] = []
+    while len(chosen) < wanted:
+        open_ones = [each for each in left if left[each] > 0]
+        if not open_ones:
+            break
+        best = min(open_ones, key=lambda each: (held[each], -left[each]))
+        left[best] -= 1
+        held[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
+    """Return how many workers the nodes could hold if nothing else ran on them."""
+    return sum(max(fitting(node.total, need), 0) for node in nodes)
+
+
+def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
+    """Return a message that says what workers without a node are waiting for."""
+    wish = _amounts(need)
+    if not any(fitting(node.total, need) for node in nodes):
+        hint = "No node has that much: start a larger one, or ask for less."
+    else:
+        hint = "All of it is in use: the run continues when resources are freed or a node joins."
+    lines = [f"  {node.name}: {_free(node, need)}" for node in nodes] or ["  there are no nodes"]
+    plural = "s wait" if wanted != 1 else " waits"
+    return "\n".join(
+        [f"{wanted} worker{plural} for room on the cluster; each needs {wish}", *lines, f"  {hint}"]
+    )
+
+
+def _free(node: Node, need: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g} {name} free"
+        for name in need
+    )
+
+
+def _amounts(need: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in need.items())
+
+
+# ---- ray internals -------------------------------------------------------------------------------
+# All private parts of Ray that forebay uses.
+#
+# Each of them has a test in `tests/ray/test_ray_internals.py` that fails, and says why, when a new
+# version of Ray changes it.
+
+_Lock = TypeVar("_Lock")
+
+
+def replace_connection_lock(kind: type[_Lock], make: Callable[[Any], _Lock]) -> _Lock:
+    """Replace the lock that Ray holds while it connects and shuts down."""
+    from ray._private import worker
+
+    known: Any = worker
+    with _replacing:
+        lock = getattr(known, "_connect_or_shutdown_lock", None) or threading.RLock()
+        if not isinstance(lock, kind):
+            lock = known._connect_or_shutdown_lock = make(lock)
+    return lock
+
+
+_replacing = threading.Lock()
+
+
+def set_auto_connect(on: bool) -> bool:
+    """Set whether calls connect to a cluster implicitly; return the earlier setting."""
+    from ray._private import auto_init_hook
+
+    was: bool = auto_init_hook.enable_auto_connect
+    auto_init_hook.enable_auto_connect = on
+    return was
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Return the free resources of each node, by its ID; Ray's public function adds them up."""
+    from ray._private import state
+
+    look: Any = state.available_resources_per_node
+    found: dict[str, dict[str, float]] = look()
+    return found
+
+
+def stream_options(ahead: int) -> dict[str, Any]:
+    """Return the options of a generator call that blocks while `ahead` results are not fetched."""
+    return {"_generator_backpressure_num_objects": ahead}
+
+
+# ---- shutdown guard ------------------------------------------------------------------------------
+# Keep Ray from shutting down while one of forebay's threads calls it.
+#
+#     listeners, orders ──> with cluster.up(): ──> Ray <── ray.shutdown(), which waits for them
+#
+# While Ray shuts down, it frees the state that its calls depend on. A thread that is in a call at
+# that time, makes one, or drops a reference crashes the whole process.
+
+# How long a guarded call may take; a shutdown waits for it. Hosts collect answers for less, even on
+# 64 nodes: a call that ends without a message takes half a millisecond of processor time.
+CALL_S = 0.5
+# How long a shutdown waits for calls, and calls for a shutdown or a connection in another thread:
+# if the cluster is lost, either may never return.
+PATIENCE_S = 10.0
+
+
+class ShutdownGuard:
+    """Replaces the lock that Ray holds while it connects and shuts down."""
+
+    def __init__(self, lock: Any) -> None:
+        """Begin with no call running."""
+        self._lock = lock
+        self._changed = threading.Condition()  # reentrant: a finalizer may run within
+        self._running = 0
+        self._shutting: int | None = None  # the thread in which Ray connects or shuts down
+        self._began = 0.0  # when that began
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        """Block new calls and wait up to PATIENCE_S for running ones; Ray enters here."""
+        self._lock.acquire()
+        with self._changed:
+            if not self._depth:
+                self._shutting, self._began = threading.get_ident(), time.monotonic()
+            self._depth += 1
+            self._changed.wait_for(lambda: not self._running, PATIENCE_S)
+
+    def __exit__(self, *error: object) -> None:
+        """Allow calls again."""
+        with self._changed:
+            self._depth -= 1
+            if not self._depth:
+                self._shutting = None
+                self._changed.notify_all()
+        self._lock.release()
+
+    @contextmanager
+    def held(self, *, however_long: bool = False) -> Iterator[None]:
+        """Keep Ray from connecting and shutting down in the block; many threads may hold this."""
+        thread = threading.get_ident()
+        with self._changed:
+            while self._shutting not in (None, thread):
+                left = None if however_long else self._began + PATIENCE_S - time.monotonic()
+                if left is not None and left <= 0:
+                    raise ConnectionError(
+                        f"another thread has shut it down or connected it for {PATIENCE_S:g} s"
+                    )
+                self._changed.wait(left)
+            is_shutting = self._shutting == thread  # a finalizer that the shutdown itself runs
+            self._running += not is_shutting
+        try:
+            yield
+        finally:
+            if not is_shutting:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+
+def shutdown_guard() -> ShutdownGuard:
+    """Return the guard of this process; the first call installs it."""
+    return replace_connection_lock(ShutdownGuard, ShutdownGuard)
+
+
+# ---- cluster -------------------------------------------------------------------------------------
+
+# The file in which `ray start` stores a cluster's address, and the name that means it.
+_AUTO = "auto"
+# The address that makes Ray start a cluster.
+_LOCAL = "local"
+# Added to messages if the address was not an argument.
+_BY_ENVIRONMENT = ", which RAY_ADDRESS names"
+_BY_RAY = ", the address of the last one on this machine"
+_START_ONE = (
+    "  Nothing was started. On the cluster's first node: ray start --head --port=6379; then give "
+    "that address, or 'auto' on one of its nodes."
+)
+# How long an address may take to accept a connection.
+CONNECT_S = 10.0
+# How many pools use the connection, and its `session` if the cluster was started for them.
+_pools = 0
+_ours: tuple[str, str] | None = None
+_was_automatic = True
+_joining = threading.RLock()  # a finalizer may close a pool within
+
+
+def join(address: str | None, say: Callable[[str], None]) -> None:
+    """Connect to a cluster for a pool, which must `leave` it.
+
+    Until the last pool has left, no call to Ray joins or starts a cluster implicitly. Otherwise a
+    call in one of forebay's threads would do so after the user has shut Ray down.
+
+    Args:
+        address: Where it is; None for the one that this process is connected to, the one that
+            runs on this machine, or a new one.
+    """
+    global _pools, _ours, _was_automatic  # noqa: PLW0603 - Ray's connection is global, too
+    ray = _ray()
+    with _joining:  # of two threads, the second joins what the first has started
+        if not _pools:
+            _was_automatic = set_auto_connect(False)
+        _pools += 1
+        try:
+            if ray.is_initialized():
+                _check_connection(address)
+            else:
+                _ours = None
+                if _connect(address, say):
+                    _ours = session()
+        except BaseException:
+            leave()
+            raise
+
+
+def leave() -> None:
+    """Leave the cluster; the last pool shuts it down if `join` has started it."""
+    global _pools, _ours  # noqa: PLW0603 - Ray's connection is global, too
+    with _joining:
+        _pools -= 1
+        if _pools:
+            return
+        set_auto_connect(_was_automatic)
+        ours, _ours = _ours, None
+        if ours is not None:
+            with suppress(ConnectionError):  # the user has shut it down
+                if session() == ours:
+                    _ray().shutdown()
+
+
+@contextmanager
+def joined(address: str | None, say: Callable[[str], None]) -> Iterator[str]:
+    """Join a cluster as `join` does, and leave it at the end; yield this node's IP address."""
+    join(address, say)
+    try:
+        yield _ray().util.get_node_ip_address()
+    finally:
+        leave()
+
+
+def _check_connection(address: str | None) -> None:
+    """Raise OptionError if this process is connected to another cluster than the one at `address`.
+
+    Only an address with a port can be compared.
+    """
+    here = _ray().get_runtime_context().gcs_address
+    if address is None or "://" in address or not _port_of(address):
+        return
+    if _resolved(address) != _resolved(here):
+        raise OptionError(
+            f"this process is connected to the Ray cluster at {here!r}, not at {address!r}\n"
+            "  Nothing was started. Leave the address out to use that cluster, or call "
+            "ray.shutdown() first."
+        )
+
+
+def _connect(address: str | None, say: Callable[[str], None]) -> bool:
+    """Connect to a cluster; return whether one was started for it here."""
+    ray = _ray()
+    options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}
+    at, whose = _lookup(address)
+    missing = "no Ray cluster was found"
+    if at == _AUTO:
+        raise OptionError(f"no Ray cluster runs on this machine: address='auto'\n{_START_ONE}")
+    if at is not None:
+        try:
+            _check_port(at)
+        except OSError as error:
+            missing = f"no Ray cluster answers at {at!r}{whose}"
+            if address is not None or whose == _BY_ENVIRONMENT:
+                raise OptionError(f"{missing}: {first_line(error)}\n{_START_ONE}") from error
+        else:
+            _connect_to(address or _AUTO, at, options)
+            return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
+    ray.init(_LOCAL, include_dashboard=False, **options)
+    say(f"{missing}, so one was started on this machine: {_summary(ray)}")
+    return True
+
+
+def _lookup(address: str | None) -> tuple[str | None, str]:
+    """Return the address to connect to, and where it comes from, for messages.
+
+    The address is "auto" if a running cluster was requested but there is none, and None if a new
+    one is to be started. Ray's file outlives the cluster, and Ray would retry there for minutes.
+    """
+    whose = ""
+    if address in (None, _AUTO):
+        given, whose = os.environ.get("RAY_ADDRESS") or _AUTO, _BY_ENVIRONMENT
+    else:
+        given = address
+    if given == _LOCAL:
+        return None, whose
+    if given != _AUTO:
+        return given, whose
+    from ray._private import services
+
+    known: Any = services
+    known.find_gcs_addresses.cache_clear()
+    try:
+        return known.canonicalize_bootstrap_address(_AUTO), _BY_RAY
+    except (OSError, ValueError):  # there is none
+        return address, ""
+
+
+def _connect_to(address: str, at: str, options: dict[str, Any]) -> None:
+    ray = _ray()
+    try:
+        ray.init(address, **options)
+    # Ray says the same of another version as of a token that the cluster refuses.
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise OptionError(
+            f"the Ray cluster at {at!r} cannot be joined: {first_line(error)}\n"
+            "  Nothing was started. It must run the same Ray as this process. If it asks for a "
+            "token, this process needs RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN. "
+            "forebay.Ray(address='local') works on this machine alone."
+        ) from error
+
+
+@contextmanager
+def up() -> Iterator[None]:
+    """Make sure that Ray is running and is not shut down meanwhile; for short calls only."""
+    with shutdown_guard().held():
+        if not _ray().is_initialized():
+            raise ConnectionError("Ray was shut down")
+        yield
+
+
+def session() -> tuple[str, str]:
+    """Return an ID of this connection to a cluster: jobs of each cluster count from 1."""
+    with up():
+        here = _ray().get_runtime_context()
+        return here.get_node_id(), here.get_job_id()
+
+
+def nodes() -> list[Node]:
+    """Return the nodes that are alive."""
+    ray = _ray()
+    try:
+        with up():
+            free = free_resources()
+            listed = ray.nodes()
+    except Exception as error:  # whatever Ray raises when its head does not answer
+        raise ConnectionError(first_line(error)) from error
+    return [
+        Node(
+            each["NodeID"],
+            f"{each['NodeManagerAddress']} ({each['NodeID'][:8]})",
+            each["Resources"],
+            free.get(each["NodeID"], {}),
+        )
+        for each in listed
+        if each["Alive"]
+    ]
+
+
+def _check_port(address: str) -> None:
+    """Raise OSError if nothing listens at an address; Ray itself would retry for minutes."""
+    port = _port_of(address)
+    if port and "://" not in address:
+        socket.create_connection((_host_of(address), port), CONNECT_S).close()
+
+
+def _port_of(address: str) -> int:
+    """Return the port of an address; 0 if it has none."""
+    host, _, port = address.rpartition(":")
+    return int(port) if host and port.isdecimal() else 0
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    """Return an address with the IP address of its host, as Ray names this machine."""
+    try:
+        host = socket.gethostbyname(_host_of(address))
+    except OSError:
+        host = _host_of(address)
+    if host.startswith("127."):
+        host = _ray().util.get_node_ip_address()
+    return host, _port_of(address)
+
+
+def _summary(ray: Any) -> str:
+    resources = ray.cluster_resources()
+    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError(
+            "backend='ray' needs Ray, which is not installed\n"
+            "  Nothing was started. On every node, in a clone of forebay: pip install '.[ray]'"
+        ) from error
+    return ray
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

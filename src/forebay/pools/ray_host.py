@@ -1,0 +1,287 @@
+"""A host: the actor that runs and supervises workers on a node.
+
+    driver ── order() ──> inbox ──┐
+       ^                          v
+       └── events() <── host ── ProcessPool ── zygote ── workers
+
+The workers are separate processes in the same pool that is used on a single machine, so deaths and
+hangs are reported in the same detail. Ray only knows the host, which runs no user code, so if a
+host dies, no input is to blame.
+
+A message costs Ray about a millisecond of processor time, whatever its size. So while the workers
+have more to do, their answers are collected; the driver does not need them sooner. No event is
+lost, since the host outlives its workers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from forebay.pools.base import Pool
+from forebay.pools.events import (
+    Assignment,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TasksReturned,
+    WorkerDied,
+    as_sent,
+)
+from forebay.pools.launch import pickled
+from forebay.pools.processes import ProcessPool
+
+# ---- shipping ------------------------------------------------------------------------------------
+# Pickling code for machines that may not have it.
+#
+#     __main__, a notebook      by value, as cloudpickle does anyway
+#     a module of the project   by value: it need not be on the nodes
+#     an installed package      by name: every node must have it
+#
+# A module of the project is one that was loaded from a file outside of Python's own folders and
+# outside of forebay. What a function imports when it runs is not known here, and not included:
+# name its folder in `forebay.Ray(runtime_env={"py_modules": [...]})`.
+
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def shipped(thing: Any) -> bytes:
+    """Pickle something, with the project's own code in it."""
+    with _by_value(_project_modules()):
+        return pickled(thing)
+
+
+def find_in(path: Sequence[str]) -> None:
+    """Add the driver's module folders to the path of a process on a node, after its own."""
+    sys.path.extend(each for each in path if each not in sys.path)
+
+
+def leave_out(folder: str, path: Sequence[str]) -> None:
+    """Remove the driver's working folder from `sys.path`, unless the driver has it there too.
+
+    Ray puts it first in each of its processes, before the standard library.
+    """
+    if folder not in path and "" not in path:
+        sys.path[:] = [each for each in sys.path if each != folder]
+
+
+@contextmanager
+def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+    import cloudpickle
+
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    mine = [module for module in modules if module.__name__ not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _project_modules() -> list[ModuleType]:
+    paths = sysconfig.get_paths()
+    ours = Path(__file__).resolve().parents[3]
+    installed = [ours, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib"))]
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        is_installed = any(path.is_relative_to(folder) for folder in installed)
+        if not is_installed and _PACKAGE_FOLDERS.isdisjoint(path.parts):
+            found.append(module)
+    return found
+
+
+# ---- host ----------------------------------------------------------------------------------------
+
+# A message is sent once it has this many bytes of results.
+MESSAGE_BYTES = 1 << 24
+# Results of this size do not wait for others: sending them costs more than the message itself.
+LARGE_BYTES = 1 << 20
+
+
+class Hosting(Protocol):
+    """What a host needs to know about the work; sent by pickle, user code as bytes."""
+
+    is_shared: bool
+
+    def collect_s(self, hosts: int) -> float:
+        """Return how long each of `hosts` hosts collects answers while its workers hold tasks."""
+        ...
+
+    def pool(self, max_workers: int) -> Pool:
+        """Return the pool for the workers of a host."""
+        ...
+
+    def incoming(self, assignment: Assignment) -> Assignment:
+        """Return an assignment in the form for the worker."""
+        ...
+
+    def outgoing(self, event: Event) -> Event:
+        """Return an event in the form in which it is sent."""
+        ...
+
+    def sent(self) -> None:
+        """Record that all outgoing events were sent."""
+
+
+class PlainHosting:
+    """Hosts a job whose payloads and results are sent as they are."""
+
+    is_shared = True
+
+    def __init__(self, job: bytes) -> None:
+        self._job = job
+
+    def collect_s(self, hosts: int) -> float:
+        """Return 30 ms, or more so that all hosts together send 200 messages per second."""
+        return max(0.03, hosts / 200)
+
+    def pool(self, max_workers: int) -> Pool:
+        """Return a pool of processes."""
+        return ProcessPool(self._job, max_workers)
+
+    def incoming(self, assignment: Assignment) -> Assignment:
+        """Change nothing."""
+        return assignment
+
+    def outgoing(self, event: Event) -> Event:
+        """Change nothing."""
+        return event
+
+    def sent(self) -> None:
+        """Do nothing."""
+
+
+class Host:
+    """The actor. `order` is called from a separate concurrency group."""
+
+    def __init__(
+        self, hosting: Hosting, collect_s: float, folder: str, path: Sequence[str]
+    ) -> None:
+        """Start nothing yet."""
+        with suppress(OSError):
+            os.chdir(folder)
+        find_in(path)
+        leave_out(folder, path)
+        self._hosting = hosting
+        self._collect_s = collect_s
+        self._inbox: deque[Callable[[Pool], None]] = deque()
+        self._pool: Pool | None = None
+        self._over = False
+        self._ordered = threading.Event()
+        self._alive: set[int] = set()  # incarnations
+        self._held: Counter[int] = Counter()  # tasks that each worker has not answered or returned
+
+    def order(self, what: str, payload: Any = None) -> None:
+        """Process an order."""
+        if what == "start":
+            self._inbox.append(lambda pool: self._start(pool, payload))
+        elif what == "send":
+            self._inbox.append(lambda pool: self._send(pool, payload))
+        elif what == "kill":
+            self._inbox.append(lambda pool: pool.kill(payload))
+        elif what == "stop":
+            self._inbox.append(lambda pool: self._stop(pool, payload))
+        else:
+            self._over = True
+        self._ordered.set()
+        if self._pool is not None:
+            self._pool.wake()
+
+    def events(self, room: int, workers: Sequence[tuple[int, int]]) -> Iterator[list[Any]]:
+        """Start workers; yield the events of all until none is left, or the host is closed.
+
+        The first message is empty.
+        """
+        pool = self._pool = self._hosting.pool(room)
+        try:
+            yield []  # the actor has the resources that it asked for
+            self._start(pool, workers)
+            while not self._over and (self._alive or self._inbox):
+                self._process_orders(pool)
+                events = self._wait_for_events(pool, None)
+                until = time.monotonic() + self._collect_s
+                if sum(map(_size, events)) >= LARGE_BYTES:
+                    until = 0.0
+                while events and self._held and time.monotonic() < until:
+                    # Orders do not wait: a worker may need one.
+                    self._ordered.wait(until - time.monotonic())
+                    self._process_orders(pool)
+                events += self._wait_for_events(pool, 0.0)
+                yield from self._messages(events)
+        finally:
+            pool.close()
+
+    def _process_orders(self, pool: Pool) -> None:
+        self._ordered.clear()
+        while self._inbox:
+            self._inbox.popleft()(pool)
+
+    def _start(self, pool: Pool, workers: Sequence[tuple[int, int]]) -> None:
+        for incarnation, worker_id in workers:
+            pool.start(incarnation, worker_id)
+            self._alive.add(incarnation)
+
+    def _send(self, pool: Pool, payload: Sequence[tuple[int, Sequence[Any]]]) -> None:
+        for incarnation, tasks in payload:
+            if incarnation in self._alive:
+                self._held[incarnation] += len(tasks)
+                received = [self._hosting.incoming(Assignment(*each)) for each in tasks]
+                pool.send(incarnation, received)
+
+    def _stop(self, pool: Pool, incarnation: int) -> None:
+        pool.stop(incarnation)
+        self._forget(incarnation)
+
+    def _wait_for_events(self, pool: Pool, timeout: float | None) -> list[Event]:
+        """Return what happened, and count the tasks that workers no longer hold."""
+        events = pool.wait(timeout)
+        held = self._held
+        for event in events:
+            match event:
+                case TaskFinished() | TaskFailed():
+                    held[event.incarnation] -= 1
+                case TasksReturned():
+                    held[event.incarnation] -= len(event.tasks)
+                case WorkerDied():
+                    self._forget(event.incarnation)
+                    continue
+                case _:
+                    continue
+            if held[event.incarnation] <= 0:
+                del held[event.incarnation]
+        return events
+
+    def _forget(self, incarnation: int) -> None:
+        self._alive.discard(incarnation)
+        self._held.pop(incarnation, None)
+
+    def _messages(self, events: Sequence[Event]) -> Iterator[list[Any]]:
+        """Split events into messages that fit into any object store."""
+        message: list[Any] = []
+        nbytes = 0
+        for number, event in enumerate(events, 1):
+            message.append(as_sent(self._hosting.outgoing(event)))
+            nbytes += _size(event)
+            if nbytes >= MESSAGE_BYTES or number == len(events):
+                yield message
+                self._hosting.sent()
+                message, nbytes = [], 0
+
+
+def _size(event: Event) -> int:
+    return event.nbytes if isinstance(event, TaskFinished) else 0

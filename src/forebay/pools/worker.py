@@ -1,0 +1,263 @@
+"""The loop of every worker: take a task, run it, answer immediately.
+
+Answers are never delayed: the driver attributes a death to the first unanswered task, so each
+answer must be sent before the next task begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pickle
+import select
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from forebay.failures import Failure, cut_own_frames, message_of, traceback_of
+from forebay.pools.events import (
+    GIVE_BACK_S,
+    Assignment,
+    Event,
+    Job,
+    Refusal,
+    TaskFailed,
+    TaskFinished,
+    TasksReturned,
+    WorkerDied,
+    WorkerStarted,
+)
+
+# Larger exceptions are not sent: their attributes may be whole data sets.
+MAX_EXCEPTION_BYTES = 1 << 20
+
+
+def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
+    """Run one task and return the event that reports the outcome."""
+    task, attempt, _ = assignment
+    began = time.perf_counter()
+    try:
+        result, nbytes = job.run(assignment)
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
+        final = isinstance(error, Refusal)
+        if isinstance(error, Refusal):
+            failure = failure_of(error.__cause__ or error, error.kind)
+        else:
+            failure = failure_of(error)
+        seconds = time.perf_counter() - began
+        return TaskFailed(incarnation, task, attempt, failure, seconds, final)
+    return TaskFinished(incarnation, task, attempt, result, nbytes, time.perf_counter() - began)
+
+
+def failure_of(error: BaseException, kind: str = "exception") -> Failure:
+    """Describe an exception, without the frames of forebay that led to it."""
+    cut_own_frames(error)
+    text = traceback_of(error, error.__traceback__)
+    return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
+
+
+def serve(
+    incarnation: int,
+    worker_id: int,
+    job: Job,
+    receive: Callable[[bool], Sequence[Assignment] | None],
+    report: Callable[[Event], None],
+    has_ended: Callable[[], bool] = bool,
+) -> None:
+    """Run tasks until `receive` returns None.
+
+    Args:
+        receive: Returns tasks, or None at the end. If called with True it waits for a task; if
+            called with False it returns at once, with an empty sequence if there is none.
+    """
+    try:
+        job.open(incarnation, worker_id)
+    except Exception as error:  # noqa: BLE001 - whatever setting up user code raises
+        report(WorkerDied(incarnation, failure_of(error)))
+        return
+    report(WorkerStarted(incarnation))
+    held: deque[Assignment] = deque()
+    while (received := receive(True)) is not None:
+        held.extend(received)
+        while held and not has_ended():
+            event = perform(incarnation, job, held.popleft())
+            report(event)
+            seconds = event.seconds
+            del event  # an exception in it may hold the caller's frames, and with these the pool
+            if seconds > GIVE_BACK_S and not job.keeps_tasks:
+                while received := receive(False):
+                    held.extend(received)
+                report(TasksReturned(incarnation, tuple(each.task for each in held)))
+                held.clear()
+        if received is None:
+            break
+    job.close()
+
+
+class SealedError(Exception):
+    """Carries an exception through processes that may not be able to import its class."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._body = body
+
+    def opened(self) -> BaseException | None:
+        """Return the exception; None if it cannot be unpickled."""
+        try:
+            found = pickle.loads(self._body)  # noqa: S301 - from our own worker
+        except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
+            return None
+        return found if isinstance(found, BaseException) else None
+
+
+def portable(event: TaskFailed) -> TaskFailed:
+    """Return the event in picklable form: without an exception that pickle would not preserve."""
+    failure = event.failure
+    assert failure.exception is not None, "it was raised in this process"
+    if _pickled(failure.exception, pickle.Pickler) is not None:
+        return event
+    import cloudpickle
+
+    body = _pickled(failure.exception, cloudpickle.Pickler)
+    sealed = None if body is None else SealedError(body)
+    return event._replace(failure=failure._replace(exception=sealed))
+
+
+class _Bounded(io.BytesIO):
+    """A file that takes at most `MAX_EXCEPTION_BYTES`."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MAX_EXCEPTION_BYTES:
+            raise OverflowError("the exception is too large to be sent")
+        return super().write(data)
+
+
+def _pickled(error: BaseException, pickler: Any) -> bytes | None:
+    """Pickle an exception; return None if it is too large or does not survive a round trip."""
+    file = _Bounded()
+    try:
+        pickler(file).dump(error)
+        copy = pickle.loads(file.getvalue())  # noqa: S301 - what was just pickled
+        is_same = type(copy) is type(error) and str(copy) == str(error)
+    except Exception:  # noqa: BLE001 - whatever the user's exception does when it is copied
+        return None
+    return file.getvalue() if is_same else None
+
+
+# ---- channel -------------------------------------------------------------------------------------
+# Send objects through a pair of pipes: a length, then a pickle.
+#
+# Both ends are this program's own processes; nothing is read from a disk. No two workers share a
+# channel, so a process that dies in the middle of a write only damages its own.
+#
+# Pipes, not a socket: a socket charges each small message some 800 bytes of its buffer and is full
+# after 280 of them, long before the driver reads them; a pipe packs them.
+
+_LENGTH = struct.Struct("!Q")
+_CHUNK = 1 << 18
+# Room for answers while the driver is busy; the maximum for an unprivileged process.
+_PIPE_BYTES = 1 << 20
+
+
+def roomy_pipe() -> tuple[int, int]:
+    """Return the ends (to read, to write) of a pipe with a larger buffer, if the system allows."""
+    ends = os.pipe()
+    with suppress(OSError):  # the user's limit for pipes is reached; a smaller buffer works too
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return ends
+
+
+class Channel:
+    """One end: a pipe to read from and one to write to, both owned.
+
+    `send` and `receive` block; `receive_nowait`, `queue` and `flush` never do.
+    """
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._received = bytearray()
+        self._queued = bytearray()
+        self._arrivals = select.poll()
+        self._arrivals.register(incoming, select.POLLIN)
+        self.ended = False
+
+    def fileno(self) -> int:
+        """Return the descriptor that is read from, for a selector."""
+        return self._incoming
+
+    @property
+    def outgoing(self) -> int:
+        """The descriptor that is written to, for a selector."""
+        return self._outgoing
+
+    def send(self, message: Any) -> None:
+        """Send one object, waiting for room."""
+        data = _framed(message)
+        sent = os.write(self._outgoing, data)
+        while sent < len(data):
+            sent += os.write(self._outgoing, memoryview(data)[sent:])
+
+    def receive(self) -> Any:
+        """Return the next object, waiting for it."""
+        while not (messages := self._parse(1)):
+            data = os.read(self._incoming, _CHUNK)
+            if not data:
+                raise EOFError
+            self._received += data
+        return messages[0]
+
+    def receive_nowait(self) -> list[Any]:
+        """Return every whole object that has arrived; sets `ended` when no more can come."""
+        while not self.ended and self._arrivals.poll(0):
+            data = os.read(self._incoming, _CHUNK)
+            self._received += data
+            self.ended = not data
+        return self._parse()
+
+    def queue(self, message: Any) -> None:
+        """Queue an object to be sent by `flush`."""
+        self._queued += _framed(message)
+
+    def flush(self) -> bool:
+        """Send as much as the pipe accepts; return whether anything is left.
+
+        The descriptor must be non-blocking (`os.set_blocking`).
+        """
+        while self._queued:
+            try:
+                sent = os.write(self._outgoing, self._queued)
+            except BlockingIOError:
+                return True
+            except BrokenPipeError:  # the other end died; its death is reported by other means
+                self._queued.clear()
+                return False
+            del self._queued[:sent]
+        return False
+
+    def close(self) -> None:
+        """Close both pipes; the other end then reads an end of file."""
+        os.close(self._incoming)
+        os.close(self._outgoing)
+
+    def _parse(self, most: int | None = None) -> list[Any]:
+        messages: list[Any] = []
+        start, size = 0, _LENGTH.size
+        while len(messages) != most and len(self._received) >= start + size:
+            (length,) = _LENGTH.unpack_from(self._received, start)
+            end = start + size + length
+            if len(self._received) < end:
+                break
+            with memoryview(self._received) as view:
+                messages.append(pickle.loads(view[start + size : end]))  # noqa: S301
+            start = end
+        del self._received[:start]
+        return messages
+
+
+def _framed(message: Any) -> bytes:
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body

@@ -1,0 +1,424 @@
+"""The zygote: a small, single-threaded process that forks the workers and monitors them.
+
+    driver ──── start, kill, close ────> zygote ── fork ──> worker, worker, …
+       ^  <─── ready, forked, exited, … ────┘                  │
+       └──────────── one channel per worker ───────────────────┘
+
+The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
+job and nothing else, so it can start a replacement for a dead worker safely and in milliseconds
+(as long as importing the user's code starts no thread). The zygote is forked from the driver if
+that is safe (`processes.py` says when), and is otherwise a new interpreter.
+
+Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
+stacks of a crash or hang. The process group of a worker dies with it; if a worker is killed
+because it hangs, so are all its descendants. Other processes that workers started, in new sessions
+or as daemons, are killed when the zygote ends, since it adopts their orphans. The zygote ends with
+the driver. If it is killed itself, the kernel kills the workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from forebay.base.libraries import keep_freed, use_one_thread
+from forebay.failures import Failure
+from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
+from forebay.pools.worker import Channel, failure_of, portable, serve
+
+# ---- linux ---------------------------------------------------------------------------------------
+# Linux calls that tie processes together, and files without a name that they share.
+
+# From <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def continue_when_driver_ends(control: int) -> None:
+    """Have the kernel continue this process, should it be stopped, when the driver is gone.
+
+    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
+    each order, and when the thread that started this process ends; a running process ignores it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant of this process whose own parent has died."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_first_when_memory_runs_out() -> None:
+    """Make the kernel's out-of-memory killer choose this process, never the driver."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def watch_maker_of(control: socket.socket) -> list[int]:
+    """Return a descriptor that is ready to read when the process that made the socket has ended.
+
+    The socket itself stays open while a fork of that process lives, which has a copy. The list is
+    empty if the kernel or this Python has no such descriptors, or the process has already ended.
+    """
+    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    with suppress(AttributeError, OSError):
+        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
+    return []
+
+
+def kill_descendants(ancestor: int) -> int:
+    """Kill every process that descends from another, whatever its session or process group."""
+    killed = 0
+    for pid in _descendants(ancestor):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed
+
+
+def _descendants(ancestor: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    with suppress(FileNotFoundError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name in brackets may itself hold brackets and spaces.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if state not in b"ZX":  # those have ended
+                    children.setdefault(int(parent), []).append(int(name))
+    found: list[int] = []
+    generation = children.get(ancestor, [])
+    while generation:
+        found += generation
+        generation = [child for pid in generation for child in children.get(pid, ())]
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def scratch_file() -> int:
+    """Return the descriptor of an unnamed file: in memory if possible, else on disk."""
+    with suppress(AttributeError, OSError):  # this Python lacks it, or it is not permitted
+        return os.memfd_create("forebay")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+# ---- zygote --------------------------------------------------------------------------------------
+
+# Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
+# the worker's ends of its channel.
+ORDER = struct.Struct("!BxxxIId")
+START, KILL, CLOSE = range(3)
+
+# How long a worker that will be killed has to write its stacks, and how often it is given that time
+# if it has not begun to: a busy machine may not have let it.
+STACKS_S = 0.25
+STACKS_WAITS = 4
+# The end of the stacks that is kept: deep recursion makes long ones.
+STACKS_BYTES = 16_384
+
+
+class _Child:
+    def __init__(self, incarnation: int, stacks: int) -> None:
+        self.incarnation = incarnation
+        self.stacks = stacks  # descriptor of the file that faulthandler writes to
+        self.kill_at: float | None = None
+        self.waits = 0  # for its stacks
+
+    def take_due(self, now: float) -> bool:
+        """Return, once, whether to kill it now; while it has written no stacks, give it time."""
+        if self.kill_at is None or self.kill_at > now:
+            return False
+        self.waits += 1
+        if self.waits < STACKS_WAITS and not os.fstat(self.stacks).st_size:
+            self.kill_at = now + STACKS_S
+            return False
+        self.kill_at = None
+        return True
+
+
+def run(
+    control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool = False
+) -> NoReturn:
+    """Serve the driver until it closes or dies; never returns."""
+    code = 1
+    try:
+        zygote = _Zygote(control, answers, job, is_limited=is_limited)
+        try:
+            zygote.serve()
+            code = 0
+        finally:  # also if the driver died while a message was sent to it
+            zygote.kill_all()
+    finally:
+        os._exit(code)
+
+
+def main(control: int, answers: int, payload: int) -> NoReturn:
+    """Serve in a new interpreter."""
+    with os.fdopen(payload, "rb") as file:
+        sys.path[:], sys.argv[:] = pickle.load(file)  # noqa: S301 - from the driver
+        body = file.read()
+    run(socket.socket(fileno=control), answers, body)
+
+
+class _Zygote:
+    def __init__(
+        self, control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool
+    ) -> None:
+        self._control = control
+        self._answers = answers
+        self._driver = Channel(control.fileno(), answers)
+        self._driver_ended = watch_maker_of(control)
+        self._children: dict[int, _Child] = {}
+        self._closing_at: float | None = None
+        self._woken, wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        continue_when_driver_ends(control.fileno())
+        adopt_orphans()
+        # Inherited by the workers, and before the user's code is imported.
+        use_one_thread(is_limited=is_limited)
+        keep_freed()
+        self._job: Job | Failure
+        try:
+            # It comes from the driver, never from a disk.
+            self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
+        except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
+            self._job = failure_of(error)
+        self._driver.send(("ready",))
+        gc.freeze()  # the collector would write to, and so copy, pages that the workers share
+
+    def serve(self) -> None:
+        control = self._control.fileno()
+        arrivals = select.poll()  # unlike select() it takes numbers beyond 1,023
+        for descriptor in (control, self._woken, *self._driver_ended):
+            arrivals.register(descriptor, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            due = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+            if self._closing_at is not None:
+                due.append(self._closing_at)
+            timeout = max(min(due) - now, 0.0) * 1000 if due else None
+            ready = {descriptor for descriptor, _ in arrivals.poll(timeout)}
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+            if not ready.isdisjoint(self._driver_ended):
+                break
+            if control in ready and not self._execute_order():
+                break
+            self._reap()
+            now = time.monotonic()
+            for pid, child in self._children.items():
+                if child.take_due(now):
+                    kill_descendants(pid)
+                    _kill_group(pid)
+            if self._closing_at is not None and (not self._children or self._closing_at <= now):
+                break
+
+    def kill_all(self) -> None:
+        """Kill the workers and all processes that they started; return when all are dead."""
+        for pid in self._children:
+            _kill_group(pid)
+        with suppress(ChildProcessError):  # none is left
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            # The children of those that die become this process's own.
+            while kill_descendants(os.getpid()):
+                os.waitid(os.P_ALL, 0, os.WEXITED)
+
+    def _execute_order(self) -> bool:
+        """Execute the driver's next order; return False when the driver has ended."""
+        try:
+            order, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 2)
+        except ConnectionError:
+            return False
+        if len(order) < ORDER.size:
+            return False
+        what, incarnation, worker_id, seconds = ORDER.unpack(order)
+        if what == START:
+            self._fork(incarnation, worker_id, descriptors)
+        elif what == KILL:
+            for pid, child in self._children.items():
+                if child.incarnation == incarnation and child.kill_at is None:
+                    child.kill_at = time.monotonic() + STACKS_S
+                    os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stacks
+        else:
+            self._closing_at = time.monotonic() + seconds
+        return True
+
+    def _fork(self, incarnation: int, worker_id: int, descriptors: list[int]) -> None:
+        job = self._job
+        if isinstance(job, Failure):
+            self._refuse(incarnation, descriptors, job)
+            return
+        zygote, opened = os.getpid(), []
+        try:
+            opened = [scratch_file()]
+            opened += os.pipe()
+            pid = os.fork()
+        except OSError as error:  # a limit is reached
+            self._refuse(incarnation, [*descriptors, *opened], failure_of(error))
+            return
+        stacks, gate_read, gate_write = opened
+        if pid == 0:
+            try:
+                die_with(zygote)
+                os.close(gate_write)
+                os.read(gate_read, 1)  # until the driver can kill it by ID
+                os.close(gate_read)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                self._control.close()
+                for descriptor in (self._answers, *self._driver_ended):
+                    os.close(descriptor)
+                for child in self._children.values():
+                    os.close(child.stacks)
+                _run_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
+            finally:
+                os._exit(1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._children[pid] = _Child(incarnation, stacks)
+        self._driver.send(("forked", incarnation, pid))
+        os.close(gate_read)
+        os.close(gate_write)
+
+    def _refuse(self, incarnation: int, descriptors: list[int], failure: Failure) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._driver.send(("refused", incarnation, failure))
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):  # there is none
+            while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self._report_exit(dead.si_pid)
+
+    def _report_exit(self, pid: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            _kill_group(pid)  # the processes that it started; its ID is not reused yet
+        _, status, usage = os.wait4(pid, 0)
+        if child is not None:
+            stacks = _read_end(child.stacks)
+            code = os.waitstatus_to_exitcode(status)
+            self._driver.send(("exited", child.incarnation, code, usage.ru_maxrss * 1024, stacks))
+
+
+def _run_worker(
+    incarnation: int, worker_id: int, job: Job, channel: Channel, stacks: int
+) -> NoReturn:
+    """Run a worker in this freshly forked process; never returns."""
+    os.setpgid(0, 0)  # so that a kill includes the processes that the user's function started
+    die_first_when_memory_runs_out()
+    faulthandler.enable(stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    _begin_as_child(worker_id)
+
+    def receive(wait: bool) -> list[Assignment] | None:
+        try:
+            messages = [channel.receive()] if wait else channel.receive_nowait()
+        except (EOFError, ConnectionError):
+            return None
+        if None in messages:  # the driver stops this worker
+            return None
+        return [Assignment(*each) for message in messages for each in message]
+
+    def report(event: Event) -> None:
+        if isinstance(event, TaskFailed):
+            event = portable(event)
+        try:
+            channel.send(as_sent(event))
+        except ConnectionError:
+            os._exit(0)  # the driver has ended, so the answer is not needed
+        except Exception as error:  # the result cannot be pickled
+            if not isinstance(event, TaskFinished):
+                raise
+            bad = TaskFailed(
+                incarnation, event.task, event.attempt, failure_of(error), event.seconds, final=True
+            )
+            channel.send(portable(bad))
+
+    serve(incarnation, worker_id, job, receive, report)
+    if (util := sys.modules.get("multiprocessing.util")) is not None:
+        # Sends what is left in queues. Its `_exit_function` would end children of the driver, too.
+        util._run_finalizers()
+    flush_streams()
+    os._exit(0)
+
+
+def _begin_as_child(worker_id: int) -> None:
+    """Do what `multiprocessing` does in a child of its own, if anything has imported it.
+
+    Otherwise all workers would share the connection of a manager, and a queue would wait for a
+    thread that a fork does not have.
+    """
+    if "multiprocessing.util" in sys.modules:
+        from multiprocessing.process import BaseProcess, current_process
+
+        BaseProcess._after_fork()  # type: ignore[attr-defined]
+        current_process().name = f"Worker-{worker_id}"
+
+
+def flush_streams() -> None:
+    """Flush what was printed so far, if the streams are still open."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
+            stream.flush()
+
+
+def _read_end(descriptor: int) -> str:
+    """Return the last part of a scratch file as a string, and close it."""
+    size = os.fstat(descriptor).st_size
+    data = os.pread(descriptor, STACKS_BYTES, max(size - STACKS_BYTES, 0))
+    os.close(descriptor)
+    return _without_our_frames(data.decode(errors="replace"))
+
+
+def _without_our_frames(stacks: str) -> str:
+    """Remove the frames outside the job: the worker's loop and its callers."""
+    kept, ours = [], False
+    for line in stacks.splitlines(keepends=True):
+        ours = line.startswith("  ") and (ours or "/engine/pools/worker.py" in line)
+        if not ours:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a worker that was not reaped yet, and every process that it started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)  # it has not created its group yet

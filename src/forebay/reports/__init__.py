@@ -1,1 +1,0 @@
-"""Reports as HTML files: summaries of what happened, charts of them, and their comparison."""

@@ -1,0 +1,253 @@
+"""Commits: results on their way from the engine into the ledger and the output folder.
+
+    collect ──> flush ──> record ──> publish
+      loop      thread     loop       loop, some files at a time
+
+A commit begins half a second after the last one, or sooner when many results wait, so a kill of
+this process costs at most that much finished work, and a result costs little however small it is.
+The flush only waits for the disk, so a thread does it while the loop continues to send tasks. The
+renames are in the loop, which sends tasks between them: a thread of many short system calls waits
+for the interpreter lock at each of them, and took three times as long. One commit is under way at a
+time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from forebay.base.process import wait_until
+from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
+from forebay.errors import OutputError
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.names import Recorded
+from forebay.ledger.records import Done, FailedInput, OutputFile
+from forebay.outputs.places import OutputPlace
+
+# Seconds, and results, after which a commit is due.
+COMMIT_S = 0.5
+COMMIT_RESULTS = 1024
+# While a commit is in progress, how often the loop checks whether its thread has finished.
+CHECK_S = 0.02
+
+# Records tasks, and the seconds that each took.
+Took = Callable[[Sequence[tuple[int, float]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The outcome of one commit."""
+
+    delivered: list[int]
+    done: int
+    failed: int
+    metadata: list[str]
+    refused: list[FailedInput]
+
+
+class Commits:
+    """Collects results and commits them, stage by stage, as `advance` is called."""
+
+    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
+        """Commit into this ledger and this folder."""
+        self._ledger = ledger
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "forebay-commits")
+        self._done: list[Done] = []
+        self._failed: dict[int, FailedInput] = {}
+        self._retrying: dict[int, FailedInput] = {}
+        self._flushing: Future[None] | None = None  # for the commit under way
+        self._batch = 0  # how many of `_done` are in the commit under way
+        self._has_changed = False  # the last commit changed files, which are not flushed yet
+        # The rest of the commit under way, once it is recorded. If publishing fails, this stays as
+        # an exhausted iterator, so that nothing is recorded: the next `record` would delete file
+        # changes that were not performed.
+        self._publishing: Iterator[Commit | None] | None = None
+        self._last = time.monotonic()
+        self.flush_s = 0.0
+
+    def add(self, outcomes: Sequence[Outcome], took: Took) -> list[Outcome]:
+        """Add outcomes of the engine to the next commit; return those that are not results.
+
+        Args:
+            took: Called with the task and the seconds of each result.
+        """
+        before, others = len(self._done), []
+        for outcome in outcomes:
+            if type(outcome) is not DeliverResult:
+                self._add_other(outcome)
+                others.append(outcome)
+                continue
+            task, attempt, seconds, _, (written, metadata) = outcome
+            files = (*map(OutputFile._make, written),) if written else ()
+            self._done.append(Done(task, attempt, seconds, files, metadata))
+            if self._retrying:
+                self._retrying.pop(task, None)
+        took([(one.ordinal, one.seconds) for one in self._done[before:]])
+        return others
+
+    def _add_other(self, outcome: Outcome) -> None:
+        match outcome:
+            case ReportFailure() if outcome.failure.kind != "environment":
+                self._retrying.pop(outcome.task, None)
+                self._failed[outcome.task] = _failed(outcome, outcome.seconds)
+            case ReportRetry():
+                self._retrying[outcome.task] = _failed(outcome, 0.0)
+            case _:
+                pass
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is not committed yet."""
+        return bool(self._done or self._failed or self._publishing)
+
+    def due_in(self) -> float | None:
+        """Return the seconds until `advance` has something to do; None if nothing waits."""
+        if self._publishing is not None:
+            return 0.0
+        if self._flushing is not None:
+            return CHECK_S
+        if not self.waiting:
+            return None
+        return max(self._last + COMMIT_S - time.monotonic(), 0.0)
+
+    def advance(self, at_once: bool = False) -> Commit | None:
+        """Begin a commit if one is due, or continue the one under way; return it at its end."""
+        try:
+            if self._publishing is None:
+                if not self._is_flushed(at_once):
+                    return None
+                self._record()
+            for commit in self._publishing or ():
+                if commit is not None:
+                    self._publishing = None
+                    return commit
+                if not at_once:
+                    break
+        except OSError as error:
+            raise _unable(error) from error
+        return None
+
+    def _is_flushed(self, at_once: bool) -> bool:
+        """Begin to flush a batch if a commit is due; tell whether its files are on the disk."""
+        count = len(self._done) + len(self._failed)
+        if not count:
+            return False
+        if self._flushing is None:
+            if not (at_once or count >= COMMIT_RESULTS or self.due_in() == 0.0):
+                return False
+            self._batch = len(self._done)
+            if self._has_changed or any(one.outputs for one in self._done):
+                self._flushing = self._thread.submit(self._flush)
+        if not (at_once or self._flushing is None or self._flushing.done()):
+            return False
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:  # it is None if no input wrote a file
+            wait_until(lambda seconds: wait([flushing], seconds).done)
+            flushing.result()
+        if at_once and self._batch < len(self._done):
+            return self._is_flushed(at_once)  # there are more results since that flush began
+        return True
+
+    def close(self) -> int:
+        """Commit the rest, including failures that would have been retried; return the number.
+
+        Nothing is committed after a commit that could not be published: the next run does that.
+        """
+        committed = 0
+        try:
+            self._failed |= self._retrying
+            while (commit := self.advance(at_once=True)) is not None:
+                committed += len(commit.delivered) + commit.failed
+        finally:
+            self._thread.shutdown()
+        return committed
+
+    def finish(self) -> None:
+        """Flush the files of the last commit, and have the ledger forget their renames.
+
+        Call it after `close`, if nothing was raised. Otherwise the next run does it, which tries
+        each of the renames again.
+        """
+        if not self._has_changed:
+            return
+        try:
+            self._folder.copy_ledger(self._ledger, now=True)
+            self._flush()
+        except OSError as error:
+            raise _unable(error) from error
+        self._ledger.clear_file_changes()
+
+    def _flush(self) -> None:
+        began = time.monotonic()
+        try:
+            self._folder.flush()
+        finally:
+            self.flush_s += time.monotonic() - began
+
+    def _record(self) -> None:
+        """Record what was collected when the flush began."""
+        delivered, failed = self._done[: self._batch], [*self._failed.values()]
+        recorded = self._ledger.record(delivered, failed)
+        self._publishing = self._publish(delivered, failed, recorded)
+        self._done, self._failed = self._done[self._batch :], {}
+
+    def _publish(
+        self, delivered: Sequence[Done], failed: Sequence[FailedInput], recorded: Recorded
+    ) -> Iterator[Commit | None]:
+        """Publish what was recorded; yield None after each part, and the commit at the end."""
+        late, file_changes = recorded.failed[len(failed) :], recorded.file_changes
+        self._has_changed = bool(file_changes)
+        while file_changes:
+            unpublished = []
+            for part in self._folder.perform(file_changes):
+                unpublished += part
+                yield None
+            if not unpublished:
+                break
+            taken_back = self._ledger.take_back(unpublished)
+            late, file_changes = [*late, *taken_back.failed], taken_back.file_changes
+        self._folder.copy_ledger(self._ledger)
+        self._last = time.monotonic()
+        ordinals = [done.ordinal for done in delivered]
+        metadata = [done.metadata for done in delivered]
+        lost = len(late)
+        yield Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
+
+
+def perform_pending(ledger: Ledger, folder: OutputPlace) -> list[str]:
+    """Perform the file changes that the ledger has pending.
+
+    If a file cannot be given its name, its input is recorded as failed.
+    """
+    names: list[str] = []
+    try:
+        while file_changes := ledger.file_changes():
+            # Otherwise an older copy would list outputs that no longer exist.
+            folder.copy_ledger(ledger, now=True)
+            unpublished = [one for part in folder.perform(file_changes) for one in part]
+            folder.flush()
+            if unpublished:
+                ledger.take_back(unpublished)
+                names += [one.name for one in unpublished]
+            else:
+                ledger.clear_file_changes()
+    except OSError as error:
+        raise _unable(error) from error
+    folder.clean()
+    return names
+
+
+def _unable(error: OSError) -> OutputError:
+    return OutputError(
+        f"the outputs cannot be moved into place: {error}\n"
+        "  Nothing is lost: the ledger records which files must still be renamed or removed.\n"
+        "  Check the disk's space and health, then make the same call again."
+    )
+
+
+def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
+    failure = outcome.failure._replace(attempts=outcome.attempt, seconds=seconds, exception=None)
+    return FailedInput(outcome.task, failure)

@@ -1,0 +1,353 @@
+"""A description of the user's work, stored with a run so that the next one can tell a difference.
+
+    work ──> code: source of the function and, recursively, of the user's code that it refers to
+         └─> parameters: defaults, partial's arguments, closures, a Dataset's attributes
+
+The two are one walk, since each leads to the other: a parameter may be a function, and a function
+brings parameters in its closure. `source_code.py` finds code; `values.py` takes values apart.
+
+Two processes describe equal work equally (no addresses, no order of sets, no line numbers).
+No user code is called except pickling methods, and no exception is raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from difflib import unified_diff
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from forebay.errors import LedgerError
+from forebay.runs.source_code import (
+    HASH,
+    PLAIN,
+    Holder,
+    class_source,
+    definition_of,
+    dotted_names,
+    dumps,
+    file_of,
+    hash_of_array,
+    is_declared_global,
+    is_library,
+    is_own,
+    is_plain,
+    label_of,
+    name_of,
+    namespace_of,
+    place_of,
+    reference_of,
+    sha256_of,
+    source_of,
+    state_of,
+    type_name,
+    weights_of,
+)
+
+_LONGEST_DIFFERENCE = 60  # lines
+_MOST_NAMES = 8  # in one line
+_WEIGHTS = "weights."  # begins the names of an nn.Module's
+_LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
+_CODE = (type, FunctionType)
+_SCALARS = frozenset({str, int, float})  # checked first, since there may be a million of them
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A description of the user's work; compare two of them with `difference`.
+
+    Attributes:
+        reference: Where to find it again, "/there/split.py:split_audio" or
+            "package.module:split_audio"; None if it has no importable name: a lambda, a local
+            function, a partial, a Dataset or other object, a notebook's function.
+    """
+
+    name: str
+    reference: str | None
+    code: tuple[tuple[str, str], ...]
+    parameters: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> str:
+        """Return it as an ASCII string for the ledger."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Fingerprint:
+        """Return what `to_json` wrote."""
+        try:
+            found = json.loads(text)
+            parts = [found["code"], found["parameters"]]
+            code, parameters = (tuple((str(k), str(v)) for k, v in part) for part in parts)
+            return cls(found["name"], found["reference"], code, parameters)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"the ledger's description of the work is damaged: {error!r}\n"
+                "  Start over with resume=False."
+            ) from error
+
+
+def describe(work: object) -> Fingerprint:
+    """Describe a function, a callable object, or a map-style Dataset.
+
+    The user's code is followed through globals and their definitions, closures, attributes and
+    base classes, but not into the standard library, installed packages, or imports within a
+    function. Comments count; the common indentation and trailing blanks do not. What `__getstate__`
+    leaves out, such as a cache, does not count. Arrays are hashed, at about 1 GB/s.
+    """
+    walk, reference = _Walk(), None
+    try:
+        name = walk.add_work(work)
+    except Exception:  # noqa: BLE001 - odd objects raise anything; what was found until then counts
+        name = type_name(work)
+        walk.code[name] = "(it cannot be inspected)"
+    with suppress(Exception):
+        reference = reference_of(work)
+    code, parameters = tuple(walk.code.items()), tuple(sorted(walk.parameters.items()))
+    return Fingerprint(name, reference, code, parameters)
+
+
+def difference(old: Fingerprint, new: Fingerprint) -> str:
+    """Return the changes as a string for a message; "" if there are none.
+
+    Changed code comes as a unified diff; then the names of the weights and other values that are
+    too large to show; then one line for each other parameter. `name` and `reference` are not
+    compared: a folder that was moved is the same work.
+    """
+    was, now = dict(old.code), dict(new.code)
+    lines: list[str] = []
+    for label in dict.fromkeys((*now, *was)):
+        before, after = was.get(label, ""), now.get(label, "")
+        if before != after:
+            pair = before.splitlines(), after.splitlines()
+            lines += unified_diff(*pair, f"{label} (before)", f"{label} (now)", "", "", 2, "")
+    was, now = dict(old.parameters), dict(new.parameters)
+    shown, large, weights = [], [], []
+    for name in sorted({*was, *now}):
+        before, after = was.get(name, "(none)"), now.get(name, "(none)")
+        if before == after:
+            continue
+        if _WEIGHTS in name:
+            weights.append(name.partition(_WEIGHTS)[2])
+        elif before.startswith(HASH) and after.startswith(HASH):
+            large.append(name)
+        else:
+            shown.append(f"parameter {name}: {before} -> {after}")
+    lines = _capped(lines)
+    if weights:
+        lines.append(f"the weights changed ({_listed(weights)})")
+    if large:
+        lines.append(f"changed, and too large to show: {_listed(large)}")
+    return "\n".join(lines + _capped(shown))
+
+
+def _listed(names: list[str]) -> str:
+    left = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def _capped(lines: list[str]) -> list[str]:
+    left = len(lines) - _LONGEST_DIFFERENCE
+    more = [f"... {left} more line{'s' * (left != 1)}"] if left > 0 else []
+    return lines[:_LONGEST_DIFFERENCE] + more
+
+
+class _Walk:
+    """One walk over the user's work."""
+
+    def __init__(self) -> None:
+        self.code: dict[str, str] = {}
+        self.parameters: dict[str, str] = {}
+        self._seen: dict[object, object] = {}  # by id; holds the objects, so that no id is reused
+
+    def add_work(self, work: Any) -> str:
+        """Add the work itself and return its name."""
+        if isinstance(work, functools.partial):
+            names = list(_signature(work.func))
+            names += (f"argument {place + 1}" for place in range(len(names), len(work.args)))
+            for name, value in (*zip(names, work.args, strict=False), *work.keywords.items()):
+                self._add_parameter(name, value)
+            return self.add_work(work.func)
+        inner = inspect.unwrap(getattr(work, "__func__", work))
+        if isinstance(inner, BuiltinFunctionType):
+            self.code[label_of(inner)] = "(built in)"
+            return label_of(inner)
+        inner = inner if isinstance(inner, _CODE) else type(inner)
+        self._add(inner, is_work=True)
+        owner = getattr(work, "__self__", work)
+        self._add(owner)  # of a method, its object; or what a decorator made
+        if owner is not work or inner is type(work) or is_own(type(work)):
+            self._add_weights("", owner)
+            for name, value in state_of(owner).items():
+                self._add_parameter(name, value)
+        for name, parameter in _signature(work).items():
+            if parameter.default is not parameter.empty and name not in self.parameters:
+                self._add_parameter(name, parameter.default)
+        return name_of(inner)
+
+    def _add_parameter(self, name: str, value: Any) -> None:
+        """Add a value by name, and each weight of it by its own name if it is an nn.Module."""
+        with suppress(Exception):  # an object that raises when inspected
+            self._add_weights(f"{name}.", value)
+        self._put(self.parameters, name, self._text_of(value))
+
+    def _add_weights(self, prefix: str, value: Any) -> None:
+        for name, tensor in weights_of(value):
+            if (_WEIGHTS, id(tensor)) not in self._seen:
+                self._put(self.parameters, f"{_WEIGHTS}{prefix}{name}", self._text_of(tensor))
+                self._seen[_WEIGHTS, id(tensor)] = tensor
+
+    def _add(self, value: Any, *, is_work: bool = False) -> bool:
+        """Add a function or class of the user, or the work itself; return whether it was code.
+
+        Of any other value, add its class, what a decorator wrapped, the functions in a container.
+        """
+        if not isinstance(value, _CODE) or not (is_work or is_own(value)):
+            inside = [getattr(value, "__wrapped__", None)]
+            if not isinstance(value, _CODE):
+                inside.append(type(value))
+            if isinstance(value, dict | list | tuple) and self._is_new(id(value), value):
+                held = value.values() if isinstance(value, dict) else value
+                # A function's results may have been added to a cache while it was used.
+                inside += (x for x in held if "<locals>" not in getattr(x, "__qualname__", ""))
+            for one in inside:
+                if not isinstance(one, PLAIN):
+                    self._add(one)
+            return False
+        if not self._is_new(id(value), value):
+            return True
+        if isinstance(value, FunctionType):
+            self._put(self.code, label_of(value), source_of(value))
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                with suppress(ValueError):  # not filled yet
+                    self._add_parameter(name, cell.cell_contents)
+            self._add_names(value, value.__code__)
+            return True
+        text, code = class_source(value)
+        self._put(self.code, label_of(value), text)
+        if code is not None and value.__module__ in sys.modules:
+            self._add_names(sys.modules[value.__module__], code)
+            return True
+        for member in vars(value).values():
+            self._add(inspect.unwrap(getattr(member, "fget", member)))
+        return False
+
+    def _add_names(self, holder: Holder, code: CodeType) -> None:
+        """Add what code refers to by names that start at a global of `holder`."""
+        if not is_library(file_of(holder)):
+            for names in dotted_names(code):
+                self._add_name(holder, *names)
+
+    def _add_name(self, holder: Holder, name: str, *rest: str) -> None:
+        space, label = namespace_of(holder), f"{place_of(holder)}:{name}"
+        if name not in space or (name.startswith("__") and name.endswith("__")):
+            return  # __name__ and __file__ may differ for the same work
+        value = space[name]
+        if isinstance(value, ModuleType):
+            if rest and is_own(value):
+                self._add_name(value, *rest)
+            return
+        # The content of a container or a model changes while it is used; its definition does
+        # not. Neither does the definition of a name that a function sets.
+        is_set, is_data = is_declared_global(holder, name), is_plain(value)
+        if (not is_set and self._add(value)) or not self._is_new(label):
+            return
+        if is_data and not is_set:
+            self._put(self.code, label, f"{name} = {self._text_of(value)}")
+            return
+        homes: list[Holder] = [holder]
+        if not is_data:  # it may be imported from one of the user's modules
+            loaded: list[Any] = list(sys.modules.values())  # some are not modules
+            modules = (one for one in loaded if isinstance(one, ModuleType))
+            homes += (one for one in modules if vars(one).get(name) is value and is_own(one))
+        for home in homes:
+            text, code = definition_of(home, name)
+            if text:
+                self._put(self.code, f"{place_of(home)}:{name}", text)
+                self._add_names(home, code)
+
+    def _is_new(self, key: object, value: object = None) -> bool:
+        if key in self._seen:
+            return False
+        self._seen[key] = value
+        return True
+
+    def _put(self, table: dict[str, str], label: str, text: str) -> None:
+        """Store a string under a label; a number is added to a label that is taken."""
+        lines = (line.rstrip() for line in textwrap.dedent(text).strip("\n").splitlines())
+        text, name, count = "\n".join(lines).rstrip(), label, 1
+        while table.get(name, text) != text:
+            count += 1
+            name = f"{label} ({count})"
+        table[name] = text
+
+    def _text_of(self, value: object) -> str:
+        """Return a value as short JSON, or as a hash."""
+        try:
+            text = dumps(self._plain(value))
+        except Exception:  # noqa: BLE001 - a cycle, or an object that raises when inspected
+            return json.dumps(type_name(value))
+        data = text.encode("utf-8", "backslashreplace")
+        if text.startswith(f'"{HASH}'):
+            return text[1:-1]
+        return sha256_of(data) if len(text) > _LONGEST_VALUE else data.decode()
+
+    def _plain(self, value: Any) -> Any:
+        """Return something for JSON that is equal, in every process, for equal values."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list | tuple):
+            return [one if type(one) in _SCALARS else self._plain(one) for one in value]
+        if isinstance(value, dict):
+            if all(type(key) is str for key in value):
+                plain = self._plain
+                return {k: v if type(v) in _SCALARS else plain(v) for k, v in value.items()}
+            return {"pairs": {dumps(self._plain(k)): self._plain(v) for k, v in value.items()}}
+        if isinstance(value, set | frozenset):
+            return {"set": sorted(map(self._plain, value), key=dumps)}
+        if isinstance(value, PurePath | ModuleType):
+            return str(value) if isinstance(value, PurePath) else value.__name__
+        if isinstance(value, bytes | bytearray):
+            return sha256_of(value)
+        if hasattr(value, "isoformat") and not isinstance(value, type):
+            return value.isoformat()
+        if (_WEIGHTS, id(value)) in self._seen:
+            return "(weights)"  # each is a separate parameter
+        if (array := hash_of_array(value)) is not None:
+            return array
+        self._add(value)
+        if isinstance(value, (*_CODE, BuiltinFunctionType)):
+            return label_of(value)
+        state = state_of(value)
+        return {label_of(type(value)): self._plain(state)} if state else type_name(value)
+
+
+def _signature(work: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(work).parameters
+    except (ValueError, TypeError):  # built in
+        return {}
+
+
+# ---- described parts -----------------------------------------------------------------------------
+# One fingerprint of several objects that belong together, such as a model and its data.
+
+
+def describe_parts(parts: Mapping[str, Any]) -> Fingerprint:
+    """Return the code and parameters of all parts, for change detection."""
+    code: dict[str, str] = {}
+    parameters: list[tuple[str, str]] = []
+    name = ""
+    for role, part in parts.items():
+        found = describe(part)
+        name = name or found.name
+        code.update(found.code)
+        parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
+    return Fingerprint(name, None, tuple(code.items()), tuple(parameters))

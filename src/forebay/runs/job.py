@@ -1,0 +1,335 @@
+"""The job of a preprocess worker: process one input, return its staged files and metadata."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from copy import copy
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+from forebay.base.datasets import OwnedGenerators
+from forebay.base.randomness import (
+    SetSeed,
+    ThreadTurns,
+    seed_generators,
+    seed_of_text,
+    seed_on_import,
+)
+from forebay.base.remote import NoInputError
+from forebay.errors import OutputError
+from forebay.ledger.records import located
+from forebay.outputs.staging import Output, WorkerEnd
+from forebay.pools.events import Answer, Assignment, Refusal
+
+# ---- rows ----------------------------------------------------------------------------------------
+# The rows of the metadata table in what a function returned, as JSON. PURE.
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# Tuples, since `list | tuple | dict` would be a new object each time.
+_SCALARS = (str, bytes, os.PathLike)
+_NESTED = (list, tuple, dict)
+
+
+def rows_of(returned: Any) -> list[dict[str, Any]] | None:
+    """Return the rows in what a function returned, exhausting it if it is a generator.
+
+    None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
+    each; anything else is one row with the value in the column `metadata`.
+    """
+    if returned is None:
+        return None
+    if type(returned) is dict or isinstance(returned, Mapping):
+        return [dict(returned)]
+    if hasattr(kind := type(returned), "__arrow_c_stream__") and hasattr(kind, "columns"):
+        # To iterate over a DataFrame would give the names of its columns, and no row.
+        raise TypeError(
+            f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
+            "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
+        )
+    if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
+        return [{"metadata": returned}]
+    values = list(returned)
+    mappings = sum(isinstance(value, Mapping) for value in values)
+    if mappings == len(values):
+        return [dict(value) for value in values]
+    if mappings:
+        other = next(value for value in values if not isinstance(value, Mapping))
+        raise TypeError(
+            f"metadata must all be dicts, but one of {len(values)} values is of type "
+            f"{type(other).__name__}"
+        )
+    return [{"metadata": values}]
+
+
+def encode(
+    rows: list[dict[str, Any]] | None, names: list[str], final_name: Callable[[str], str | None]
+) -> str:
+    """Return the rows as JSON, with every staged path replaced by its final name.
+
+    A missing `destination` is filled in for an input with one output; a function that returns
+    None gets one row with a `destination` for each output.
+
+    Args:
+        final_name: Returns the final name of a staged path, None for any other string.
+    """
+    if rows is None:
+        rows = [{"destination": name} for name in names] or [{}]
+    elif len(names) == 1:
+        rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
+
+    for row in rows:
+        for column, value in row.items():
+            if type(value) is str:
+                row[column] = final_name(value) or value
+            elif isinstance(value, _NESTED):
+                row[column] = _named(value, final_name)
+    try:
+        return _ENCODER.encode(rows)  # the usual case, which is much faster
+    except (TypeError, ValueError):
+        pass
+    plain = partial(_plain, final_name)
+    try:
+        return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise TypeError(_what_is_wrong(rows, plain)) from error
+
+
+def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
+    """Return a value that JSON can hold, or that holds such values, for one that it cannot."""
+    if isinstance(value, os.PathLike):
+        text = os.fspath(value)
+        return final_name(text) or text
+    for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
+        if hasattr(value, method) and hasattr(value, "dtype"):
+            try:
+                return getattr(value, method)()
+            except (ValueError, RuntimeError):
+                continue
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(type(value).__name__)
+
+
+def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
+    if type(value) is str:
+        return final_name(value) or value
+    if isinstance(value, list | tuple):
+        return [_named(one, final_name) for one in value]
+    if isinstance(value, dict):
+        return {key: _named(one, final_name) for key, one in value.items()}
+    return value
+
+
+def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> str:
+    for row in rows:
+        for column, value in row.items():
+            try:
+                json.dumps({column: value}, default=plain)
+            except (TypeError, ValueError) as error:
+                return (
+                    f"metadata {column!r} is not JSON-serializable: {error} "
+                    f"(type {type(value).__name__})\n"
+                    "  Return numbers, strings, lists and dicts; write anything else to out.file()."
+                )
+    return "the metadata is not JSON-serializable"
+
+
+# ---- preprocess job ------------------------------------------------------------------------------
+
+# Errors of the machine, not of the input: every other input would fail with them too.
+_ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+# The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
+MAX_METADATA_BYTES = 500_000_000
+
+# Returns the final name of a staged path; None for any other path.
+_Naming = Callable[[str], str | None]
+
+
+class Fetch(Protocol):
+    """Downloads a remote input for as long as it is processed."""
+
+    def __call__(self, source: str) -> AbstractContextManager[Path]:
+        """Return the local path, removed on leaving; raise NoInputError if there is no file."""
+        ...
+
+
+class PreprocessJob:
+    """Calls the user's function, or the user's Dataset, for one input at a time.
+
+    Args:
+        folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+    """
+
+    keeps_tasks = False
+
+    def __init__(
+        self,
+        work: Any,
+        kind: str,
+        outputs: WorkerEnd,
+        fetch: Fetch | None = None,
+        turns: ThreadTurns | None = None,
+        folder: str | None = None,
+        save: Callable[[Any, Output], Any] | None = None,
+        *,
+        seeds_owned: bool = True,
+    ) -> None:
+        self._turns = turns
+        self._seeds_owned = seeds_owned
+        self._save = save
+        self._folder = folder
+        self._work = work
+        self._kind = kind
+        self._outputs = outputs
+        self._fetch = fetch
+        self._directory: str | None = None
+        self._owned = OwnedGenerators()
+        self._parent = "", Path()  # the folder of the last input, as a string and parsed
+
+    def open(self, incarnation: int, worker_id: int) -> None:
+        """Make the staging folder, and record the working directory."""
+        self._outputs = copy(self._outputs)  # worker threads share what their jobs refer to
+        self._outputs.open(incarnation)
+        with suppress(FileNotFoundError):  # it was removed
+            self._directory = os.getcwd()
+        seed_on_import(True)
+        if self._seeds_owned:
+            self._owned = OwnedGenerators(work=self._work, save=self._save)
+        if self._owned and self._turns is not None:
+            self._turns.run_alone()
+
+    def close(self) -> None:
+        """Stop seeding libraries that are imported; close the outputs."""
+        self._outputs.close()
+        seed_on_import(False)
+
+    def abandon(self, thread: Thread) -> bool:
+        """Release the locks of an abandoned thread; return whether it was only waiting for one."""
+        return self._turns is not None and self._turns.abandon(thread)
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Return `((name, size, staged, place), …), metadata JSON` for one input, (source, row)."""
+        source, row = assignment.payload
+        seed = seed_of_text(source if row is None else row)
+        out = self._outputs.begin(source)
+
+        def undo() -> None:
+            nonlocal out
+            out.discard()
+            out = self._outputs.begin(source)
+
+        try:
+            if self._turns is None:
+                seed_generators(seed)
+                self._owned.seed(seed)
+                metadata = self._metadata(source, row, out)
+            else:
+
+                def call(set_seed: SetSeed) -> str:
+                    self._owned.beside(set_seed)(seed)
+                    return self._metadata(source, row, out)
+
+                metadata = self._turns.run(call, undo)
+            files = self._outputs.commit(out)  # last: into a bucket, it publishes them
+        except BaseException as error:
+            full = isinstance(error, Exception) and self._is_environment(error)
+            out.discard()
+            if full:
+                raise Refusal("environment") from error
+            if isinstance(error, OutputError):
+                raise Refusal("output") from error
+            raise
+        return Answer((files, metadata), len(metadata))
+
+    def _metadata(self, source: str, row: str | None, out: Output) -> str:
+        """Call the function for one input; return the metadata as JSON."""
+        try:
+            returned, final_name = self._call(source, row, out)
+            return _checked(encode(out.rows(rows_of(returned)), out.names(), final_name))
+        finally:
+            self._restore_directory()
+
+    def _restore_directory(self) -> None:
+        """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
+        try:
+            if os.getcwd() == self._directory:
+                return
+        except FileNotFoundError:  # the function has removed the one that it changed to
+            pass
+        except OSError:
+            return
+        if self._directory is not None:
+            with suppress(OSError):
+                os.chdir(self._directory)
+
+    def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
+        """Return what the function returned, and how to name the paths in it."""
+        if self._kind == "indices":
+            sample = self._work[int(source if row is None else row)]
+            if self._save is not None:
+                sample = _exhausted(self._save(sample, out))
+            return sample, out.final_name
+        if row is not None:
+            listed = located(json.loads(row), self._folder)
+            return _exhausted(self._work(listed, out)), out.final_name
+        if "://" in source and self._fetch is not None:
+            return self._call_fetched(self._fetch, source, out)
+        try:
+            mode = os.stat(source).st_mode
+        except OSError as error:
+            raise Refusal("input") from error
+        if (mode & 0o170000) == 0o040000:
+            cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
+            raise Refusal("input") from cause
+        at = source.rfind("/") + 1
+        if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
+            self._parent = source[:at], Path(source[:at])
+        return _exhausted(self._work(self._parent[1] / source[at:], out)), out.final_name
+
+    def _call_fetched(self, fetch: Fetch, source: str, out: Output) -> tuple[Any, _Naming]:
+        """Call the function with a download of its input."""
+        try:
+            with fetch(source) as path:
+                returned = _exhausted(self._work(path, out))
+        except NoInputError as error:
+            raise Refusal("input") from error.__cause__
+        fetched = str(path)
+        return returned, lambda text: source if text == fetched else out.final_name(text)
+
+    def _is_environment(self, error: Exception) -> bool:
+        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
+            return True
+        try:
+            return self._outputs.is_full()
+        except OSError:
+            return False
+
+
+def _checked(metadata: str) -> str:
+    """Return the metadata of one input."""
+    if len(metadata) * 4 <= MAX_METADATA_BYTES:  # no character has more bytes
+        return metadata
+    nbytes = len(metadata.encode(errors="surrogatepass"))
+    if nbytes > MAX_METADATA_BYTES:
+        raise OutputError(
+            f"the metadata of one input has {nbytes:,} bytes as JSON; at most "
+            f"{MAX_METADATA_BYTES:,} can be recorded\n"
+            "  Write large values to out.file(), and return the rest."
+        )
+    return metadata
+
+
+def _exhausted(returned: Any) -> Any:
+    """Run a generator to its end, while its input and `out` are still valid."""
+    is_lazy = hasattr(returned, "__next__")
+    return list(returned) if is_lazy else returned

@@ -1,0 +1,281 @@
+"""The reports that `preprocess` and `predict` return, and what they are made of."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forebay.base.formatting import duration, summary
+from forebay.failures import Failure
+from forebay.observe.diagnosis import Diagnosis
+from forebay.show.report import save
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# ---- report --------------------------------------------------------------------------------------
+# The report that `preprocess` returns.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """The result of `preprocess`; its `repr` is a summary.
+
+    Attributes:
+        output: The output folder, or its URL.
+        done: Inputs that succeeded, including those of earlier runs.
+        failed: Inputs that failed.
+        resumed: How many of `done` were done by earlier runs.
+        failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
+        elapsed_s: Seconds this run took.
+        metadata_path: The metadata table; a URL, as a string, if the output is one.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
+            that they were idle, and its `rate` is in inputs per second.
+        details: What `save` shows besides these: what took how long, and when.
+    """
+
+    output: str
+    done: int
+    failed: int
+    resumed: int
+    failures: tuple[Failure, ...]
+    elapsed_s: float
+    metadata_path: Path | str
+    diagnosis: Diagnosis
+    decisions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def metadata(self) -> pyarrow.Table:
+        """The metadata table, read again at each access: one row per output, in input order."""
+        from forebay.table.read import read_table
+
+        return read_table(self.metadata_path)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        See `save` of `forebay.show.report`.
+        """
+        return save(path, self)
+
+    def __repr__(self) -> str:
+        """Return the summary."""
+        resumed = f" ({self.resumed:,} of them earlier)" if self.resumed else ""
+        ran = self.done - self.resumed + self.failed
+        rate = f", {ran / self.elapsed_s:,.1f} inputs/s" if ran and self.elapsed_s else ""
+        lines = [
+            f"{self.done:,} done{resumed}, {self.failed:,} failed "
+            f"in {duration(self.elapsed_s)}{rate}",
+            f"outputs   {self.output}",
+            f"metadata  {self.metadata_path}",
+        ]
+        if self.failures:
+            lines.append("failures")
+            lines += [f"  {failure}" for failure in self.failures[:10]]
+            if self.failed > 10:
+                lines.append(f"  … and {self.failed - 10:,} more")
+            command = shlex.join(["forebay", "failures", self.output, "--traceback"])
+            lines.append(f"  What happened to each, and what to do: {command}")
+            lines.append("  To try them again, repeat the call or use `forebay retry`.")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "done": self.done,
+            "of them earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "outputs": self.output,
+            "metadata": self.metadata_path,
+        }
+        return summary("preprocess", facts, self.failures, self.failed)
+
+
+# ---- prediction report ---------------------------------------------------------------------------
+# The report of a run of predict.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PredictionReport:
+    """The result of `predict`; its `repr` is a summary.
+
+    Attributes:
+        output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
+        done: Samples with a prediction, including those of earlier runs.
+        failed: Samples without one.
+        resumed: Samples of parts that were done by earlier runs.
+        failures: The samples without a prediction, in order: the first 1,000.
+        elapsed_s: Duration of this run in seconds.
+        diagnosis: What the model waited for or, if a factory makes models, what their workers
+            waited for; rates are in batches or, there, in parts per second.
+        decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        details: What `save` shows besides these: what took how long, and when.
+    """
+
+    output: Path | str
+    done: int
+    failed: int
+    resumed: int
+    failures: tuple[Failure, ...]
+    elapsed_s: float
+    diagnosis: Diagnosis
+    decisions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        See `save` of `forebay.show.report`.
+        """
+        return save(path, self)
+
+    def __repr__(self) -> str:
+        """Return the summary."""
+        resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
+        ran = self.done + self.failed - self.resumed
+        rate = f", {ran / self.elapsed_s:,.1f} samples/s" if ran and self.elapsed_s else ""
+        lines = [
+            f"{self.done:,} predicted, {self.failed:,} failed "
+            f"in {duration(self.elapsed_s)}{rate}{resumed}",
+            f"output    {self.output}",
+        ]
+        if self.failures:
+            lines.append("failures")
+            lines += [f"  {failure}" for failure in self.failures[:10]]
+            if self.failed > 10:
+                lines.append(f"  … and {self.failed - 10:,} more")
+            command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+            lines.append(f"  What happened to each, and what to do: {command}")
+            lines.append(
+                "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "predicted": self.done,
+            "samples done earlier": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            "output": self.output,
+        }
+        return summary("predict", facts, self.failures, self.failed)
+
+
+# ---- verification --------------------------------------------------------------------------------
+# Compare an output folder with its ledger, for `forebay verify`. PURE.
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of checking every output.
+
+    Attributes:
+        altered: Name, recorded size and actual size in bytes.
+    """
+
+    checked: int
+    missing: tuple[str, ...]
+    altered: tuple[tuple[str, int, int], ...]
+    orphans: tuple[str, ...]
+    damaged: tuple[int, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything is as recorded."""
+        return not (self.missing or self.altered or self.orphans)
+
+
+def verify(
+    recorded: Iterable[tuple[str, int, int]],
+    found: Sequence[tuple[str, int]],
+    own: frozenset[str],
+) -> Verification:
+    """Compare the recorded outputs with the files in the folder.
+
+    Args:
+        recorded: Name, bytes and ordinal of every recorded output.
+        found: Name and bytes of every file in the folder.
+    """
+    sizes = dict(found)
+    checked = 0
+    missing: list[str] = []
+    altered: list[tuple[str, int, int]] = []
+    damaged: dict[int, None] = {}
+    for name, size, ordinal in recorded:
+        checked += 1
+        actual = sizes.pop(name, None)
+        if actual is None:
+            missing.append(name)
+        elif actual != size:
+            altered.append((name, size, actual))
+        else:
+            continue
+        damaged[ordinal] = None
+    orphans = tuple(sorted(name for name in sizes if name not in own))
+    return Verification(checked, tuple(missing), tuple(altered), orphans, tuple(damaged))
+
+
+# ---- failure budget ------------------------------------------------------------------------------
+# When to stop early: too many failures, or a bug that fails every input. PURE.
+
+# If the first inputs all fail with the same error, that many are enough to stop.
+ALIKE = 20
+
+
+class FailureBudget:
+    """Counts failures against the number that the user allows.
+
+    Args:
+        max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
+            None for any number.
+    """
+
+    def __init__(self, max_failures: int | float | None, total: int, watch: bool = True) -> None:
+        self._max_failures = max_failures
+        self.set_total(total)
+        self._failed = 0
+        self._tried: set[int] = set()  # the first inputs, until one of them differs
+        self._alike: str | None = None
+        self._watching = watch
+
+    def set_total(self, total: int) -> None:
+        """Set the number of inputs, once more of them are known."""
+        allowed = self._max_failures
+        self._limit = int(allowed * total) if isinstance(allowed, float) else allowed
+        self._total = total
+
+    def succeeded(self) -> None:
+        """Stop watching the first inputs: one of them succeeded."""
+        self._watching = False
+
+    def attempt_failed(self, ordinal: int, error: str) -> str | None:
+        """Return why to stop if the first inputs all failed with this `error`; else None."""
+        if not self._watching:
+            return None
+        if self._alike not in (None, error):
+            self._watching = False
+            return None
+        self._alike = error
+        self._tried.add(ordinal)
+        if len(self._tried) < ALIKE:
+            return None
+        return f"the first {ALIKE} inputs all failed alike, with {error}"
+
+    def failed(self) -> str | None:
+        """Count an input that failed for good; return why to stop if it is one too many."""
+        self._failed += 1
+        if self._limit is not None and self._failed > self._limit:
+            return (
+                f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
+                f"max_failures allows ({self._limit} of {self._total})"
+            )
+        return None

@@ -1,0 +1,682 @@
+"""One session on one output folder: list the inputs, process the remaining ones, write the table.
+
+    inputs ── listing ──> ledger ── pending ──> engine ── workers ──> staged files, metadata
+                            ^                                                   │
+                            └──── commit: flush, record, publish <──────────────┘
+
+Inputs are listed (`inputs/listing.py`), recorded (`ledger/ledger.py`) and processed
+(`runs/job.py`); outputs are staged (`outputs/staging.py`), and the table is
+written at the end (`table/write.py`). preprocess, predict and cache use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import textwrap
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from forebay.base import process
+from forebay.base.output_names import PRIVATE, table_name
+from forebay.base.process import ProcessTimes, collecting_seldom
+from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
+from forebay.base.remote import Download
+from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
+from forebay.engine.engine import Engine
+from forebay.errors import (
+    ChangedError,
+    FailuresError,
+    OptionError,
+    OutputError,
+    SampleTimeoutError,
+    WorkerDiedError,
+    shortened,
+)
+from forebay.failures import MAX_KEPT, Failure
+from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
+from forebay.ledger.database import reading
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.records import Counts, FailedInput, Todo
+from forebay.observe.diagnosis import RunTimes, diagnose_run
+from forebay.observe.progress import Progress, label_of, log, log_failed, note
+from forebay.observe.record import PUBLISH_S, RunTrace
+from forebay.observe.tuning import Totals, Tuner
+from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
+from forebay.outputs.places import OutputPlace, open_place, path_text
+from forebay.pools.base import InlinePool, Pool, ThreadPool
+from forebay.pools.events import Assignment, Refusal
+from forebay.pools.launch import occupy_standard_descriptors
+from forebay.pools.processes import ProcessPool
+from forebay.pools.worker import SealedError
+from forebay.runs.commits import Commits, perform_pending
+from forebay.runs.fingerprint import Fingerprint, difference
+from forebay.runs.job import PreprocessJob
+from forebay.runs.report import FailureBudget, Report
+from forebay.show.page import LiveRun
+from forebay.show.report import run_details
+from forebay.table.write import LedgerTable
+
+# ---- run tuning ----------------------------------------------------------------------------------
+# `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
+#
+#     run ── trace, CPU times ──> RunTuning.update ── totals ──> Tuner ── number ──> Engine.resize
+#
+# No trainer takes the results, so everything waits for workers. More of them than cores help only
+# where the function waits, for storage or a network.
+
+# The shortest time between two decisions: each reads two files per worker.
+EVERY_S = 1.0
+KEPT_DECISIONS = 256
+
+
+class RunTuning:
+    """Reads what a run did at intervals, and changes the number of workers.
+
+    Args:
+        pids: Returns the processes of the living workers; None if they are threads of this one.
+        began: When the run began, in seconds of a monotonic clock.
+    """
+
+    def __init__(self, most: int, pids: Callable[[], list[int]] | None, began: float) -> None:
+        self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
+        self._pids, self._times = pids, ProcessTimes()
+        self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
+        self._due = began
+        self._began = self._since = began  # `_since`: when the present number was set
+        self._worker_s = 0.0  # of all workers before `_since`
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that there should be."""
+        return self._tuner.num_workers
+
+    def mean_workers(self, now: float) -> int:
+        """Return how many workers there were on average, rounded."""
+        worker_s = self._worker_s + self.num_workers * (now - self._since)
+        return max(round(worker_s / max(now - self._began, 1e-9)), 1)
+
+    def update(self, now: float, trace: RunTrace, resize: Callable[[int], None]) -> None:
+        """Decide on the number of workers; call `resize` if it is to change."""
+        if now < self._due or not trace.tasks:  # before the first input, workers are starting
+            return
+        self._due = now + EVERY_S
+        present = self.num_workers
+        decision = self._tuner.decide(self._totals(now, trace))
+        if decision is not None:
+            self._worker_s += present * (now - self._since)
+            self._since = now
+            resize(decision.num_workers)
+            self.decisions.append(decision.reason)
+            log.info("num_workers=%d: %s", decision.num_workers, decision.reason)
+
+    def _totals(self, now: float, trace: RunTrace) -> Totals:
+        if self._pids is None:
+            driver_s = time.thread_time()
+            cpu_s, queued_s = time.process_time() - driver_s, 0.0
+        else:
+            self._times.add(self._pids())
+            driver_s = time.process_time()
+            cpu_s, queued_s = self._times.cpu_s, self._times.queued_s
+        return Totals(
+            at=now,
+            waited_s=now,
+            steps=0,
+            steps_s=0.0,
+            made=trace.tasks,
+            made_s=trace.busy_s,
+            cpu_s=cpu_s,
+            queued_s=queued_s,
+            trainer_cpu_s=driver_s,
+        )
+
+
+# ---- run -----------------------------------------------------------------------------------------
+# One run on an engine: start workers, send tasks, and commit results in batches.
+
+# Limits of uncommitted results: their number, and the bytes of metadata in them.
+SLOTS = 8192
+# The same on a cluster, where a thousand workers may hold tasks for two seconds each.
+CLUSTER_SLOTS = 65_536
+MAX_BYTES = 256 * 2**20
+# The most tasks sent in one message, if inputs take little time.
+MAX_GROUP = 2048
+LOOKAHEAD = 8192
+# How long to collect answers while every worker has more to do.
+COLLECT_S = 0.01
+
+
+def workers_for(
+    job: PreprocessJob, options: PreprocessOptions, shared: str, inputs: tuple[str, ...]
+) -> tuple[Pool, int]:
+    """Return the pool for a run, and the number of workers."""
+    cluster = options.cluster
+    if cluster is None:
+        if options.workers == 0:
+            return InlinePool(job), 1
+        if options.backend == "thread":
+            return ThreadPool(job, job.abandon), options.workers
+        return ProcessPool(job, options.workers), options.workers
+    from forebay.pools.ray_checks import NodeCheck
+    from forebay.pools.ray_host import PlainHosting, shipped
+    from forebay.pools.ray_pool import RayPool
+
+    work = shipped(job)
+    say = note if options.progress else log.warning
+    check = NodeCheck(work, shared, inputs)
+    hosts = RayPool(PlainHosting(work), cluster, check, options.num_workers, say=say)
+    return hosts, hosts.num_workers
+
+
+def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
+    """Return what changes the number of workers; None unless it is "auto" on this machine."""
+    if not isinstance(options.num_workers, AutoWorkers) or options.cluster is not None:
+        return None
+    pids = pool.living_pids if isinstance(pool, ProcessPool) else None
+    return RunTuning(int(options.num_workers), pids, time.monotonic())
+
+
+def run(
+    pool: Pool,
+    num_workers: int,
+    todo: Iterable[Todo],
+    ledger: Ledger,
+    folder: OutputPlace,
+    options: PreprocessOptions,
+    budget: FailureBudget,
+    progress: Progress,
+    *,
+    at_once: bool = False,
+) -> RunTimes:
+    """Process the inputs; return what that took."""
+    tuning = _tuning_for(pool, options)
+    limits = Limits(
+        num_workers=num_workers if tuning is None else tuning.num_workers,
+        slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
+        max_bytes=MAX_BYTES,
+        retries=options.further_tries,
+        timeout_s=options.timeout,
+        group_s=pool.group_s if options.workers else 0.0,
+        max_group=MAX_GROUP,
+        lookahead=LOOKAHEAD,
+        max_suspects=1 if options.stops_at_first_failure else 64,
+    )
+    engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+    progress.trace.longest_task = engine.longest_task
+    commits = Commits(ledger, folder)
+    committed, record_s = 0, 0.0
+    began, before = time.monotonic(), _used_by_workers(pool)
+    living, looked_at = ProcessTimes(), began
+    try:
+        while not engine.finished or commits.waiting:
+            progress.trace.num_workers = engine.num_workers if options.workers else 0
+            progress.trace.publish(time.monotonic())
+            due_in = commits.due_in()
+            wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
+            outcomes = engine.step(wait_s, collect_s=COLLECT_S)
+            others = commits.add(outcomes, progress.trace.took)
+            if len(others) < len(outcomes):
+                budget.succeeded()
+            for outcome in others:
+                _record(outcome, progress.trace)
+            for outcome in others:
+                _stop_if_due(outcome, budget, options, ledger)
+            if tuning is not None and not engine.finished:
+                tuning.update(time.monotonic(), progress.trace, engine.resize)
+            if isinstance(pool, ProcessPool) and time.monotonic() >= looked_at:
+                living.add(pool.living_pids())
+                looked_at = time.monotonic() + EVERY_S / 4
+            recorded_at, flush_s = time.monotonic(), commits.flush_s
+            commit = commits.advance(at_once=at_once or engine.finished)
+            waited_s = commits.flush_s - flush_s
+            record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
+            if commit is not None:
+                engine.release(commit.delivered)
+                progress.update(commit.done, commit.failed, commit.metadata)
+                committed += len(commit.delivered) + commit.failed
+                _stop_if_refused(commit.refused, budget, options, ledger)
+    finally:
+        # However the run ends, including Ctrl-C: end all workers, and commit the results.
+        engine.close()
+        try:
+            committed += commits.close()
+        finally:
+            progress.close()
+    commits.finish()
+    after = _used_by_workers(pool)
+    return RunTimes(
+        inputs=progress.trace.tasks,
+        committed=committed,
+        elapsed_s=time.monotonic() - began,
+        num_workers=num_workers if tuning is None else tuning.mean_workers(time.monotonic()),
+        busy_s=progress.trace.busy_s,
+        cpu_s=None if options.cluster else after.cpu_s - before.cpu_s,
+        system_s=after.system_s - before.system_s,
+        faults=after.faults - before.faults,
+        threads_s=max(living.threads_s, 0.0),
+        queued_s=living.queued_s,
+        keeps_freed=isinstance(pool, ProcessPool),
+        flush_s=commits.flush_s,
+        record_s=record_s,
+        cores=None if options.cluster else process.usable_cores(),
+        decisions=() if tuning is None else tuple(tuning.decisions),
+    )
+
+
+def _payloads(
+    listed: Iterable[Todo], progress: Progress, budget: FailureBudget
+) -> Iterator[tuple[int, tuple[str, str | None]]]:
+    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer."""
+    for each in listed:
+        if each.ordinal > progress.total:
+            progress.total = each.ordinal
+            budget.set_total(each.ordinal)
+        yield each.ordinal, each[1:]
+
+
+class _Used(NamedTuple):
+    """Processor time, the part of it in the system, and page faults."""
+
+    cpu_s: float
+    system_s: float
+    faults: int
+
+
+def _used_by_workers(pool: Pool) -> _Used:
+    """Return what the workers that have ended used; threads count with this process."""
+    is_child = isinstance(pool, ProcessPool)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
+    return _Used(used.ru_utime + used.ru_stime, used.ru_stime, used.ru_minflt)
+
+
+def _name_of(payload: tuple[str, str | None]) -> str:
+    """Return what the log calls an input: its path, its row, or its index."""
+    source, row = payload
+    return source or row or ""
+
+
+def run_here(
+    job: PreprocessJob,
+    todo: Iterable[Todo],
+    ledger: Ledger,
+    folder: OutputPlace,
+    progress: Progress,
+) -> None:
+    """Process the inputs one by one in this thread, without an engine; commit each immediately."""
+    commits = Commits(ledger, folder)
+    job.open(0, 0)
+    try:
+        for each in todo:
+            began = time.monotonic()
+            progress.trace.publish(began)
+            try:
+                answer = job.run(Assignment(each.ordinal, 1, each[1:]))
+            except Refusal as refusal:
+                cause = refusal.__cause__ or refusal
+                raise (
+                    _full(Failure.of(cause)) if refusal.kind == "environment" else cause
+                ) from None
+            seconds = time.monotonic() - began
+            result = DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result)
+            commits.add([result], progress.trace.took)
+            commit = commits.advance(at_once=True)
+            assert commit is not None
+            progress.update(commit.done, commit.failed, commit.metadata)
+            for _, failure in commit.refused:
+                raise OutputError(failure.message)
+    finally:
+        job.close()
+        try:
+            commits.close()
+        finally:
+            progress.close()
+
+
+def _record(outcome: Outcome, trace: RunTrace) -> None:
+    if isinstance(outcome, ReportFailure):
+        trace.spent(outcome.seconds)
+    elif isinstance(outcome, ReportRetry):
+        trace.retries += 1
+
+
+def _stop_if_due(
+    outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
+) -> None:
+    """Raise the exception that ends the run, if this outcome requires that."""
+    if not isinstance(outcome, ReportRetry | ReportFailure):
+        return
+    failure = outcome.failure
+    if failure.kind == "environment":
+        raise _full(failure) from failure.exception
+    reason = budget.attempt_failed(outcome.task, failure.error)
+    if isinstance(outcome, ReportFailure):
+        if options.stops_at_first_failure:
+            raise _as_exception(outcome, ledger.name_of(outcome.task))
+        reason = budget.failed() or reason
+    if reason is not None:
+        raise _too_many(reason, ledger.name_of(outcome.task), failure)
+
+
+def _too_many(reason: str, name: str, failure: Failure) -> FailuresError:
+    return FailuresError(
+        f"stopped early: {reason}\n"
+        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
+        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
+        f"again.\n{failure.traceback}"
+    )
+
+
+def _full(failure: Failure) -> OutputError:
+    return OutputError(
+        f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
+        "  The run was stopped; completed work is kept, and no input counts as failed.\n"
+        "  Free some space (or make the folder writable), then make the same call again."
+    )
+
+
+def _stop_if_refused(
+    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
+) -> None:
+    """Raise the exception that ends the run, if inputs whose outputs were refused require that."""
+    for ordinal, failure in refused:
+        name = ledger.name_of(ordinal)
+        log_failed(name, failure)
+        if options.stops_at_first_failure:
+            raise OutputError(failure.message)
+        reason = budget.failed()
+        if reason is not None:
+            raise _too_many(reason, name, failure)
+
+
+def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
+    """Return the exception to raise for a failure: the user's, if it could be sent."""
+    failure = outcome.failure
+    own = failure.exception
+    if isinstance(own, SealedError):
+        own = own.opened()
+    error: BaseException
+    if isinstance(own, Exception):
+        error = own
+    elif failure.kind == "timeout":
+        error = SampleTimeoutError(f"{name} {failure.message}")
+    elif failure.kind == "crash":
+        error = WorkerDiedError(f"{name}: {failure.message}")
+    else:
+        error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
+    if failure.traceback and error.__traceback__ is None:  # it was raised in another process
+        error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
+    error.add_note(
+        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
+        "completed work is kept."
+    )
+    return error
+
+
+# ---- session -------------------------------------------------------------------------------------
+
+# How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
+AHEAD = 16_384
+
+
+class Session:
+    """One run on one output folder, from locking to unlocking it."""
+
+    def __init__(
+        self,
+        work: Any,
+        output: str | os.PathLike[str],
+        options: PreprocessOptions,
+        *,
+        described: Callable[[], Fingerprint],
+        verb: str = "preprocess",
+    ) -> None:
+        self.options, self.starts_over = options, False
+        self.output = path_text(output)
+        check_in_reach(self.output, options)
+        occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
+        self.folder = open_place(output)
+        self.ledger: Ledger
+        self._work, self._describe = work, described
+        self._began, self._changed = time.monotonic(), False
+        self._call: dict[str, str] = {}  # recorded when the work begins
+        self._has_table, self._verb = verb == "preprocess", verb
+        self._kind = ""  # what the inputs are; set by `start_workers`
+        self._progress: Progress | None = None  # of the work that was begun
+        self._pool: Pool | None = None
+        self._num_workers = 1
+        self._listed = 0  # inputs of the listing, if it knows their number
+
+    def __enter__(self) -> Session:
+        with ExitStack() as stack:
+            self.ledger = stack.enter_context(self.folder.ledger())
+            self._table = LedgerTable(self.ledger, self.folder)
+            self.perform_pending()
+            self.starts_over = self._is_to_start_over()
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            again = "the same call" + ("" if self.options.resume else " without resume=False")
+            error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
+        self._closing.__exit__(kind, error, traceback)
+
+    def start_workers(
+        self,
+        kind: str,
+        inputs: Any = None,
+        doing: Any = None,
+        folder: str | None = None,
+        save: Any = None,
+        *,
+        seeds_owned: bool = True,
+    ) -> None:
+        """Start the workers, which continue to start while the inputs are listed."""
+        self._kind = kind
+        if self._has_table:
+            self._table.check(self.options.metadata)
+        fetch = Download(self.folder.private / "staging" / "fetched")
+        work = self._work if doing is None else doing
+        turns = ThreadTurns() if self.options.backend == "thread" else None
+        job = PreprocessJob(
+            work,
+            kind,
+            self.folder.staging(self.options.shard_bytes),
+            fetch,
+            turns,
+            folder,
+            save,
+            seeds_owned=seeds_owned,
+        )
+        shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
+        self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
+        self._closing.callback(self._pool.close)
+        self.ledger.keep_alive()  # starts a thread, so only after the fork of the zygote
+
+    def enrol(self, listing: Listing, *, whole: bool = False) -> None:
+        """Merge the listing into the ledger."""
+        ahead = None if whole else AHEAD
+        _ = self._described  # before a Dataset's own code is called, and while workers start
+        self._listed = listing.total or 0
+        self._merge(listing, None if self.starts_over else ahead)
+        if self.starts_over:  # only after the listing succeeded, since this removes the outputs
+            self.ledger.restart()
+            self._table = LedgerTable(self.ledger, self.folder)
+            self._merge(listing, ahead)
+        self.perform_pending()
+        rows = listing.in_place
+        call = {
+            "kind": listing.kind,
+            "folder": listing.folder,
+            "metadata": self.options.metadata,
+            "manifest": None if rows is None else rows.name,
+        }
+        self._call = {"call": json.dumps(call)}
+
+    def _merge(self, listing: Listing, ahead: int | None) -> None:
+        limit = self.options.limit
+        listing = listing.through(lambda inputs: in_reach(inputs, self.options))
+        enrolment = self.ledger.enrol(
+            itertools.islice(listing, limit),
+            listing.columns,
+            complete=limit is None,
+            ahead=ahead,
+            is_distinct=listing.is_distinct,
+            in_place=listing.in_place,
+        )
+        self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
+        others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
+        if others and listing.kind == "rows" and not self.starts_over:
+            say = note if self.options.progress else log.warning
+            say(
+                f"{self.output}: of the {enrolment.gone:,} rows of the earlier run none is in the "
+                "manifest now, so each of its rows is processed. A row with another value, or with "
+                "other columns, is another input."
+            )
+
+    def process_inputs(
+        self,
+        *,
+        failed_only: bool = False,
+        todo: Iterable[Todo] | None = None,
+        at_once: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Process the remaining inputs, write the table, and return the report.
+
+        Args:
+            todo: The inputs to process; None for those without a result.
+            progress: Updated as inputs end; None to count inputs.
+        """
+        ledger, options = self.ledger, self.options
+        label = label_of("retry" if failed_only else "preprocess", self.output)
+        before = self._begin_work()
+        total = max(before.total, self._listed)
+        total = total if options.limit is None else min(options.limit, total)
+        listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
+        assert self._pool is not None, "start_workers comes first"
+        progress = progress or Progress(total, before.done, options.progress, label=label)
+        budget = FailureBudget(options.max_failures, total, watch=not before.done)
+        self._show(progress)
+        kept = generators_kept if options.workers == 0 else collecting_seldom
+        with generators_restored() if options.backend == "thread" else kept():
+            times = run(
+                self._pool,
+                self._num_workers,
+                listed,
+                ledger,
+                self.folder,
+                options,
+                budget,
+                progress,
+                at_once=at_once,
+            )
+        self._changed |= times.committed > 0
+        self.perform_pending()
+        if self._has_table:
+            with collecting_seldom():
+                self._table.update(options.metadata, self._kind, is_stale=self._changed)
+        counts = ledger.counts()
+        return Report(
+            output=self.output,
+            done=counts.done,
+            failed=counts.failed,
+            resumed=before.done,
+            failures=tuple(ledger.failures(MAX_KEPT)),
+            elapsed_s=time.monotonic() - self._began,
+            metadata_path=self.folder.locate(table_name(options.metadata)),
+            diagnosis=diagnose_run(times),
+            decisions=times.decisions,
+            details=self.details(),
+        )
+
+    def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
+        """Call the work for each row in this thread, and commit each result immediately."""
+        self.ledger.keep_alive()
+        self._begin_work()
+        self._show(progress)
+        job = PreprocessJob(work, "rows", self.folder.staging())
+        with generators_kept():
+            run_here(job, todo, self.ledger, self.folder, progress)
+        self.perform_pending()
+
+    def _begin_work(self) -> Counts:
+        """Record that this process runs now; return the counts before it."""
+        self.ledger.free_contested()
+        before = self.ledger.counts()
+        run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}
+        self.remember_work(**self._call, run=json.dumps(run))
+        return before
+
+    def _show(self, progress: Progress) -> None:
+        self._progress = progress
+        self._closing.callback(LiveRun(self._verb, self.output, progress).remove)
+
+    def details(self) -> dict[str, Any]:
+        """Return what the report shows besides its counts; empty if nothing was left to be done."""
+        if self._progress is None:
+            return {}
+        name, names = self._described.name, self.ledger.name_of
+        return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
+
+    def perform_pending(self) -> None:
+        """Perform the file changes that this run or an earlier one left pending."""
+        perform_pending(self.ledger, self.folder)
+
+    def _is_to_start_over(self) -> bool:
+        """Tell whether to discard the earlier run: on request, or after trials only."""
+        ledger, options = self.ledger, self.options
+        was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
+        verb = ledger.get_meta("verb")
+        if was is not None and options.resume and verb != self._verb:
+            # Whatever the version: these outputs would be those of inputs that are gone.
+            raise OptionError(
+                f"{self.output!r} has the outputs of {shortened(verb)}, and this is a call of "
+                f"{self._verb!r}\n"
+                "  Nothing was started, and nothing is lost. Use another output folder; or start "
+                "over, removing those outputs: resume=False, or --restart."
+            )
+        renamed = None not in (options.version, was_version) and options.version != was_version
+        if was is None or not options.resume or renamed:
+            return was is not None
+        with reading("the work"):
+            changes = difference(Fingerprint.from_json(was), self._described)
+        if not changes or options.version is not None:
+            return False
+        if ledger.get_meta("trial") == "yes":
+            return True
+        keep = was_version or "2"
+        # A range of samples is known by its indices alone.
+        only = "" if self._verb == "preprocess" else ", if every sample has the index that it had"
+        raise ChangedError(
+            f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
+            f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
+            "  Nothing was started, and nothing is lost. Choose one:\n"
+            "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
+            f"  - keep what is done and use the new code for the rest{only}: version={keep!r}, or "
+            f"--version {keep};\n"
+            "  - another output folder."
+        )
+
+    def remember_work(self, **others: str) -> None:
+        """Record the description of the work, for the next run to compare, and other strings."""
+        ledger, options = self.ledger, self.options
+        if options.version is not None:
+            others["version"] = options.version
+        if options.limit is None:
+            others["trial"] = "no"
+        elif ledger.get_meta("trial") is None:
+            others["trial"] = "yes"
+        ledger.set_meta("work", self._described.to_json(), verb=self._verb, **others)
+
+    @cached_property
+    def _described(self) -> Fingerprint:
+        return self._describe()

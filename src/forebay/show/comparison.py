@@ -1,0 +1,208 @@
+"""`forebay.compare`: what differs between two reports.
+
+The files may come from anybody: their data is read, never executed, and every value is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forebay.base.formatting import duration, short_number
+from forebay.errors import OptionError, one_line
+from forebay.show.html import page, paragraph, read_report, section, table, write_report
+
+MAX_TEXT = 400
+MAX_SETTINGS = 100
+# A ratio closer to 1 does not count as a difference: rates vary as much from run to run.
+LEAST_CHANGE = 0.02
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+_Shown = Callable[[float], str]
+# What is compared, by kind of report: key in "totals", name, how it is shown.
+_LOADER: tuple[tuple[str, str, _Shown], ...] = (
+    ("rate", "batches/s", short_number),
+    ("wait_share", "whole run: training waited", _percent),
+    ("wait_p50_s", "median wait", duration),
+    ("wait_p99_s", "99% of waits are shorter than", duration),
+    ("taken", "batches taken", short_number),
+    ("num_workers", "workers", short_number),
+    ("restarts", "restarts", short_number),
+    ("failures", "skipped samples", short_number),
+)
+_RUN: tuple[tuple[str, str, _Shown], ...] = (
+    ("rate", "done and failed per second", short_number),
+    ("busy_share", "time that workers were at work", _percent),
+    ("elapsed_s", "time in all", duration),
+    ("done", "done", short_number),
+    ("failed", "failed", short_number),
+)
+
+
+class Difference(NamedTuple):
+    """One thing that differs.
+
+    Attributes:
+        second: Its value in the second.
+    """
+
+    name: str
+    first: str
+    second: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """What differs between two reports; its `str` says it line by line.
+
+    Attributes:
+        first: Title of the first report.
+        second: Title of the second.
+        verdicts: The verdict of each; "" where there is none.
+        figures: Rates, waits and counts that differ.
+        settings: Arguments that differ.
+        environment: Versions and machines that differ.
+    """
+
+    first: str
+    second: str
+    verdicts: tuple[str, str]
+    figures: tuple[Difference, ...]
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        """Return the differences, one a line."""
+        lines = [f"first   {self.first}", f"second  {self.second}"]
+        parts = {
+            "figures": self.figures,
+            "settings": self.settings,
+            "environment": self.environment,
+        }
+        for name, found in parts.items():
+            if not found:
+                lines.append(f"{name}: no difference")
+                continue
+            lines.append(name)
+            width = max(len(each.name) for each in found)
+            for each in found:
+                change = f" ({each.change})" if each.change else ""
+                values = f"{each.first or 'none'} → {each.second or 'none'}"
+                lines.append(f"  {each.name:<{width}}  {values}{change}")
+        for name, verdict in zip(("first", "second"), self.verdicts, strict=True):
+            if verdict:
+                lines.append(f"verdict of the {name}: {verdict}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison to a self-contained HTML file; see `DataLoader.report`."""
+        parts = {
+            "Figures": self.figures,
+            "Settings": self.settings,
+            "Environment": self.environment,
+        }
+        names = ("", "first", "second", "change")
+        sections = [section("Reports", self._titles())]
+        for title, found in parts.items():
+            sections.append(section(title, table(names, found) or paragraph("No difference.")))
+        data = {"format": 1, "kind": "comparison", "first": self.first, "second": self.second}
+        title = "What differs between two reports"
+        return write_report(page(title, "forebay compare", sections, data), path)
+
+    def _titles(self) -> str:
+        rows = [("first", self.first, self.verdicts[0]), ("second", self.second, self.verdicts[1])]
+        if any(self.verdicts):
+            return table(("", "report", "verdict"), rows)
+        return table(("", "report"), [row[:2] for row in rows])
+
+
+def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
+    """Say what differs between two reports: rate, waits, settings, environment, verdict.
+
+    Args:
+        first: A file written by `loader.report()`, or by the `report.save()` of a run.
+        second: Another of the same kind.
+
+    Returns:
+        The comparison, which prints as text and has `save(path)` for HTML.
+
+    Raises:
+        InputError: A file is not a report, or damaged.
+        OptionError: One is of a loader and the other of a run.
+        OSError: A file cannot be read.
+    """
+    one, two = read_report(first), read_report(second)
+    kinds = [_kind(each) for each in (one, two)]
+    if kinds[0] != kinds[1] or "comparison" in kinds:
+        raise OptionError(
+            f"{os.fspath(first)!r} is the report of a {kinds[0]} and {os.fspath(second)!r} that of "
+            f"a {kinds[1]}\n  Nothing was compared. Name two reports of loaders, or two of runs."
+        )
+    figures = _LOADER if kinds[0] == "loader" else _RUN
+    return Comparison(
+        first=_title(one, first),
+        second=_title(two, second),
+        verdicts=(_text(one.get("verdict")), _text(two.get("verdict"))),
+        figures=tuple(_figures(_mapping(one, "totals"), _mapping(two, "totals"), figures)),
+        settings=tuple(_texts(_mapping(one, "settings"), _mapping(two, "settings"))),
+        environment=tuple(_texts(_mapping(one, "environment"), _mapping(two, "environment"))),
+    )
+
+
+def _kind(summary: Mapping[str, Any]) -> str:
+    kind = summary.get("kind")
+    return str(kind) if kind in ("loader", "comparison") else "run"
+
+
+def _title(summary: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+    name = one_line(os.path.basename(os.fspath(path)), MAX_TEXT)
+    return f"{name}: {_text(summary.get('title'))}"
+
+
+def _figures(
+    one: Mapping[str, Any], two: Mapping[str, Any], known: tuple[tuple[str, str, _Shown], ...]
+) -> list[Difference]:
+    found = []
+    for key, name, shown in known:
+        before, after = _number(one.get(key)), _number(two.get(key))
+        if before is None or after is None or before == after:
+            continue
+        change = after / before - 1 if before else math.inf
+        if abs(change) < LEAST_CHANGE:
+            continue
+        # The percentage of a percentage only confuses.
+        said = f"{change:+.0%}" if before and shown is not _percent else ""
+        found.append(Difference(name, shown(before), shown(after), said))
+    return found
+
+
+def _texts(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[Difference]:
+    names = list(dict.fromkeys([*one, *two]))[:MAX_SETTINGS]
+    pairs = [(name, _text(one.get(name)), _text(two.get(name))) for name in names]
+    return [Difference(_text(name), *values) for name, *values in pairs if values[0] != values[1]]
+
+
+def _mapping(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = summary.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= 1e15 else None

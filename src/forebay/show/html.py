@@ -1,0 +1,271 @@
+"""HTML: the page around charts, files of reports, and summaries that a notebook shows."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import InputError, OptionError
+
+# ---- html page -----------------------------------------------------------------------------------
+# The page around the charts: one self-contained HTML file, with its data as JSON inside.
+#
+# Every string is escaped here or in `charts.py`. The page loads nothing and runs no script: its
+# security policy forbids both.
+
+# How every report begins: by this a file is known to be one.
+MARKER = "<!doctype html><!-- forebay report -->"
+# What encloses the data.
+DATA_BEGIN = '<script type="application/json" id="forebay-data">'
+DATA_END = "</script>"
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def page(title: str, subtitle: str, sections: Sequence[str], data: Mapping[str, Any]) -> str:
+    """Return a report as HTML."""
+    return "\n".join(
+        [
+            f'{MARKER}<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+            f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p></header>",
+            *filter(None, sections),
+            f"</main>{DATA_BEGIN}{embedded(data)}{DATA_END}</body></html>\n",
+        ]
+    )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that cannot end the element around it."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII only
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def verdict_box(verdict: str) -> str:
+    """Return the verdict, its first sentence as a heading; "" without one."""
+    if not verdict:
+        return ""
+    head, rest = first_sentence(verdict)
+    body = f"<p>{escape(rest)}</p>" if rest else ""
+    return f'<section class="verdict"><h2>{escape(head)}</h2>{body}</section>'
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """Split a text behind its first sentence, which ends with ". ", or with its first line."""
+    line, _, below = text.strip().partition("\n")
+    head, full_stop, rest = line.partition(". ")
+    return head + full_stop.strip(), f"{rest}\n{below}".strip()
+
+
+def tiles(figures: Sequence[tuple[str, str]]) -> str:
+    """Return the most important numbers, each with what it is."""
+    boxes = "".join(
+        f"<div><strong>{escape(value)}</strong><span>{escape(name)}</span></div>"
+        for name, value in figures
+    )
+    return f'<section class="tiles">{boxes}</section>'
+
+
+def section(title: str, *bodies: str) -> str:
+    """Return a section; "" if there is nothing in it."""
+    inside = "".join(bodies)
+    return f"<section><h2>{escape(title)}</h2>{inside}</section>" if inside else ""
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph."""
+    return f"<p>{escape(text)}</p>"
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[object]], code: Sequence[int] = ()) -> str:
+    """Return a table; "" without rows."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td><code>{escape(str(cell))}</code></td>"
+            if column in code and str(cell)
+            else f"<td>{escape(str(cell))}</td>"
+            for column, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    table_html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table_html}</div>'
+
+
+def facts(named: Mapping[str, object]) -> str:
+    """Return names and values, as a list."""
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in named.items()
+    )
+    return f"<dl>{items}</dl>" if items else ""
+
+
+_STYLE = """
+:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1b1f24;--soft:#5d6672;
+--line:#dfe3e8;--made:#2a6fdb;--wanted:#1b1f24;--wait:#d6453d;--ready:#1f9d72;--other:#8a63d2;
+--tint:#eaf1fd}
+@media(prefers-color-scheme:dark){:root{--page:#14171b;--card:#1d2126;--text:#e8eaed;
+--soft:#9aa3ae;--line:#343a42;--made:#6ea8fe;--wanted:#e8eaed;--wait:#ff7b72;--ready:#4cc38a;
+--other:#b794f6;--tint:#1d2b42}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--text);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+main{max-width:960px;margin:0 auto;padding:24px 16px 48px}
+header{margin:0 4px 16px}
+h1{font-size:1.45rem;line-height:1.25;margin:0;overflow-wrap:anywhere}
+header p{margin:4px 0 0;color:var(--soft);overflow-wrap:anywhere}
+h2{font-size:1.05rem;margin:0 0 8px}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;
+padding:16px;margin:0 0 16px}
+section p{margin:0 0 8px;max-width:70ch;overflow-wrap:anywhere;white-space:pre-line}
+.verdict{border-left:5px solid var(--made);background:var(--tint)}
+.verdict h2{font-size:1.25rem;line-height:1.35;margin:0}
+.verdict p{margin:8px 0 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:12px 16px}
+.tiles div{display:flex;flex-direction:column}
+.tiles strong{font-size:1.3rem;line-height:1.3;font-variant-numeric:tabular-nums}
+.tiles span{color:var(--soft);font-size:.85rem}
+figure{margin:0 0 20px}
+figure:last-child{margin:0}
+figcaption{font-weight:600}
+figcaption small{font-weight:400;color:var(--soft)}
+.legend{color:var(--soft);font-size:.85rem;margin:2px 0}
+.key{margin-right:14px;white-space:nowrap;display:inline-block}
+.key i{display:inline-block;width:16px;height:10px;margin-right:5px;border-radius:2px}
+.key i.line{height:0;border-top:2px solid currentColor;border-radius:0;vertical-align:3px;
+background:none!important}
+svg{display:block;width:100%;overflow:visible}
+.plot{position:relative;margin:10px 0 0 52px}
+.plot svg{height:140px}
+.y span{position:absolute;right:calc(100% + 6px);transform:translateY(50%);
+color:var(--soft);font-size:.75rem;white-space:nowrap;font-variant-numeric:tabular-nums}
+.note{position:absolute;right:2px;color:var(--soft);font-size:.75rem;
+background:var(--card);padding:0 3px;transform:translateY(50%)}
+.x{margin:4px 0 0 52px;height:1.2em;color:var(--soft);font-size:.75rem}
+.x div{position:relative}
+.x span{position:absolute;transform:translateX(-50%);white-space:nowrap}
+.x span:first-child{transform:none}
+.x span[style="left:100.0%"]{transform:translateX(-100%)}
+path{fill:none;vector-effect:non-scaling-stroke}
+.grid{stroke:var(--line);stroke-width:1}
+.mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 3}
+.event{stroke:var(--other);stroke-width:1.5;stroke-dasharray:3 3}
+path.line{stroke-width:1.75}
+path.made.line{stroke:var(--made)}path.wanted.line{stroke:var(--wanted);stroke-dasharray:5 4}
+path.ready.line{stroke:var(--ready)}path.other.line{stroke:var(--other)}
+path.wait.line{stroke:var(--wait)}
+path.made.area{fill:var(--made);fill-opacity:.75}path.wait.area{fill:var(--wait);fill-opacity:.8}
+path.ready.area{fill:var(--ready);fill-opacity:.35}path.taken.area{fill:var(--made);fill-opacity:.18}
+path.other.area{fill:var(--other);fill-opacity:.35}
+i.made{background:var(--made);color:var(--made)}
+i.taken{background:var(--made);opacity:.3}
+i.wanted{color:var(--wanted)}.key i.wanted.line{border-top-style:dashed}
+i.wait{background:var(--wait)}i.ready{background:var(--ready);color:var(--ready);opacity:.75}
+i.other{background:var(--other);color:var(--other)}
+.lanes{margin-top:8px}
+.lane{display:grid;grid-template-columns:46px 1fr 40px;gap:6px;align-items:center;margin:0 0 3px}
+.lane b{font-weight:400;font-size:.75rem;color:var(--soft);text-align:right;white-space:nowrap}
+.lane em{font-style:normal;font-size:.75rem;color:var(--soft);text-align:right}
+.lane svg{height:18px;background:var(--page);border-radius:3px;overflow:hidden}
+.lanes+.x{margin-right:46px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto;margin:0 0 8px}
+th{font-weight:600;text-align:left;color:var(--soft);font-size:.85rem}
+td,th{padding:4px 12px 4px 0;vertical-align:top}
+tbody tr{border-top:1px solid var(--line)}
+td{overflow-wrap:anywhere}td:first-child{white-space:nowrap}
+code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
+overflow-wrap:anywhere;white-space:pre-line}
+.bars th{font-weight:400;white-space:nowrap;width:1%;text-align:right}
+.bars td{padding:2px 8px 2px 0;vertical-align:middle}
+.bars tr{border:0}
+.bars td:last-child{width:1%;text-align:right;padding:0;white-space:nowrap;overflow-wrap:normal}
+.bars i{display:block;height:14px;border-radius:2px}
+dl{margin:0;display:grid;grid-template-columns:repeat(auto-fill,minmax(200px,1fr));gap:8px 16px}
+dt{color:var(--soft);font-size:.85rem}
+dd{margin:0;overflow-wrap:anywhere}
+del{color:var(--wait)}ins{color:var(--ready);text-decoration:none}
+@media(max-width:520px){main{padding:12px 8px 32px}section{padding:12px}.plot svg{height:110px}
+.plot,.x{margin-left:40px}h1{font-size:1.2rem}.lane{grid-template-columns:34px 1fr 36px}}
+@media print{body{background:#fff}section{break-inside:avoid}}
+""".strip().replace("\n", "")
+
+# ---- report file ---------------------------------------------------------------------------------
+# Reports on disk: written through a temporary file, and read as untrusted data.
+
+# forebay's own reports stay below 300 KB.
+MAX_BYTES = 4_000_000
+
+
+def write_report(html: str, path: str | os.PathLike[str]) -> Path:
+    """Write a report, replacing an earlier one."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not _may_be_replaced(target):
+        raise OptionError(
+            f"{os.fspath(path)!r} exists and is not a report made by forebay\n"
+            "  Nothing was written, and it was left as it is. Name another file, or remove it."
+        )
+    if not target.parent.is_dir():
+        reason = "the folder of the report does not exist"
+        raise FileNotFoundError(errno.ENOENT, reason, str(target.parent))
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
+    try:
+        # A name or a message may hold bytes that are not UTF-8, as lone surrogates.
+        with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(html)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return target
+
+
+def read_report(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the summary in a report. Nothing in the file is executed."""
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise _unusable(path, f"it has more than {MAX_BYTES:,} bytes")
+    text = content.decode("utf-8", "replace")
+    begin = text.rfind(DATA_BEGIN)
+    end = text.find(DATA_END, begin)
+    if not text.startswith(MARKER) or begin < 0 or end < 0:
+        raise _unusable(path, "it has no data of a report")
+    try:
+        summary = json.loads(text[begin + len(DATA_BEGIN) : end])
+    except (ValueError, RecursionError) as error:
+        raise _unusable(path, f"its data is damaged ({type(error).__name__})") from None
+    if not isinstance(summary, dict) or summary.get("format") != 1:
+        raise _unusable(path, "its data has another format; it may be from a later forebay")
+    return summary
+
+
+def _may_be_replaced(target: Path) -> bool:
+    """Tell whether a path is a report, or an empty file."""
+    if not target.is_file():
+        return False
+    with target.open("rb") as file:
+        return file.read(len(MARKER)) in (b"", MARKER.encode())
+
+
+def _unusable(path: str | os.PathLike[str], reason: str) -> InputError:
+    return InputError(
+        f"{os.fspath(path)!r} cannot be used as a report: {reason}\n"
+        "  Name a file written by loader.report() or by the report.save() of a run."
+    )

@@ -1,0 +1,355 @@
+"""One file of fixed size that a loader or a run renews and `forebay top` reads, without a lock.
+
+    | magic | version | checksum | length | JSON … zeros … | version |
+
+The writer never waits for a reader. A reader that comes in the middle of a write finds two
+versions, or a wrong checksum, and reads again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from forebay.base.process import is_alive, kernel, state_and_start
+from forebay.observe.progress import Progress
+from forebay.observe.record import RunTrace, Trace
+
+# ---- live folder ---------------------------------------------------------------------------------
+# The private folder of the files that `forebay top` reads: one per user and machine.
+#
+# It is in the user's runtime folder, or in the temporary one where that is missing. A link, a
+# folder of another user, or one that others may enter is not used.
+
+
+def candidates() -> list[str]:
+    """Return where the folder may be, best first.
+
+    A program and a later shell may differ in their variables, so a reader looks at all of them.
+    """
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    bases = [runtime] if os.path.isabs(runtime) else []
+    if os.path.isdir(f"/run/user/{user}"):
+        bases.append(f"/run/user/{user}")
+    found = [os.path.join(base, "forebay") for base in bases]
+    shared = (tempfile.gettempdir(), "/tmp")  # noqa: S108 - what is found there is checked
+    found += [os.path.join(base, f"forebay-{user}") for base in shared]
+    return list(dict.fromkeys(found))
+
+
+def is_private(folder: str) -> bool:
+    """Tell whether a path is a folder of this user that nobody else may enter, and no link."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & 0o077
+
+
+def writable_folder() -> str | None:
+    """Return the folder to write to, created if missing; None if there cannot be one."""
+    for folder in candidates():
+        with suppress(OSError):
+            os.mkdir(folder, 0o700)
+        if is_private(folder):
+            return folder
+    return None
+
+
+# ---- live page -----------------------------------------------------------------------------------
+
+PAGE_BYTES = 16_384
+_SUFFIX = ".page"
+
+_MAGIC = b"forebay1"
+_HEAD, _TAIL = struct.Struct("<8sQII"), struct.Struct("<Q")
+_ROOM = PAGE_BYTES - _HEAD.size - _TAIL.size
+# A writer that is killed within a write leaves a page that stays inconsistent.
+_TRIES = 5
+# Files of dead processes that one writer removes.
+_SWEPT = 100
+# A page that cannot be read, and was not written for this long, has no writer any more.
+_ABANDONED_S = 3600.0
+
+
+class LivePage:
+    """The file of one loader or run, made when there is something to write.
+
+    Nothing here raises: without a folder, on a full disk, or with data that does not fit, there is
+    no file, or an older one.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._owner = 0
+        self._versions = itertools.count(2, 2)
+        self._lock = threading.Lock()  # two threads may record at a time: one of them writes
+
+    def publish(self, data: Mapping[str, Any]) -> None:
+        """Write what is to be seen now."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            with suppress(Exception):
+                self._write(data)
+        finally:
+            self._lock.release()
+
+    def _write(self, data: Mapping[str, Any]) -> None:
+        pid = os.getpid()
+        if pid != self._owner:  # a fork has its own
+            self._path, self._owner = None, pid
+            self._process = {
+                "pid": pid,
+                "process_start": state_and_start(pid)[1],
+                "kernel": kernel(),
+                "program": os.path.basename(sys.argv[0]) if sys.argv else "",
+            }
+        data = {**data, "at": time.time(), **self._process}
+        content = encode_page(data, next(self._versions))
+        if content is None:
+            return
+        if self._path is not None:
+            with suppress(FileNotFoundError):  # the folder may end with the user's session
+                _overwrite(self._path, content, 0)
+                return
+        folder = writable_folder()
+        if folder is None:
+            return
+        remove_dead(folder)
+        path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
+        try:
+            _overwrite(path, content, os.O_CREAT | os.O_EXCL)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        self._path = path
+
+    def remove(self) -> None:
+        """Remove the file, unless it is that of the process that this one was forked from."""
+        path, self._path = self._path, None
+        if path is not None and self._owner == os.getpid():
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def encode_page(data: Mapping[str, Any], version: int) -> bytes | None:
+    """Return a page with the data; None if they do not fit."""
+    body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+    if len(body) > _ROOM:
+        return None
+    head = _HEAD.pack(_MAGIC, version, zlib.crc32(body), len(body))
+    return head + body.ljust(_ROOM, b"\0") + _TAIL.pack(version)
+
+
+def decode_page(content: bytes) -> dict[str, Any] | None:
+    """Return the data of a page; None if it is none, damaged, or was read during a write."""
+    if len(content) != PAGE_BYTES:
+        return None
+    magic, version, checksum, length = _HEAD.unpack_from(content)
+    if (
+        magic != _MAGIC
+        or length > _ROOM
+        or _TAIL.unpack_from(content, PAGE_BYTES - 8) != (version,)
+    ):
+        return None
+    body = content[_HEAD.size : _HEAD.size + length]
+    if zlib.crc32(body) != checksum:
+        return None
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def read_page(path: str) -> dict[str, Any] | None:
+    """Return the data of a file; None if it is gone, or no page."""
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                content = os.read(descriptor, PAGE_BYTES + 1)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return None
+        if (data := decode_page(content)) is not None:
+            return data
+    return None
+
+
+def pages_in(folder: str) -> list[str]:
+    """Return the paths of the files in a folder; none if it cannot be listed."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in names]
+
+
+def remove_dead(folder: str) -> None:
+    """Remove the files of processes that have ended, as far as this process can see them."""
+    for path in pages_in(folder)[:_SWEPT]:
+        data = read_page(path)
+        with suppress(OSError):
+            if _is_abandoned(path) if data is None else is_dead(data):
+                os.unlink(path)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Tell whether a file that cannot be read is one whose writer was killed within a write."""
+    return time.time() - os.lstat(path).st_mtime > _ABANDONED_S
+
+
+def is_dead(data: Mapping[str, Any]) -> bool:
+    """Tell whether the process of a page is known to have ended."""
+    pid, start = data.get("pid"), data.get("process_start")
+    if type(pid) is not int or not 0 < pid < 2**31 or not isinstance(start, str):
+        return False
+    return data.get("kernel") == kernel() and not is_alive(pid, start)
+
+
+def _overwrite(path: str, content: bytes, flags: int) -> None:
+    flags |= os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.pwrite(descriptor, content, 0) != len(content):
+            raise OSError(f"{path}: the disk is full")
+    finally:
+        os.close(descriptor)
+
+
+# ---- recent work ---------------------------------------------------------------------------------
+# The last seconds of a loader: how busy each worker was, how long training waited.
+
+SECONDS = 30
+# More workers than this are not shown one by one.
+MAX_LANES = 64
+
+# Seconds of work, or of waiting, by second of the clock.
+Row = dict[int, float]
+
+
+class RecentWork:
+    """What a trace recorded in the last `SECONDS`, second by second.
+
+    It is derived from totals, so that its cost does not depend on how many batches there are.
+    """
+
+    def __init__(self) -> None:
+        self._waits: Row = {}
+        self._lanes: dict[int, Row] = {}
+        self._busy_before: dict[int, float] = {}
+        self._totals: deque[tuple[float, int, float]] = deque(maxlen=SECONDS + 1)
+
+    def update(self, trace: Trace, now: float) -> dict[str, Any]:
+        """Return what a page shows of the last seconds."""
+        if not self._totals:
+            self._totals.append((trace.began_at, 0, 0.0))
+        before, _, waited_before = self._totals[-1]
+        self._totals.append((now, trace.taken_count, trace.waited_s))
+        oldest = int(now) - SECONDS
+        spread(self._waits, trace.waited_s - waited_before, before, now, oldest)
+        lanes = range(min(max(trace.num_workers, 1), MAX_LANES))
+        for lane in lanes:
+            busy, row = trace.busy_s.get(lane, 0.0), self._lanes.setdefault(lane, {})
+            spread(row, busy - self._busy_before.get(lane, 0.0), before, now, oldest)
+            self._busy_before[lane] = busy
+        while len(self._totals) > 1 and self._totals[1][0] <= now - SECONDS:
+            self._totals.popleft()  # one from before is kept: from there the seconds are counted
+        began, taken, waited_s = self._totals[0]
+        passed = max(now - began, 1e-9)
+        # Without the present second, which is not over.
+        last = range(max(oldest, int(trace.began_at)), int(now))
+        return {
+            "rate": (trace.taken_count - taken) / passed,
+            "wait_share": min((trace.waited_s - waited_s) / passed, 1.0),
+            "waits": _digits(self._waits, last),
+            "lanes": [_digits(self._lanes[lane], last) for lane in lanes],
+        }
+
+
+def spread(row: Row, seconds: float, begin: float, end: float, oldest: int) -> None:
+    """Add seconds of work, evenly to the time from `begin` to `end`.
+
+    What does not fit there was begun earlier, and is added to the seconds before, where they have
+    room. Seconds before `oldest` are forgotten.
+    """
+    excess, second, room = seconds - (end - begin), int(begin), begin - int(begin)
+    while excess > 0 and second >= oldest:
+        added = max(min(room - row.get(second, 0.0), excess), 0.0)
+        row[second] = row.get(second, 0.0) + added
+        excess, second, room = excess - added, second - 1, 1.0
+    share = min(seconds / (end - begin), 1.0) if end > begin else 0.0
+    for second in range(max(int(begin), oldest), int(end) + 1):
+        overlap = min(end, second + 1) - max(begin, second)
+        row[second] = row.get(second, 0.0) + overlap * share
+    for second in [each for each in row if each < oldest]:
+        del row[second]
+
+
+def _digits(row: Row, seconds: Sequence[int]) -> str:
+    return "".join(str(min(round(row.get(second, 0.0) * 9), 9)) for second in seconds)
+
+
+# ---- live run ------------------------------------------------------------------------------------
+# A run of `preprocess`, `predict` or `cache`, as `forebay top` sees it.
+
+
+class LiveRun:
+    """Publishes a run, when its trace says so."""
+
+    def __init__(self, verb: str, output: str, progress: Progress) -> None:
+        self._page = LivePage()
+        self._verb, self._progress = verb, progress
+        self._output = output if "://" in output else os.path.abspath(output)
+        self._began = time.time()
+        self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
+        progress.trace.publication.begin(self, 0.0)
+
+    def __call__(self, trace: RunTrace) -> None:
+        """Write the present state of the run; never raises."""
+        now, ended = time.monotonic(), trace.done + trace.failed
+        self._ended.append((now, ended))
+        while len(self._ended) > 1 and self._ended[1][0] <= now - SECONDS:
+            self._ended.popleft()
+        began, before = self._ended[0]
+        progress = self._progress
+        # Of predict and cache it would be a range of samples.
+        name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
+        self._page.publish(
+            {
+                "kind": self._verb,
+                "title": self._output,
+                "began": self._began,
+                "rate": (ended - before) / (now - began) if now > began else 0.0,
+                "num_workers": trace.num_workers,
+                "unit": progress.unit,
+                "done": progress.done,
+                "failed": progress.failed,
+                "total": progress.total,
+                "longest": name[:1000],
+                "longest_since": time.time() - (now - since),
+            }
+        )
+
+    def remove(self) -> None:
+        """Remove what is shown."""
+        self._page.remove()

@@ -1,0 +1,718 @@
+"""The reports of loaders and runs: plain records of what happened, and their HTML."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from operator import sub
+from pathlib import Path
+from typing import Any, Protocol
+
+from forebay.base.formatting import byte_size, byte_unit, counted, duration, noun_for, short_number
+from forebay.failures import Failure
+from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.progress import Progress
+from forebay.observe.record import Span, Trace, totals_of
+from forebay.options import PreprocessOptions, usable_memory, whole_cores
+from forebay.show.charts import (
+    Mark,
+    Series,
+    bars_chart,
+    columns_chart,
+    histogram_bars,
+    lanes_chart,
+    time_ticks,
+)
+from forebay.show.html import (
+    facts,
+    page,
+    paragraph,
+    section,
+    table,
+    tiles,
+    verdict_box,
+    write_report,
+)
+
+# ---- timeline ------------------------------------------------------------------------------------
+# Turn the spans of a record into columns of a chart: join them, and spread long work. PURE.
+
+# Columns of a chart.
+MAX_COLUMNS = 160
+
+
+def group_size(count: int, most: int = MAX_COLUMNS) -> int:
+    """Return how many spans to join so that at most `most` columns are left."""
+    return max(-(-count // most), 1)
+
+
+def summed(values: Sequence[float], size: int) -> list[float]:
+    """Return the sum of each `size` values; the last group may be smaller."""
+    return [sum(group) for group in _groups(values, size)]
+
+
+def lowest(values: Sequence[float | None], size: int) -> list[float | None]:
+    """Return the lowest of each `size` values; None where all of them are."""
+    return [min(known, default=None) for known in _known_groups(values, size)]
+
+
+def highest(values: Sequence[float | None], size: int) -> list[float | None]:
+    """Return the highest of each `size` values; None where all of them are."""
+    return [max(known, default=None) for known in _known_groups(values, size)]
+
+
+def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[float]:
+    """Move seconds that do not fit into a span to the spans before it.
+
+    Work is recorded in the span in which it ended, even a batch that took 5 s in a span of 0.25 s.
+
+    Args:
+        seconds: By span, seconds recorded there.
+        lengths: By span, its length in seconds.
+    """
+    spread, excess = [0.0] * len(seconds), 0.0
+    for index in range(len(seconds) - 1, -1, -1):
+        excess += seconds[index]
+        spread[index] = min(excess, lengths[index])
+        excess -= spread[index]
+    return spread
+
+
+def per_second(
+    counts: Sequence[float], timeline: Mapping[str, Any], left_out: Sequence[float] | None = None
+) -> list[float | None]:
+    """Return counts by column as rates, for the time without the seconds that are left out.
+
+    None where that time is much shorter than a column, unless it is the only one.
+    """
+    seconds, columns = timeline["seconds"], timeline["columns"]
+    least = 0.2 * seconds if columns > 1 else 0.0
+    lengths = [seconds] * (columns - 1) + [timeline["last_seconds"]]
+    times = map(sub, lengths, left_out or [0.0] * columns)
+    pairs = zip(counts, times, strict=True)
+    return [count / time if time > least else None for count, time in pairs]
+
+
+def rounded(values: Sequence[float | None], digits: int = 4) -> list[float | None]:
+    """Return the values with few significant digits, whole numbers as such: a file is smaller."""
+    return [None if value is None else significant(value, digits) for value in values]
+
+
+def significant(value: float, digits: int = 4) -> float:
+    """Return a number with few significant digits."""
+    number = float(f"{value:.{digits}g}")
+    return int(number) if number.is_integer() else number
+
+
+def _groups(values: Sequence[float | None], size: int) -> Iterator[Sequence[Any]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _known_groups(values: Sequence[float | None], size: int) -> Iterator[list[float]]:
+    """Yield the values that are not None of each `size` values."""
+    return ([each for each in group if each is not None] for group in _groups(values, size))
+
+
+# ---- loader report -------------------------------------------------------------------------------
+# The report of a loader: its summary as HTML.
+
+# Wanted batches above this many times the highest other rate are cut off.
+HEADROOM = 1.6
+# Slow samples in the table; all of them are in the data.
+SHOWN_SLOWEST = 10
+
+
+def loader_html(summary: Mapping[str, Any]) -> str:
+    """Return the report of a loader as HTML."""
+    totals, timeline = summary["totals"], summary["timeline"]
+    sections = [verdict_box(summary["verdict"]), _loader_figures(totals)]
+    if timeline["columns"]:
+        times = _times(summary)
+        sections += [
+            section("Batches made and wanted", _rates(summary, times), _ready(summary, times)),
+            section("Workers", _lanes(summary, times), _count(summary, times)),
+        ]
+    else:
+        sections.append(section("Batches", paragraph("No batch was made yet.")))
+    sections += [
+        section("Waits", _waits(summary)),
+        section("Slowest samples", _slowest_samples(summary)),
+        section("Settings", facts(summary["settings"])),
+        section("Environment", facts(summary["environment"])),
+    ]
+    subtitle = (
+        f"forebay loader · from {summary['began'][:16].replace('T', ' ')} UTC · "
+        f"{duration(totals['seconds'])}"
+    )
+    return page(summary["title"], subtitle, sections, summary)
+
+
+def _loader_figures(totals: Mapping[str, Any]) -> str:
+    figures = [
+        ("batches/s", short_number(totals["rate"])),
+        ("of the whole run training waited", f"{totals['wait_share']:.0%}"),
+        ("batches taken", f"{totals['taken']:,}"),
+        ("median wait", duration(totals["wait_p50_s"])),
+        ("99% of waits are shorter", duration(totals["wait_p99_s"])),
+        (noun_for(totals["num_workers"], "worker"), f"{totals['num_workers']:,}"),
+    ]
+    for name, singular in (("restarts", "restart"), ("failures", "skipped sample")):
+        if totals[name]:
+            figures.append((noun_for(totals[name], singular), f"{totals[name]:,}"))
+    return tiles(figures)
+
+
+def _times(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
+    timeline = summary["timeline"]
+    return time_ticks(timeline["seconds"] * timeline["columns"])
+
+
+def _rates(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the chart of batches made, taken and wanted, each second."""
+    timeline = summary["timeline"]
+    made, taken = (per_second(timeline[name], timeline) for name in ("made", "taken"))
+    unhindered = per_second(timeline["taken"], timeline, timeline["waited_s"])
+    wanted = [each or None for each in unhindered]
+    waits = per_second([100 * each for each in timeline["waited_s"]], timeline)
+    known = sorted(each for each in [*made, *taken] if each is not None)
+    limit = (known[-1] if known else 1.0) * HEADROOM
+    seen = [each for each in wanted if each is not None]
+    limit = min(limit, max([*seen, *known], default=limit))
+    rates = columns_chart(
+        "Batches per second",
+        [
+            Series("taken by training", "taken", taken, "area"),
+            Series("made by workers", "made", made),
+            Series("wanted: the rate of training while it did not wait", "wanted", wanted),
+        ],
+        times,
+        unit="batches/s",
+        limit=limit,
+    )
+    if not any(timeline["waited_s"]):
+        return rates
+    shares = [Series("training waits for a batch", "wait", waits, "area")]
+    return rates + columns_chart(
+        "Share of time that training waited", shares, times, unit="%", limit=100
+    )
+
+
+def _ready(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the chart of batches between workers and trainer, by number and by bytes."""
+    timeline, marks = summary["timeline"], summary["marks"]
+    most = [each for each in timeline["most_ready"] if each is not None]
+    if not most or not max(most):
+        return ""
+    limit, lines = max(most), []
+    if (high := marks.get("max_batches")) is not None and high <= 4 * max(most):
+        limit, lines = max(limit, high), [Mark(high, f"max_batches={high:,}")]
+    band = Series(
+        "fewest to most ready when training asked",
+        "ready",
+        timeline["most_ready"],
+        "band",
+        timeline["least_ready"],
+    )
+    fewest = Series("fewest", "ready", timeline["least_ready"])
+    ready = columns_chart(
+        "Batches ready, between workers and training",
+        [band, fewest],
+        times,
+        unit="batches",
+        limit=limit,
+        marks=lines,
+    )
+    held = [each or 0.0 for each in timeline["held_bytes"]]
+    if not max(held):
+        return ready
+    size = max(held)
+    high = marks.get("max_bytes")
+    lines = [] if high is None or high > 4 * size else [Mark(high, f"max_bytes={byte_size(high)}")]
+    size = max(size, *(each.value for each in lines)) if lines else size
+    unit, factor = byte_unit(size)
+    scaled = Series("ready or in use", "ready", [each / factor for each in held], "area")
+    lines = [Mark(each.value / factor, each.label) for each in lines]
+    return ready + columns_chart(
+        "Memory of these batches", [scaled], times, unit=unit, limit=size / factor, marks=lines
+    )
+
+
+def _lanes(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    timeline = summary["timeline"]
+    lanes = []
+    for label, shares in timeline["workers"].items():
+        known = [each for each in shares if each is not None]
+        busy = sum(known) / len(known) if known else 0.0
+        lanes.append((label, shares, f"{busy:.0%}"))
+    if not lanes:
+        return ""
+    return lanes_chart("Busy making batches: a gap is a worker without work", lanes, times)
+
+
+def _count(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
+    """Return the number of workers over time, where it changed, and the decisions about it."""
+    timeline, decisions = summary["timeline"], summary["decisions"]
+    numbers = timeline["num_workers"]
+    # A column before the workers started counts none.
+    began = [each for each in numbers if each]
+    shown = ""
+    if len(set(began)) > 1:
+        whole = timeline["seconds"] * timeline["columns"]
+        shown = columns_chart(
+            "Number of workers",
+            [Series("workers", "other", numbers, "area")],
+            times,
+            unit="workers",
+            limit=max(began),
+            events=[at / whole for at, _ in decisions],
+        )
+    rows = [[duration(at), sentence] for at, sentence in decisions]
+    return shown + table(["at", "decision"], rows)
+
+
+def _waits(summary: Mapping[str, Any]) -> str:
+    """Return the histogram of waits: by power of two, as many bars as are needed."""
+    bins, without = summary["wait_bins"], summary["steps_without_wait"]
+    if not without and not any(bins):
+        return paragraph("No batch was taken yet.")
+    bars = [("no wait", without, "ready"), *histogram_bars(bins, "wait")]
+    note = f"Training waited for {sum(bins):,} of {without + sum(bins):,} batches."
+    return bars_chart("How long training waited for a batch", bars, note)
+
+
+def _slowest_samples(summary: Mapping[str, Any]) -> str:
+    if not summary["slowest"]:
+        return ""
+    rows = []
+    for each in summary["slowest"][:SHOWN_SLOWEST]:
+        call = f"loader.replay(epoch={each['epoch']}, batch={each['batch']})"
+        row = [duration(each["seconds"]), each["index"]]
+        rows.append(
+            [*row, call if summary["replays"] else f"epoch {each['epoch']}, batch {each['batch']}"]
+        )
+    note = "" if summary["replays"] else paragraph("With a seed, loader.replay() rebuilds a batch.")
+    last = "its batch again, for a debugger" if summary["replays"] else "batch"
+    code = (1, 2) if summary["replays"] else (1,)
+    return table(["time", "index", last], rows, code=code) + note
+
+
+# ---- loader summary ------------------------------------------------------------------------------
+# What a report of a loader shows, as a plain record that is JSON-serializable.
+#
+# trace, settings ──> loader_summary ──> JSON in the file ──> loader_report.py: HTML
+
+FORMAT = 1
+# More workers than this share lanes.
+MAX_LANES = 32
+MAX_TEXT = 200
+MAX_DECISIONS = 50
+
+
+def loader_summary(
+    trace: Trace,
+    *,
+    title: str,
+    settings: Mapping[str, str],
+    environment: Mapping[str, str],
+    verdict: str,
+    marks: Mapping[str, int | None],
+    failures: int,
+    replays: bool,
+    now: float,
+    wall: float,
+) -> dict[str, Any]:
+    """Return the summary of a loader.
+
+    Args:
+        wall: The same in seconds since 1970.
+    """
+    end = max([each.got_at for each in list(trace.steps)[-1:]], default=trace.began_at)
+    end = max([end, *(each.ended_at for each in list(trace.batches)[-1:])])
+    seconds = max(end - trace.began_at, 0.0)
+    totals = {
+        "seconds": seconds,
+        "made": trace.made_count,
+        "taken": trace.taken_count,
+        "rate": trace.taken_count / seconds if seconds else 0.0,
+        "wait_share": min(trace.waited_s / seconds, 1.0) if seconds else 0.0,
+        "held_bytes": trace.held_bytes,
+        "failures": failures,
+        **totals_of(trace),
+    }
+    began = wall - (now - trace.began_at)
+    return {
+        "format": FORMAT,
+        "kind": "loader",
+        "title": cut(title, 1000),
+        "verdict": cut(verdict, 4000),
+        "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+        "totals": {
+            name: significant(value, 6)
+            for name, value in totals.items()
+            if isinstance(value, int | float)  # others are sentences
+        },
+        "marks": {name: value for name, value in marks.items() if value is not None},
+        "timeline": _timeline(trace, seconds),
+        "wait_bins": list(trace.wait_bins),
+        "steps_without_wait": max(trace.taken_count - sum(trace.wait_bins), 0),
+        "epochs": [[number, significant(at - trace.began_at, 6)] for number, at in trace.epochs],
+        "decisions": [
+            [significant(max(at - trace.began_at, 0.0), 6), cut(sentence)]
+            for at, sentence in list(trace.decisions)[-MAX_DECISIONS:]
+        ],
+        "slowest": [
+            {
+                "seconds": significant(each.seconds),
+                "index": cut(_shown(each.index)),
+                "epoch": each.epoch,
+                "batch": each.batch,
+            }
+            for each in trace.slowest
+        ],
+        "replays": replays,
+        "settings": {cut(name): cut(value, 1000) for name, value in settings.items()},
+        "environment": dict(environment),
+    }
+
+
+def _timeline(trace: Trace, seconds: float) -> dict[str, Any]:
+    """Return what happened in so many seconds, as columns."""
+    spans = list(trace.spans)
+    if not spans:
+        return {"seconds": 0.0, "columns": 0, "workers": {}}
+    lengths = [trace.spans.seconds] * len(spans)
+    before_s = (len(spans) - 1) * trace.spans.seconds
+    lengths[-1] = min(max(seconds - before_s, 0.0), trace.spans.seconds)
+    size = group_size(len(spans))
+    held = summed(lengths, size)
+    made = summed([float(span.made) for span in spans], size)
+    taken = summed([float(span.taken) for span in spans], size)
+    waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
+    return {
+        "seconds": significant(size * trace.spans.seconds),
+        "last_seconds": significant(held[-1]),
+        "columns": len(held),
+        "made": rounded(made, 9),
+        "taken": rounded(taken, 9),
+        "waited_s": rounded(waited),
+        "least_ready": lowest([span.least_ready for span in spans], size),
+        "most_ready": highest([span.most_ready for span in spans], size),
+        "held_bytes": rounded(highest([float(span.held_bytes) for span in spans], size)),
+        "num_workers": highest([float(span.num_workers) for span in spans], size),
+        "restarts": rounded(summed([float(span.restarts) for span in spans], size), 9),
+        "workers": _worker_lanes(spans, lengths, size, held),
+    }
+
+
+def _worker_lanes(
+    spans: list[Span], lengths: list[float], size: int, held: list[float]
+) -> dict[str, list[float | None]]:
+    """Return the share of time for which workers were busy: by lane, by column."""
+    ids = sorted({worker_id for span in spans for worker_id in span.busy_s})
+    each = group_size(len(ids), MAX_LANES)
+    lanes: dict[str, list[float | None]] = {}
+    for at in range(0, len(ids), each):
+        sharing = ids[at : at + each]
+        busy = [0.0] * len(held)
+        for worker_id in sharing:
+            own = spread_back([span.busy_s.get(worker_id, 0.0) for span in spans], lengths)
+            busy = [total + more for total, more in zip(busy, summed(own, size), strict=True)]
+        shares = [
+            total / (length * len(sharing)) if length else 0.0
+            for total, length in zip(busy, held, strict=True)
+        ]
+        label = f"{sharing[0]}" if len(sharing) == 1 else f"{sharing[0]}-{sharing[-1]}"
+        lanes[label] = rounded(shares, 2)
+    return lanes
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - the user's __repr__
+        return f"<its __repr__ raised {type(error).__name__}>"
+
+
+def cut(text: str, most: int = MAX_TEXT) -> str:
+    """Return a string, cut off if it is longer than `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+# ---- environment ---------------------------------------------------------------------------------
+# Where a run took place: versions, system, cores, memory. No names of machines or users.
+
+PACKAGES = ("forebay", "torch", "numpy", "pyarrow")
+
+
+def environment() -> dict[str, str]:
+    """Return what a report says about the machine and the software."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            # What is loaded says its build as well, such as 2.13.0+cu130.
+            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
+        except PackageNotFoundError:  # not installed
+            continue
+    found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    cores, usable = os.cpu_count() or 1, whole_cores()
+    found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
+    memory = usable_memory()
+    if memory is not None:
+        found["memory"] = byte_size(memory)
+    return found
+
+
+# ---- run summary ---------------------------------------------------------------------------------
+# What a report of a run shows, as a plain record that is JSON-serializable.
+#
+# trace, counts, failures ──> run_summary ──> JSON in the file ──> run_report.py: HTML
+
+# Kinds of failures, and examples of each.
+MAX_GROUPS = 30
+MAX_EXAMPLES = 3
+# What differs from one input to the next in the same message: quoted strings, paths, numbers.
+_DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+|0x[0-9a-fA-F]+|\d[\d.,]*")
+
+
+def run_details(
+    progress: Progress,
+    verb: str,
+    work: str,
+    num_workers: int,
+    name_of: Callable[[int], str],
+    options: PreprocessOptions,
+) -> dict[str, Any]:
+    """Return the part of a summary that is known when a run ends."""
+    trace = progress.trace
+    given = {each.name: getattr(options, each.name) for each in fields(options)}
+    del given["progress"]
+    seconds = max(trace.ended_at - trace.began_at, 0.0)
+    size = group_size(len(trace.spans))
+    columns = len(range(0, len(trace.spans), size))
+    width = size * trace.spans.seconds
+    return {
+        "kind": verb,
+        "work": cut(work),
+        "unit": progress.unit,
+        "began": datetime.fromtimestamp(
+            time.time() - (time.monotonic() - trace.began_at), UTC
+        ).isoformat(timespec="seconds"),
+        "seconds": significant(seconds, 6),
+        "ended": trace.done + trace.failed,
+        "num_workers": options.workers and num_workers,
+        "busy_s": significant(trace.busy_s, 6),
+        "retries": trace.retries,
+        "timeline": {
+            "seconds": significant(width),
+            "last_seconds": significant(min(max(seconds - width * (columns - 1), 0.0), width)),
+            "columns": columns,
+            "done": rounded(summed([float(span.done) for span in trace.spans], size), 9),
+            "failed": rounded(summed([float(span.failed) for span in trace.spans], size), 9),
+        },
+        "bins": list(trace.bins),
+        "slowest": [[significant(each), cut(name_of(task))] for each, task in trace.slowest],
+        "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
+    }
+
+
+def run_summary(
+    details: Mapping[str, Any],
+    *,
+    title: str,
+    counts: Mapping[str, int],
+    elapsed_s: float,
+    failures: Sequence[Failure],
+    verdict: str,
+) -> dict[str, Any]:
+    """Return the summary of a run."""
+    seconds, ended = details.get("seconds", 0.0), details.get("ended", 0)
+    capacity = seconds * max(details.get("num_workers", 1), 1)
+    return {
+        "format": FORMAT,
+        "kind": "run",
+        **details,
+        **({"environment": environment()} if details else {}),
+        "title": cut(title, 1000),
+        "verdict": cut(verdict, 4000),
+        "totals": {
+            **counts,
+            "elapsed_s": significant(elapsed_s, 6),
+            "rate": significant(ended / elapsed_s, 6) if elapsed_s else 0.0,
+            "busy_share": significant(min(details.get("busy_s", 0.0) / capacity, 1.0), 4)
+            if capacity
+            else 0.0,
+        },
+        "failures": failure_groups(failures),
+        "failures_known": len(failures),
+    }
+
+
+def failure_groups(failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """Return the failures by error and message, the most frequent first.
+
+    Messages that differ only in names and numbers are one group. What exceeds `MAX_GROUPS` is
+    counted together.
+    """
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for failure in failures:
+        line = failure.message.strip().partition("\n")[0]
+        key = failure.error, _DIFFERS.sub("…", line[:300])
+        group = groups.setdefault(
+            key, {"error": cut(failure.error), "message": cut(key[1]), "count": 0, "examples": []}
+        )
+        group["count"] += 1
+        if len(group["examples"]) < MAX_EXAMPLES:
+            name = failure.source if isinstance(failure.source, str) else repr(failure.source)
+            group["examples"].append({"source": cut(name), "message": cut(line, 300)})
+    found = sorted(groups.values(), key=lambda group: -group["count"])
+    shown, rest = found[:MAX_GROUPS], found[MAX_GROUPS:]
+    if rest:
+        count = sum(group["count"] for group in rest)
+        message = f"{len(rest):,} other messages"
+        shown.append({"error": "others", "message": message, "count": count, "examples": []})
+    return shown
+
+
+# ---- run report ----------------------------------------------------------------------------------
+# The report of a run of `preprocess` or `predict`: its summary as HTML.
+
+
+class RunReport(Protocol):
+    """What `preprocess` and `predict` return."""
+
+    @property
+    def output(self) -> Path | str: ...  # noqa: D102
+    @property
+    def done(self) -> int: ...  # noqa: D102
+    @property
+    def failed(self) -> int: ...  # noqa: D102
+    @property
+    def resumed(self) -> int: ...  # noqa: D102
+    @property
+    def failures(self) -> Sequence[Failure]: ...  # noqa: D102
+    @property
+    def elapsed_s(self) -> float: ...  # noqa: D102
+    @property
+    def diagnosis(self) -> Diagnosis: ...  # noqa: D102
+    @property
+    def details(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+
+def save(path: str | os.PathLike[str], report: RunReport) -> Path:
+    """Write the report of a run to a self-contained HTML file.
+
+    The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`. It
+    names the slowest inputs and up to three failed inputs for each error.
+    """
+    return write_report(run_html(summary_of(report)), path)
+
+
+def summary_of(report: RunReport) -> dict[str, Any]:
+    """Return the summary of a run."""
+    details = report.details
+    folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
+    work = details.get("work", "")
+    return run_summary(
+        details,
+        title=" ".join(filter(None, [details.get("kind", "run"), work, f"→ {folder}"])),
+        counts={"done": report.done, "failed": report.failed, "resumed": report.resumed},
+        elapsed_s=report.elapsed_s,
+        failures=report.failures,
+        verdict=str(report.diagnosis),
+    )
+
+
+def run_html(summary: Mapping[str, Any]) -> str:
+    """Return the report of a run as HTML."""
+    unit = summary.get("unit", "input")
+    sections = [verdict_box(summary["verdict"]), _run_figures(summary)]
+    if summary.get("timeline", {}).get("columns"):
+        sections += [
+            section("Throughput", _throughput(summary)),
+            section("Durations", _durations(summary), _slowest_inputs(summary)),
+        ]
+    else:
+        sections.append(section("Throughput", paragraph("Nothing was left to be done.")))
+    sections += [
+        section("Failures", _failures(summary)),
+        section("Settings", facts(summary.get("settings", {}))),
+        section("Environment", facts(summary.get("environment", {}))),
+    ]
+    began = f"from {summary['began'][:16].replace('T', ' ')} UTC · " if "began" in summary else ""
+    ended = counted(summary.get("ended", 0), unit)
+    subtitle = f"forebay · {began}{ended} in {duration(summary['totals']['elapsed_s'])}"
+    return page(summary["title"], subtitle, sections, summary)
+
+
+def _run_figures(summary: Mapping[str, Any]) -> str:
+    totals, unit = summary["totals"], summary.get("unit", "input")
+    figures = [
+        (f"{unit}s/s", short_number(totals["rate"])),
+        ("done", f"{totals['done']:,}"),
+        ("failed", f"{totals['failed']:,}"),
+    ]
+    if totals["resumed"]:
+        figures.append(("of them done earlier", f"{totals['resumed']:,}"))
+    figures.append(("in all", duration(totals["elapsed_s"])))
+    if summary.get("num_workers"):
+        figures.append((noun_for(summary["num_workers"], "worker"), f"{summary['num_workers']:,}"))
+        figures.append(("of their time at work", f"{totals['busy_share']:.0%}"))
+    if summary.get("retries"):
+        figures.append(("attempts repeated", f"{summary['retries']:,}"))
+    return tiles(figures)
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    timeline, unit = summary["timeline"], summary["unit"]
+    done, failed = (per_second(timeline[name], timeline) for name in ("done", "failed"))
+    series = [Series("done", "ready", done, "area")]
+    if any(timeline["failed"]):
+        series.append(Series("failed", "wait", failed, "area"))
+    return columns_chart(
+        f"{unit.capitalize()}s per second",
+        series,
+        time_ticks(timeline["seconds"] * timeline["columns"]),
+        unit=f"{unit}s/s",
+        limit=max([each for each in [*done, *failed] if each is not None], default=1.0),
+    )
+
+
+def _task(summary: Mapping[str, Any]) -> str:
+    return "input" if summary["unit"] == "input" else "range of samples"
+
+
+def _durations(summary: Mapping[str, Any]) -> str:
+    bars = histogram_bars(summary["bins"], "made")
+    return bars_chart(f"How long one {_task(summary)} took", bars) if bars else ""
+
+
+def _slowest_inputs(summary: Mapping[str, Any]) -> str:
+    rows = [[duration(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
+    return table(["time", f"slowest {_task(summary)}"], rows, code=(1,))
+
+
+def _failures(summary: Mapping[str, Any]) -> str:
+    groups = summary["failures"]
+    if not groups:
+        return ""
+    rows = [
+        [
+            f"{group['count']:,}",
+            f"{group['error']}: {group['message']}" if group["message"] else group["error"],
+            "\n".join(
+                f"{each['source']}: {each['message']}" if each["message"] else each["source"]
+                for each in group["examples"]
+            ),
+        ]
+        for group in groups
+    ]
+    known, failed = summary["failures_known"], summary["totals"]["failed"]
+    note = paragraph(f"Of {failed:,} failures, the first {known:,}.") if known < failed else ""
+    return note + table(["count", "error", "examples"], rows, code=(2,))

@@ -1,0 +1,330 @@
+"""The metadata table: the rows of each input, in input order; identical bytes in every run.
+
+    pass 1   read every row, find the columns and their kinds
+    pass 2   read every row again, as `kept_rows.py` kept it, and write it
+
+The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
+If the manifest is the table of an earlier step, this step's `source` is that step's `destination`;
+that step's `source` is kept in the column `origin`, which later steps leave as it is.
+Nothing in the file depends on when, how often or by how many workers the inputs were done. The
+rows are read in groups of 65,536, so memory does not grow with the table.
+
+JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
+determined by `column_kinds.py`. NaN and the infinities are kept as floats, but JSON has no such
+number, so they are null in JSONL and in all strings that hold JSON. A string that is not Unicode,
+such as the bytes of a foreign file name, is written with backslash escapes (`\udcff`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any
+
+from forebay.base.output_names import table_name
+from forebay.errors import OutputError
+from forebay.ledger.database import reading
+from forebay.ledger.ledger import Ledger
+from forebay.outputs.places import OutputPlace
+from forebay.table.read import (
+    GROUP_ROWS,
+    NULL,
+    Kind,
+    Row,
+    as_json,
+    batches,
+    encoded,
+    final_kind,
+    fit,
+    schema_of,
+    widen_rows,
+)
+
+# ---- kept rows -----------------------------------------------------------------------------------
+# The rows of a table between two passes: in memory, or compressed in a temporary file.
+
+
+class KeptRows:
+    """Rows that are added once and read once, in the same order."""
+
+    def __init__(self, folder: Path, in_memory: int) -> None:
+        self._folder, self._in_memory = folder, in_memory
+        self._rows: list[Row] = []
+        self._file: IO[bytes] | None = None
+        self._sizes: list[int] = []
+        self._count = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add rows, whose values JSON has."""
+        self._count += len(rows)
+        if self._file is None and self._count <= self._in_memory:
+            self._rows += rows
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `close`
+            for start in range(0, len(self._rows), max(len(rows), 1)):
+                self._write(self._rows[start : start + max(len(rows), 1)])
+            self._rows = []
+        self._write(rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows."""
+        return iter(self._rows) if self._file is None else self._read(self._file)
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        assert self._file is not None, "there are many rows"
+        body = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+        self._file.write(body)
+        self._sizes.append(len(body))
+
+    def _read(self, file: IO[bytes]) -> Iterator[Row]:
+        file.seek(0)
+        pages = (json.loads(zlib.decompress(file.read(size))) for size in self._sizes)
+        return chain.from_iterable(pages)
+
+
+# ---- metadata table ------------------------------------------------------------------------------
+
+Record = tuple[str | int, str | None, str]
+
+# Records that are parsed at once, and the characters of metadata after which there are fewer.
+PAGE_ROWS = 1024
+_PAGE_CHARACTERS = 1 << 20
+
+
+def write_metadata(
+    path: Path, form: str, columns: tuple[str, ...], records: Iterable[Record]
+) -> None:
+    """Write the table in one step, replacing an earlier one.
+
+    Args:
+        records: Source, the manifest's row as a JSON object or None, and metadata as a JSON list of
+            objects, of each input. A key of the metadata that is also a column replaces the
+            column's value.
+    """
+    front = [name for name in columns if name not in ("source", "destination")]
+    own = ["origin", "source"] if _adds_origin(columns) else ["source"]
+    kinds = dict.fromkeys([*front, *own, "destination"], NULL)
+    rows = _rows(records, columns)
+    try:
+        with closing(KeptRows(path.parent, GROUP_ROWS)) as kept:
+            while page := list(islice(rows, PAGE_ROWS)):
+                widen_rows(kinds, page)
+                kept.add(page)
+            final = {name: final_kind(kind) for name, kind in kinds.items()}
+            with _replacing(path) as file:
+                _WRITERS[form](file, final, iter(kept))
+    except OSError as error:
+        raise OutputError(
+            f"the metadata table {path} cannot be written: {error.strerror or error}\n"
+            "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
+            "  Free some space, or fix the folder's permissions, and run again to write it."
+        ) from error
+
+
+def _rows(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Row]:
+    keeps_origin, wanted = _adds_origin(columns), dict.fromkeys(columns).keys()
+    with reading("metadata"):
+        for page in _pages(records):
+            listed_rows = _parsed(["{}" if text is None else text for _, text, _ in page])
+            rows_of_each = _parsed([metadata for _, _, metadata in page])
+            for (source, _, _), listed, rows in zip(page, listed_rows, rows_of_each, strict=True):
+                row = listed  # in the order of the columns, unless some are missing
+                if row.keys() != wanted:
+                    row = {name: listed.get(name) for name in columns}
+                if keeps_origin:
+                    row["origin"] = row["source"]
+                # A manifest's `destination` is this step's source, if anything.
+                row["destination"] = None
+                if source != "":  # the manifest has a path column
+                    row["source"] = source
+                for given in rows:
+                    yield {**row, **given}
+
+
+def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records in lists of a bounded size, to be parsed at once."""
+    page: list[Record] = []
+    characters = 0
+    for record in records:
+        page.append(record)
+        characters += len(record[2])
+        if len(page) == PAGE_ROWS or characters > _PAGE_CHARACTERS:
+            yield page
+            page, characters = [], 0
+    if page:
+        yield page
+
+
+def _parsed(texts: list[str]) -> list[Any]:
+    """Return what several strings of JSON hold; one call for all of them is much faster."""
+    values: list[Any] = json.loads(f"[{','.join(texts)}]")
+    return values if len(values) == len(texts) else [json.loads(text) for text in texts]
+
+
+def _adds_origin(columns: tuple[str, ...]) -> bool:
+    """Tell whether a manifest is the table of a first step, whose sources are the origins."""
+    return {"source", "destination"} <= set(columns) and "origin" not in columns
+
+
+def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    import pyarrow.parquet
+
+    # Without the stored Arrow schema there is nothing in the file but the table itself.
+    writer = pyarrow.parquet.ParquetWriter(
+        file,
+        schema_of(kinds),
+        version="2.6",
+        compression="zstd",
+        store_schema=False,
+    )
+    with writer:
+        for batch in batches(kinds, rows):
+            writer.write_batch(batch, row_group_size=GROUP_ROWS)
+
+
+def _write_csv(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    # With "\r\n" as its line end the module quotes cells with either character; with "\n" some
+    # versions of Python do not quote a single "\r".
+    writer = csv.writer(_Lines(file), lineterminator="\r\n")
+    writer.writerow(kinds)
+    for row in rows:
+        writer.writerow([_cell(row.get(name), kind) for name, kind in kinds.items()])
+
+
+def _write_jsonl(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    for row in rows:
+        line = as_json({name: row.get(name) for name in kinds})
+        file.write(encoded(line + "\n"))
+
+
+_WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}
+
+
+class _Lines:
+    r"""The file of a csv.writer, which writes each row as one string that ends in "\r\n"."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(encoded(row[:-2] + "\n"))
+
+
+def _cell(value: Any, kind: Kind) -> Any:
+    if isinstance(value, list | dict):
+        return as_json(value)
+    value = fit(value, kind)
+    return ("false", "true")[value] if isinstance(value, bool) else value
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path` in one durable step, or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# ---- ledger table --------------------------------------------------------------------------------
+# The metadata table of a run, from its ledger.
+
+
+class LedgerTable:
+    """The table in an output folder, in each of the formats in which runs wrote it.
+
+    The ledger records these formats, and whether each is up to date. A run records first that none
+    is, so a run that is killed leaves no table that counts as up to date.
+    """
+
+    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
+        self._ledger, self._folder = ledger, folder
+        self._formats = ledger.tables()
+        if any(self._formats.values()):
+            ledger.set_tables(dict.fromkeys(self._formats, False))
+
+    def check(self, form: str) -> None:
+        """Raise OutputError if a table of this format would replace a file that no run wrote."""
+        if form not in self._formats and self._folder.size(table_name(form)) is not None:
+            raise self._foreign(form)
+
+    def update(self, form: str, kind: str, *, is_stale: bool) -> None:
+        """Write the table and complete the shards, unless both are up to date."""
+        stale = dict.fromkeys(self._formats, False)
+        current = stale if is_stale else self._formats
+        if not current.get(form) or self._folder.size(table_name(form)) is None:
+            # Recorded first: otherwise, after a kill, the table would look like a foreign file.
+            self._ledger.set_tables({**stale, form: False})
+            self._folder.copy_ledger(self._ledger, now=form not in self._formats)
+            self._folder.complete_shards(self._ledger)
+            self._write(form, kind, stale)
+        self._ledger.set_tables({**current, form: True})
+
+    def _write(self, form: str, kind: str, stale: Mapping[str, bool]) -> None:
+        """Write and publish the table; if that fails, record that no run wrote this format."""
+        name = table_name(form)
+
+        def write(path: Path) -> None:
+            write_metadata(path, form, self._columns(), self._records(kind))
+
+        try:
+            self._folder.write_table(name, write, replaces=form in self._formats)
+        except FileExistsError:
+            self._ledger.set_tables(stale)
+            raise self._foreign(form) from None
+        except (OSError, OutputError) as error:
+            if self._folder.size(name) is None:  # it is there if only the flush failed
+                self._ledger.set_tables(stale)
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(
+                f"the metadata table {name} cannot be moved into place: {error}\n"
+                "  The inputs are done and in the ledger. Check the disk's space and health, then "
+                "make the same call again."
+            ) from error
+
+    def _columns(self) -> tuple[str, ...]:
+        """Return the columns of the manifest."""
+        with reading("columns"):
+            return tuple(map(str, json.loads(self._ledger.get_meta("columns") or "[]")))
+
+    def _records(self, kind: str) -> Iterator[tuple[str | int, str | None, str]]:
+        for _, source, row, _, metadata in self._ledger.results():
+            if kind != "indices":
+                yield source, row, metadata
+            else:  # the row of a sample that has a name is its index
+                yield int(source) if row is None else source, None, metadata
+
+    def _foreign(self, form: str) -> OutputError:
+        path = str(self._folder.locate(table_name(form)))
+        return OutputError(
+            f"{path!r} exists, but no run recorded in this output folder wrote it\n"
+            "  It was left as it is, and no table was written. Move it away, write the table in "
+            "another format (metadata=), or choose another output folder; then make the same call "
+            "again."
+        )

@@ -1,0 +1,119 @@
+"""Usable cores, pressure and storage: of made-up folders of the system, and of this one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.base import process
+from forebay.base.process import pressure, usable_cores
+
+ALL = len(os.sched_getaffinity(0))
+
+
+def system(folder, groups, files):
+    """Create the files that describe a process's control groups; return the two folders."""
+    (folder / "proc" / "self").mkdir(parents=True)
+    (folder / "proc" / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = folder / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "proc", folder / "groups"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, ALL),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "25000 100000"}, 0.25),
+        # What a container sees as the root is another group than its path says.
+        ("0::/elsewhere\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        (
+            "3:cpuset:/\n2:cpu,cpuacct:/a\n",
+            {
+                "cpu,cpuacct/a/cpu.cfs_quota_us": "50000\n",
+                "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n"}, ALL),
+        ("1:cpu:/a\n", {}, ALL),
+        ("", {}, ALL),
+        ("1:memory:/a\n", {"cpu.max": "1000 100000"}, ALL),
+    ],
+)
+def test_quotas_of_control_groups_count(tmp_path, groups, files, cores):
+    """Of versions 1 and 2, of the process's group and those above it."""
+    assert usable_cores(*system(tmp_path, groups, files)) == cores
+
+
+def test_a_system_without_control_groups_has_its_affinity(tmp_path):
+    """Nothing is readable."""
+    assert usable_cores(tmp_path / "proc", tmp_path / "groups") == ALL
+
+
+def test_pressure_is_reported_where_it_is(tmp_path):
+    """A share of the last ten seconds; nothing without the file, or with an odd one."""
+    assert pressure(tmp_path) == {}
+    folder = tmp_path / "pressure"
+    folder.mkdir()
+    (folder / "cpu").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=1\n")
+    (folder / "io").write_text("odd\n")
+    assert pressure(tmp_path) == {"pressure_cpu": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/\n", {"io.max": "8:0 rbps=2000 wbps=max riops=max wiops=max\n"}, 2000),
+        ("0::/\n", {"io.max": "8:0 rbps=max wbps=500 riops=max wiops=max\n"}, None),
+        ("0::/a\n", {"a/io.max": "8:0 rbps=max\n8:16 rbps=9\n", "io.max": "8:0 rbps=8\n"}, 8),
+        ("4:blkio:/a\n", {"blkio/a/blkio.throttle.read_bps_device": "8:0 70\n8:16 60\n"}, 60),
+        ("4:blkio:/a\n", {"blkio/a/blkio.throttle.read_bps_device": ""}, None),
+        ("0::/\n", {"io.max": "odd\n"}, None),
+        ("", {}, None),
+    ],
+)
+def test_limits_for_reading_are_the_lowest_of_the_control_groups(tmp_path, groups, files, limit):
+    """Of versions 1 and 2, and of any disk."""
+    assert process.read_limit(*system(tmp_path, groups, files)) == limit
+
+
+def test_memory_for_files_is_what_is_available(tmp_path):
+    """Nothing without the file."""
+    assert process.memory_for_files(tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  3 kB\n")
+    assert process.memory_for_files(tmp_path) == 3072
+
+
+def test_what_this_thread_reads_from_storage_is_counted(tmp_path):
+    """As the system counts it for the process; files in memory are not read from storage."""
+
+    def of_process():
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before, process_before = process.read_bytes(), of_process()
+    path.read_bytes()
+    read = process.read_bytes() - before
+    if of_process() - process_before < 1 << 20:
+        pytest.skip("this file system keeps files in memory")
+    assert read >= 1 << 20
+    path.read_bytes()
+    assert process.read_bytes() - before == read
+
+
+def test_the_time_that_cores_are_idle_only_grows():
+    """By less than a second each second."""
+    first = process.cores_idle_s()
+    assert first is not None
+    assert first <= process.cores_idle_s()

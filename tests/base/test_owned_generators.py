@@ -1,0 +1,270 @@
+"""Generators that a dataset owns: found wherever they are, and seeded with streams of their own."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from dataclasses import dataclass
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from forebay.base.datasets import LOOKED_AT, OwnedGenerators
+
+
+class Holder:
+    """Has attributes."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+class Slotted:
+    """Has a slot that is set, and one that is not."""
+
+    __slots__ = ("empty", "rng")
+
+    def __init__(self, rng):
+        self.rng = rng
+
+
+class OfTheClass:
+    """All instances have one generator."""
+
+    rng = np.random.RandomState(0)
+
+
+MODULE_RNG = np.random.default_rng(0)
+
+
+def uses_a_global():
+    """Draw from a generator of the module."""
+    return MODULE_RNG.random()
+
+
+class Hostile:
+    """Runs code wherever Python allows it."""
+
+    @property
+    def rng(self):
+        raise AssertionError("a property was called")
+
+    def __getattr__(self, name):
+        raise AssertionError("__getattr__ was called")
+
+    def __iter__(self):
+        raise AssertionError("__iter__ was called")
+
+    def __len__(self):
+        raise AssertionError("__len__ was called")
+
+    def __eq__(self, other):
+        raise AssertionError("__eq__ was called")
+
+    def __hash__(self):
+        raise AssertionError("__hash__ was called")
+
+
+class HostileDict(dict):
+    """A dict whose methods are the user's."""
+
+    def items(self):
+        raise AssertionError("items was called")
+
+    __iter__ = __len__ = items
+
+
+@dataclass
+class Fields:
+    """A dataclass."""
+
+    rng: object
+
+
+KINDS = {
+    "Generator": np.random.default_rng,
+    "Generator of MT19937": lambda: np.random.Generator(np.random.MT19937()),
+    "Generator of Philox": lambda: np.random.Generator(np.random.Philox()),
+    "Generator of SFC64": lambda: np.random.Generator(np.random.SFC64()),
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "RandomState": np.random.RandomState,
+    "Random": random.Random,
+    "torch": torch.Generator,
+}
+
+
+def draw(generator):
+    """Return numbers of all kinds that a generator may keep something of for the next one."""
+    if isinstance(generator, random.Random):
+        return [generator.gauss(0, 1), generator.random()]
+    if isinstance(generator, torch.Generator):
+        return [*torch.randn(3, generator=generator), *torch.rand(2, generator=generator)]
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.random_raw(3).tolist()
+    if isinstance(generator, np.random.RandomState):
+        return [generator.randn(), *generator.random_sample(2)]
+    # 32 bits at a time leave half a number behind.
+    return [generator.integers(9, dtype=np.int32), generator.standard_normal(), generator.random()]
+
+
+def around(value):
+    """Return a function whose closure has a value."""
+    return lambda: value
+
+
+def circle(rng):
+    """Return a list that contains itself."""
+    first = [rng]
+    first.append(first)
+    return first
+
+
+PLACES = {
+    "attribute": lambda rng: Holder(transform=Holder(rng=rng)),
+    "slot": Slotted,
+    "list": lambda rng: [1, [rng]],
+    "behind numbers": lambda rng: [*range(LOOKED_AT - 1), rng],
+    "tuple": lambda rng: (rng,),
+    "dict": lambda rng: {"a": {0: rng}},
+    "odd dict": lambda rng: HostileDict(a=rng),
+    "set": lambda rng: {rng},
+    "partial": lambda rng: functools.partial(print, rng),
+    "keyword": lambda rng: functools.partial(print, end=rng),
+    "closure": around,
+    "default": lambda rng: lambda own=rng: own,
+    "method": lambda rng: types.MethodType(print, Holder(rng=rng)),
+    "dataclass": Fields,
+    "beside a hostile object": lambda rng: [Hostile(), rng],
+    "in a circle": circle,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_draws_what_its_seed_says(kind):
+    """Whatever it drew before, and something else with another seed."""
+    generator = KINDS[kind]()
+    owned = OwnedGenerators(dataset=Holder(rng=generator))
+    assert owned.paths == ("dataset.rng",)
+    found = []
+    for seed in (2**63 + 5, 6, 2**63 + 5):
+        owned.seed(seed)
+        found.append(draw(generator))
+        draw(generator)
+    assert found[0] == found[2] != found[1]
+    assert len(set(map(float, found[0]))) == len(found[0])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_it_is_found_wherever_it_is(place):
+    """Once, also if there are several ways to it; no code of the user runs."""
+    generator = np.random.default_rng()
+    root = PLACES[place](generator)
+    owned = OwnedGenerators(dataset=root, collate_fn=[root, generator])
+    assert len(owned.paths) == 1, owned.paths
+    owned.seed(1)
+    first = generator.random()
+    owned.seed(1)
+    assert generator.random() == first
+
+
+@pytest.mark.parametrize("root", [functools.partial(print, 1), around(1), Slotted(1), Holder(a=1)])
+def test_what_is_looked_at_is_pickled_as_before(root):
+    """A function is recognized by that."""
+
+    def state():
+        return cloudpickle.dumps(root)
+
+    before = state()
+    OwnedGenerators(dataset=root)
+    assert state() == before
+
+
+def test_those_of_classes_and_modules_are_found():
+    """A library may keep one for all its transforms; a function, one next to it."""
+    owned = OwnedGenerators(dataset=[OfTheClass(), OfTheClass()], collate_fn=uses_a_global)
+    assert owned.paths == ("collate_fn.MODULE_RNG", "dataset[0].rng")
+
+
+def test_the_global_ones_do_not_count():
+    """They are seeded anyway."""
+    root = [random._inst, np.random.mtrand._rand, torch.default_generator, random.random]
+    assert OwnedGenerators(dataset=root).paths == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_has_a_stream_of_its_own(kind):
+    """Two that are alike draw different numbers, and one more changes nothing for the others."""
+    one, two = KINDS[kind](), KINDS[kind]()
+    OwnedGenerators(dataset={"a": one, "b": two}).seed(7)
+    found = draw(one), draw(two)
+    assert found[0] != found[1]
+    OwnedGenerators(dataset={"a": one, "c": KINDS[kind](), "b": two}).seed(7)
+    assert (draw(one), draw(two)) == found
+
+
+def test_streams_of_neighbouring_seeds_and_paths_are_independent():
+    """No correlation beyond what 4,096 pairs of random numbers have."""
+    holders = {str(at): np.random.default_rng() for at in range(16)}
+    owned = OwnedGenerators(**holders)
+    drawn = []
+    for seed in np.random.default_rng(0).integers(1 << 63, size=256).tolist():
+        owned.seed(seed)
+        drawn.append([each.random() for each in holders.values()])
+    correlations = np.corrcoef(np.array(drawn).T) - np.eye(16)
+    assert np.abs(correlations).max() < 0.3
+    assert np.abs(np.mean(drawn) - 0.5) < 0.02
+
+
+def test_a_generator_and_its_bit_generator_are_one():
+    """They share a state."""
+    generator = np.random.default_rng()
+    assert len(OwnedGenerators(dataset=[generator, generator.bit_generator]).paths) == 1
+    assert len(OwnedGenerators(dataset=[generator.bit_generator, generator]).paths) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_restored(kind):
+    """With what a generator keeps of its last number."""
+    generator = KINDS[kind]()
+    owned = OwnedGenerators(dataset=generator)
+    draw(generator)
+    states = owned.states()
+    found = draw(generator)
+    owned.seed(3)
+    owned.restore(states)
+    assert draw(generator) == found
+
+
+def test_a_million_paths_are_not_looked_at():
+    """Nor are more objects than the limit, however they are nested."""
+    paths = ["a"] * 1_000_000
+    nested = [[[0] for _ in range(100)] for _ in range(1000)]
+    generator = np.random.default_rng()
+    assert OwnedGenerators(dataset=[paths, nested, generator]).paths == ("dataset[2]",)
+
+
+class OwnRandom(random.Random):
+    """Its `seed` is the user's."""
+
+    calls = 0
+
+    def seed(self, *args):
+        """Count the calls."""
+        self.calls += 1
+
+
+def test_the_users_own_method_is_not_called():
+    """Neither to seed nor to restore."""
+    own = OwnRandom()
+    before = own.calls
+    owned = OwnedGenerators(dataset=own)
+    owned.seed(1)
+    first = own.random()
+    owned.restore(owned.states())
+    owned.seed(1)
+    assert own.random() == first
+    assert own.calls == before

@@ -1,0 +1,114 @@
+"""Commits: results are recorded and published in parts, while the loop goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.output_names import STAGING
+from forebay.engine.commands import DeliverResult, ReportFailure
+from forebay.errors import OutputError
+from forebay.failures import Failure
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.records import Counts, Input
+from forebay.outputs import folder as outputs_folder
+from forebay.outputs.folder import OutputFolder
+from forebay.runs import commits
+from forebay.runs.commits import Commits, perform_pending
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def staged(folder: OutputFolder, ordinal: int) -> DeliverResult:
+    """Stage one file, and return the result of its input."""
+    path = folder.path / STAGING / "w0" / f"{ordinal}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(str(ordinal))
+    written = [(f"{ordinal}.txt", 1, f"{STAGING}/w0/{ordinal}.txt", None)]
+    return DeliverResult(ordinal, 1, 0.1, 0, (written, "[]"))
+
+
+def published(folder: OutputFolder) -> list[str]:
+    """Return the names of the published files."""
+    return sorted(path.name for path in folder.path.glob("*.txt"))
+
+
+def nothing(_: Any) -> None:
+    """Record nothing."""
+
+
+def full_disk(*_: object) -> None:
+    """Fail as a rename does on a full disk."""
+    raise FULL
+
+
+def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
+    """Return commits of which one has published a part of its three files."""
+    ledger.enrol([Input(str(k)) for k in range(1, 7)], (), True)
+    commits = Commits(ledger, place)
+    commits.add([staged(place, ordinal) for ordinal in (1, 2, 3)], nothing)
+    while not published(place):
+        assert commits.advance() is None
+    return commits
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputFolder:
+    """An output folder; two files are published at a time, once there are three results."""
+    monkeypatch.setattr(outputs_folder, "PUBLISHED_AT_ONCE", 2)
+    monkeypatch.setattr(commits, "COMMIT_RESULTS", 3)
+    return OutputFolder(tmp_path / "out")
+
+
+def test_files_are_published_in_parts_and_results_are_collected_meanwhile(
+    place: OutputFolder,
+) -> None:
+    """What comes while files are published is in the next commit, failures too."""
+    with place.ledger() as ledger:
+        commits = half_published(ledger, place)
+        assert published(place) == ["1.txt", "2.txt"]
+        assert commits.due_in() == 0.0
+        failure = ReportFailure(5, 1, 0.1, Failure("exception", "ValueError", "no"))
+        assert commits.add([staged(place, 4), failure], nothing) == [failure]
+        first = commits.advance()
+        while first is None:
+            first = commits.advance()
+        assert (first.delivered, first.done, first.failed) == ([1, 2, 3], 3, 0)
+        assert commits.waiting
+        assert commits.close() == 2
+        assert not commits.waiting
+        assert published(place) == ["1.txt", "2.txt", "3.txt", "4.txt"]
+        assert ledger.counts() == Counts(6, 4, 1)
+
+
+def test_close_ends_the_commit_whose_files_are_being_published(place: OutputFolder) -> None:
+    """Ctrl-C between two parts loses neither the rest of them nor what came since."""
+    with place.ledger() as ledger:
+        commits = half_published(ledger, place)
+        commits.add([staged(place, 4)], nothing)
+        assert commits.close() == 4
+        commits.finish()
+        assert published(place) == ["1.txt", "2.txt", "3.txt", "4.txt"]
+        assert ledger.file_changes() == []
+
+
+def test_nothing_is_recorded_after_files_that_could_not_be_published(
+    place: OutputFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run needs the file changes that are left, which the next record would delete."""
+    with place.ledger() as ledger:
+        commits = half_published(ledger, place)
+        with monkeypatch.context() as full:
+            full.setattr(outputs_folder, "rename_new", full_disk)
+            with pytest.raises(OutputError):
+                commits.advance()
+        commits.add([staged(place, 4)], nothing)
+        assert commits.close() == 0
+        assert ledger.counts() == Counts(6, 3, 0)
+        assert len(ledger.file_changes()) == 3
+        assert perform_pending(ledger, place) == []
+        assert published(place) == ["1.txt", "2.txt", "3.txt"]

@@ -1,0 +1,276 @@
+"""`loader.report()`: one file with all it shows, of bounded size, that replaces nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from self_contained import HOSTILE, check_self_contained
+from torch.utils.data import Dataset
+
+import forebay
+from forebay.observe import record as tracing
+from forebay.observe.record import SlowSample, Trace
+from forebay.show.html import (
+    MAX_BYTES,
+    embedded,
+    first_sentence,
+    read_report,
+    verdict_box,
+    write_report,
+)
+from forebay.show.report import loader_html, loader_summary
+from timings import timing
+
+
+class Slow(Dataset):
+    """Sixty samples, one of them much slower."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        time.sleep(0.2 if index == 7 else 0.0005)  # quicker ones would not be timed one by one
+        return torch.full((4,), index)
+
+
+def summary_of(trace, **changed):
+    """Return the summary of a trace."""
+    known = {
+        "title": "DataLoader(Images)",
+        "settings": {"num_workers": "2"},
+        "environment": {"torch": "2"},
+        "verdict": "",
+        "marks": {"max_bytes": 1000, "max_batches": None},
+        "failures": 0,
+        "replays": True,
+        "now": trace.began_at,
+        "wall": 0.0,
+    }
+    return loader_summary(trace, **{**known, **changed})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
+    """Counts, settings, the slowest sample with the call that makes its batch again."""
+    with forebay.DataLoader(
+        Slow(), batch_size=4, num_workers=num_workers, seed=0, shuffle=True
+    ) as loader:
+        taken = sum(1 for _ in loader)
+        path = loader.report(tmp_path / "run.html")
+        numbers = [[int(each[0]) for each in batch] for batch in loader]
+        content = path.read_text()
+        page = check_self_contained(content)
+        text = "\n".join(page.text)
+        summary = read_report(path)
+        assert taken == 15 == summary["totals"]["taken"] == summary["totals"]["made"]
+        slowest = summary["slowest"][0]
+        assert slowest["index"] == "7"
+        assert 7 in loader.replay(epoch=slowest["epoch"], batch=slowest["batch"])[:, 0].tolist()
+        assert f"loader.replay(epoch=0, batch={slowest['batch']})" in text
+        assert len(numbers) == 15
+    assert summary["settings"]["num_workers"] == str(num_workers)
+    assert summary["environment"]["torch"] == torch.__version__
+    assert summary["epochs"][0] == [0, 0]
+    assert repr(loader) in text
+    assert "Batches per second" in text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_loader_that_did_nothing_has_a_report(tmp_path) -> None:
+    """There is nothing to draw, and the file says so."""
+    loader = forebay.DataLoader(Slow(), batch_size=4)
+    content = loader.report(tmp_path / "run.html").read_text()
+    assert "No batch was made yet." in check_self_contained(content).text
+    assert "No batch was taken yet." in content
+
+
+def test_without_a_seed_there_is_no_call_of_replay(tmp_path) -> None:
+    """`replay` needs one, so the batch is named instead."""
+    loader = forebay.DataLoader(Slow(), batch_size=4)
+    for _ in loader:
+        pass
+    content = loader.report(tmp_path / "run.html").read_text()
+    assert "loader.replay(epoch" not in content
+    assert "epoch 0, batch 1" in content
+
+
+def filled(monkeypatch, seconds, num_workers, steps=20_000) -> Trace:
+    """Return a trace of a long run, with every part of the record full."""
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
+    trace = Trace()
+    trace.num_workers, trace.held_bytes = num_workers, 123_456_789_012
+    for number in range(steps):
+        at = (number + 1) * seconds / steps
+        slow = SlowSample(1.0 + number / 7, f"{HOSTILE}{number}", number, number)
+        trace.made(timing(number % num_workers, at, 1.2345 + number % 7, slowest=slow), 100)
+        trace.taken(at, (number % 11) * 0.12345, ready=number % 1013)
+        trace.decisions.append((at, f"{HOSTILE} num_workers={number}"))
+    return trace
+
+
+@pytest.mark.parametrize(("num_workers", "noun"), [(1, "worker"), (2, "workers")])
+def test_one_worker_is_not_workers(monkeypatch, num_workers, noun) -> None:
+    """Each figure has its noun below it."""
+    summary = summary_of(filled(monkeypatch, 60, num_workers, steps=30), verdict="", now=60.0)
+    text = check_self_contained(loader_html(summary)).text
+    assert text[text.index(noun) - 1] == str(num_workers)
+
+
+def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
+    """Under 300 KB, and 256 workers share 32 lanes."""
+    trace = filled(monkeypatch, 7 * 86_400, num_workers=256)
+    summary = summary_of(trace, verdict="x" * 10_000, now=7 * 86_400.0)
+    content = loader_html(summary)
+    assert len(content.encode()) < 300_000
+    assert len(summary["timeline"]["workers"]) == 32
+    assert next(iter(summary["timeline"]["workers"])) == "0-7"
+    assert summary["timeline"]["columns"] <= 160
+    assert sum(summary["timeline"]["taken"]) == summary["totals"]["taken"] == 20_000
+    check_self_contained(content)
+
+
+def test_hostile_names_are_text(monkeypatch, tmp_path) -> None:
+    """Wherever a string comes from, it is neither markup nor the end of the data."""
+    trace = filled(monkeypatch, 100, num_workers=2, steps=100)
+    texts = {HOSTILE: HOSTILE}
+    summary = summary_of(trace, title=HOSTILE, verdict=HOSTILE, settings=texts, environment=texts)
+    content = loader_html(summary)
+    page = check_self_contained(content)
+    assert any("</script><script>alert(1)" in text for text in page.text)
+    assert read_report(write_report(content, tmp_path / "x.html")) == json.loads(
+        json.dumps(summary)
+    )
+
+
+def test_the_verdict_is_the_first_thing_to_be_read() -> None:
+    """Its first sentence is the heading."""
+    assert verdict_box("") == ""
+    box = verdict_box("Training waits 3.5 s a step. Use 4 workers.\nThen the step is the limit.")
+    assert "<h2>Training waits 3.5 s a step.</h2>" in box
+    assert first_sentence("One line") == ("One line", "")
+
+
+def test_the_wait_for_the_first_batch_is_a_part_of_the_run(monkeypatch) -> None:
+    """The run lasts from the first epoch's beginning, however long the loader was there before."""
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
+    trace = Trace()
+    trace.begin(100.0)
+    trace.began_epoch(0, 100.0, 0.5)
+    trace.made(timing(0, 102.0, 1.4), 10)
+    trace.taken(100.5, 1.5, ready=0)
+    trace.made(timing(0, 103.0, 0.1), 10)
+    trace.taken(104.0, 0.0, ready=1)
+    trace.begin(200.0)  # another epoch of the same run
+    summary = summary_of(trace, now=104.0)
+    totals = summary["totals"]
+    assert (totals["seconds"], totals["wait_share"], totals["rate"]) == (4, 0.5, 0.5)
+    assert sum(summary["timeline"]["waited_s"]) == 2
+
+
+def test_work_of_several_spans_fills_them(monkeypatch) -> None:
+    """A batch that took 2 s shows as a worker busy for 2 s, not for the last span only."""
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
+    trace = Trace()
+    trace.num_workers = 1
+    trace.made(timing(0, 0.2, 0.1), 10)
+    trace.made(timing(0, 2.9, 2.0), 10)
+    trace.taken(2.9, 0.05, ready=1)
+    busy = summary_of(trace)["timeline"]["workers"]["0"]
+    assert busy[:3] == [0.4, 0.0, 0.0]
+    assert busy[4:11] == [1.0] * 7
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path) -> None:
+    """Another file is left as it is; so is a folder."""
+    loader = forebay.DataLoader(Slow())
+    path = tmp_path / "run.html"
+    path.touch()
+    for _ in range(2):
+        assert loader.report(path) == path
+    other = tmp_path / "thesis.html"
+    other.write_text("<!doctype html><p>mine</p>")
+    for taken in (other, tmp_path):
+        with pytest.raises(forebay.OptionError, match="is not a report made by forebay"):
+            loader.report(taken)
+    assert other.read_text() == "<!doctype html><p>mine</p>"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.html", "thesis.html"]
+
+
+def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> None:
+    """The file is complete or not there, and no temporary file stays."""
+    path = write_report(loader_html(summary_of(Trace())), tmp_path / "run.html")
+    before = path.read_bytes()
+
+    def fail(*names):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("forebay.show.html.os.replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_report("<!doctype html>", path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_device_is_among_the_settings(tmp_path) -> None:
+    """Two runs that differ in it are told apart."""
+    paths = []
+    for number, device in enumerate((None, "cpu")):
+        with forebay.DataLoader(Slow(), batch_size=4, device=device) as loader:
+            paths.append(loader.report(tmp_path / f"{number}.html"))
+    found = forebay.compare(*paths).settings
+    assert [(each.name, each.first, each.second) for each in found] == [
+        ("device", "", "cpu"),
+        ("device_transform", "", "None"),
+    ]
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
+    """Not the temporary file that would have been written there."""
+    folder = tmp_path / "missing"
+    with pytest.raises(FileNotFoundError) as raised:
+        write_report("<!doctype html>", folder / "run.html")
+    assert raised.value.filename == str(folder)
+    assert not folder.exists()
+
+
+def _report(data: str) -> str:
+    from forebay.show.html import DATA_BEGIN, DATA_END, MARKER
+
+    return f"{MARKER}<html>{DATA_BEGIN}{data}{DATA_END}</html>"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "no data"),
+        ("<html></html>", "no data"),
+        (_report("{"), "damaged"),
+        (_report("[" * 100_000), "damaged"),
+        (_report("9" * 5000), "damaged"),
+        (_report("[1]"), "another format"),
+        (_report('{"format": 2}'), "another format"),
+        ("\0" * 100, "no data"),
+        ("x" * (MAX_BYTES + 1), "more than"),
+    ],
+    ids=["empty", "plain", "cut", "deep", "digits", "list", "later", "zeros", "long"],
+)
+def test_files_that_are_no_reports_are_refused(tmp_path, content, reason) -> None:
+    """With what is wrong about them, and what to name instead."""
+    path = tmp_path / "x.html"
+    path.write_text(content)
+    with pytest.raises(forebay.InputError, match=reason) as raised:
+        read_report(path)
+    assert "loader.report()" in str(raised.value)
+
+
+def test_data_cannot_end_its_element() -> None:
+    """Nor is anything in it that a browser would read as markup."""
+    text = embedded({"a": "</script>&<!--\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script>&<!--\u2028"}
