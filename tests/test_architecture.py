@@ -54,6 +54,7 @@ IMPURE_IMPORTS = frozenset(
     ]
 )
 RAY = "pools/ray_"
+FILES = "base/files"
 
 MOST_FILES, MOST_ROOMS, MOST_LINES = 130, 19, 650
 BAD_NAMES = ("utils", "helpers")
@@ -114,6 +115,8 @@ def _library_rules(place: str, taken: set[str]) -> Iterator[str]:
         yield from (f"is pure and imports {root}" for root in sorted(roots & IMPURE_IMPORTS))
     if "ray" in roots and not place.startswith(RAY):
         yield f"imports ray, which {RAY}* alone may"
+    if "fsspec" in roots and place != FILES:
+        yield f"imports fsspec, which {FILES} alone may"
 
 
 def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
@@ -241,6 +244,7 @@ BROKEN = {
         "imports upwards: preprocess",
     ),
     "ray outside its package": ("engine/engine.py", "import ray", "imports ray"),
+    "a second module for URLs": ("items.py", "from fsspec.core import x", "imports fsspec"),
     "errors that stand on something": (
         "errors.py",
         "from forebay.options import X",

@@ -51,7 +51,7 @@ def test_a_run_begins_without_numpy() -> None:
 
 def test_a_worker_begins_without_what_the_driver_needs() -> None:
     """If the caller has threads, the workers' process is a new interpreter that imports it all."""
-    worker = "import forebay.pools.zygote, forebay.base.remote"
+    worker = "import forebay.pools.zygote, forebay.base.files"
     slow = ("dataclasses", "inspect", "sqlite3", "tempfile", "forebay.options")
     needed = "import ctypes, hashlib, json, pathlib, pickle, random, socket, threading, traceback"
     assert set(heavy_after(worker, slow)) <= set(heavy_after(needed, slow))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
+from forebay.base.files import is_url, local_path
 from forebay.base.output_names import PRIVATE
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
@@ -29,7 +30,6 @@ from forebay.failures import short_tracebacks
 from forebay.ledger.database import reading
 from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, workers_of_run
-from forebay.outputs.places import local_path
 from forebay.runs.fingerprint import Fingerprint, describe, difference
 from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.runs.report import Report
@@ -163,7 +163,7 @@ def open_cache(
 
 def _folder_of(directory: str | os.PathLike[str]) -> Path:
     text = local_path(directory)
-    if "://" in text:
+    if is_url(text):
         raise OptionError(
             f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
             "\n  Name a local folder, or one that all nodes mount."

@@ -18,6 +18,7 @@ import click
 
 from forebay import __version__
 from forebay.base.datasets import is_map_style
+from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
 from forebay.base.output_names import SHARD_BYTES, TABLE_FORMATS
 from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
@@ -210,10 +211,10 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    path = target if "://" in target else os.path.abspath(target)
+    path = absolute(target)
     if views := [view for view in views if target == str(view.pid) or view.title == path]:
         return text_of(views, columns, signs)
-    if "://" not in target and not os.path.exists(target):
+    if not is_url(target) and not os.path.exists(target):
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the number of a process that "
             "shows a loader or run of yours on this machine\n"
@@ -353,7 +354,7 @@ def predict_command(model: str, data: str, output: str, restart: bool, **setting
 def _predict(
     model: str, data: str, output: str, *, load: str | None, quiet: bool, **settings: Any
 ) -> int:
-    is_table = os.path.exists(data) or data.endswith(SUFFIXES) or "://" in data
+    is_table = os.path.exists(data) or data.endswith(SUFFIXES) or is_url(data)
     report = predict(
         load_work(model),
         data if is_table else load_work(data),

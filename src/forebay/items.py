@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
+from forebay.base.files import absolute, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
-from forebay.base.remote import folder_of
 from forebay.errors import InputError, OptionError, shortened
 from forebay.inputs.listing import list_folder, tables_in
 from forebay.inputs.tables import is_table
@@ -118,7 +118,7 @@ def from_folder(
             f"pattern={pattern!r} must be a relative path of names, such as '**/*.wav'\n"
             "  Name a folder above as `folder`."
         )
-    if "://" in os.fspath(folder):
+    if is_url(os.fspath(folder)):
         raise InputError(
             f"from_folder: {os.fspath(folder)!r} is a URL, and from_folder lists a local folder\n"
             "  List the files with fsspec and pass their URLs to from_ids; load is called with one."
@@ -181,12 +181,8 @@ def from_table(
                 f"is {os.fspath(table)!r}\n  Leave folder out: a table in a file is in its own "
                 "folder."
             )
-        path = find_table(table)
-        if "://" in path:
-            start = folder_of(path)
-        else:
-            path = os.path.abspath(path)
-            start = os.path.dirname(path)
+        path = absolute(find_table(table))
+        start = folder_of(path)
         name, table = f"from_table: {path}", read_table(path)
     elif is_table(table):
         name = f"from_table: the {type(table).__name__}"

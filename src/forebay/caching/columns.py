@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from forebay.base.files import atomic_file
 from forebay.caching import layout
 from forebay.caching.layout import MisfitError, Node
 from forebay.errors import InputError, shortened
@@ -380,12 +381,8 @@ class Index:
             "fingerprint": self.fingerprint,
             "version": self.version,
         }
-        staged = private / f"{NAME}.new"
-        with staged.open("w", encoding="utf-8") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(private / NAME)
+        with atomic_file(private / NAME) as file:
+            file.write(json.dumps(record).encode())
 
     @classmethod
     def read(cls, private: Path) -> Index | None:

@@ -19,15 +19,24 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from forebay.base.files import (
+    Store,
+    absent,
+    file_system,
+    folder_of,
+    is_url,
+    joined,
+    local_path,
+    open_url,
+    unreachable,
+)
 from forebay.base.output_names import PRIVATE, TABLES
-from forebay.base.remote import Store, absent, file_system, folder_of, open_url, unreachable
 from forebay.errors import InputError, OptionError
 from forebay.inputs.tables import SUFFIXES, Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, RowsInPlace
 from forebay.options import PreprocessOptions
 from forebay.outputs.packed_reader import packed_identity
-from forebay.outputs.places import local_path
 
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
@@ -89,7 +98,7 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
         )
     if isinstance(inputs, str | os.PathLike):
         name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
-        return _list_url(name) if "://" in name else _list_path(name)
+        return _list_url(name) if is_url(name) else _list_path(name)
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
         raise InputError(
             f"inputs: got {type(inputs).__name__} instead of paths\n"
@@ -122,7 +131,7 @@ def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing
             given = name_of(index)
             given = str(given) if isinstance(given, int) else given
             name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
-            identity = "" if "://" in name else _identity(name)
+            identity = "" if is_url(name) else _identity(name)
             # The name is a part of the identity: another item may have this index by now.
             yield Input(name, str(index), json.dumps([name, identity]))
 
@@ -235,7 +244,7 @@ def _list_url(url: str) -> Listing:
             inside = path.rstrip("/") + "/"
             if inside + _LEDGER in found and "::" not in url:
                 tables = [table for table in TABLES if inside + table in found]
-                return _list_url(f"{url.rstrip('/')}/{_only_table(tables, shown)}")
+                return _list_url(joined(url, _only_table(tables, shown)))
             hidden = len(path.rstrip("/"))
             found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
     except InputError:
@@ -281,7 +290,7 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     fresh: set[Any] = set()
     for path in paths:
         name = _storable(str(os.fspath(path)))
-        yield Input(name, None, _url_identity(name, fresh)) if "://" in name else _file(name)
+        yield Input(name, None, _url_identity(name, fresh)) if is_url(name) else _file(name)
 
 
 def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
@@ -389,7 +398,7 @@ def _full_url(system: Any, name: str, url: str) -> str:
     full = str(system.unstrip_protocol(name))
     if not chained:
         return full
-    return f"{full}::{rest}" if "://" in first else f"{first}::{full}"
+    return f"{full}::{rest}" if is_url(first) else f"{first}::{full}"
 
 
 def _path_text(path: object, what: str) -> str:
@@ -433,9 +442,9 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
     if not isinstance(inputs, str | os.PathLike):
         return
     folder, inside = local_path(inputs), local_path(output)
-    if "://" in folder:
+    if is_url(folder):
         folder = folder.rstrip("/")
-    elif os.path.isdir(folder) and "://" not in inside:
+    elif os.path.isdir(folder) and not is_url(inside):
         folder, inside = os.path.realpath(folder), os.path.realpath(inside)
     else:
         return
@@ -494,16 +503,16 @@ class _Inside:
     def __init__(self, output: str | os.PathLike[str]) -> None:
         text = local_path(output)
         self._urls: tuple[str, ...] = ()
-        if "://" in text:
+        if is_url(text):
             self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
         self._root = os.path.join(os.path.realpath(text), "")
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False
 
     def __call__(self, path: str, may_be_link: bool) -> bool:
-        if "://" in path:
+        if is_url(path):
             path = local_path(path)
-        if self._urls or "://" in path or "\0" in path:
+        if self._urls or is_url(path) or "\0" in path:
             return path.startswith(self._urls)
         folder = path[: path.rfind(os.sep) + 1]
         if folder != self._folder:  # most paths lie in the folder of the one before
@@ -531,7 +540,7 @@ def local_inputs(inputs: Any) -> tuple[str, ...]:
     if not isinstance(first, str | os.PathLike):
         return ()
     text = local_path(first)
-    if "://" in text or (first is inputs and not os.path.isdir(text)):
+    if is_url(text) or (first is inputs and not os.path.isdir(text)):
         return ()  # a manifest or a glob is read here
     path = os.path.abspath(text)
     if first is inputs:
@@ -554,6 +563,6 @@ def check_in_reach(text: str, options: PreprocessOptions) -> None:
 def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
     """Yield the inputs after checking that the workers can read them."""
     for each in listed:
-        if "://" in each.source:
+        if is_url(each.source):
             check_in_reach(each.source, options)
         yield each

@@ -21,6 +21,7 @@ from itertools import islice, starmap
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from uuid import UUID
 
+from forebay.base.files import absolute, is_url
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, RowsInPlace, path_in
 from forebay.outputs.packed_reader import packed_identity
@@ -180,7 +181,7 @@ class Manifest:
         Neither "missing" nor "directory": only the user's function knows what the column means.
         URLs are not checked; a request for each row could take longer than the work.
         """
-        if "://" in source:
+        if is_url(source):
             return ""
         folders = [] if column == DESTINATION and self.folder is not None else [""]
         for folder in folders if self.folder is None else [*folders, self.folder]:
@@ -544,7 +545,7 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
     if next(rows(), None) is None:
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
-    local = None if "://" in start else start
+    local = None if is_url(start) else start
     total = len(table) if isinstance(table, list | tuple) else arrow.num_rows
     manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
     return manifest, start
@@ -582,11 +583,11 @@ def start_of(folder: str | os.PathLike[str] | None, destinations: Iterable[Any],
         folder: What the user named; None for the working folder.
     """
     if folder is not None:
-        text = os.path.expanduser(os.fspath(folder))
-        return text.rstrip("/") if "://" in text else os.path.abspath(text)
+        text = absolute(os.path.expanduser(os.fspath(folder)))
+        return text.rstrip("/") if is_url(text) else text
     here = os.getcwd()
     texts = (each for each in destinations if isinstance(each, str) and each)
-    first = next((each for each in texts if "://" not in each and not os.path.isabs(each)), None)
+    first = next((each for each in texts if not is_url(each) and not os.path.isabs(each)), None)
     path = os.path.join(here, first or "")
     if first is None or "\0" in first or os.path.lexists(path) or packed_identity(path):
         return here

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from forebay.base.files import is_url, joined
 from forebay.errors import InputError, shortened
 from forebay.failures import Failure
 
@@ -164,13 +165,11 @@ def located(row: dict[str, Any], folder: str | None) -> dict[str, Any]:
         folder: The folder of the table, or its URL; None for a table in memory.
     """
     path = row.get(DESTINATION)
-    if not folder or not isinstance(path, str) or not path or "://" in path:
+    if not folder or not isinstance(path, str) or not path or is_url(path):
         return row
     if not os.path.isabs(path) and ".." in path.split("/"):
         raise InputError(
             f"the table in {folder} names the output {shortened(path)}, which would leave that "
             "folder\n  preprocess never writes such a name. Correct it, or give an absolute path."
         )
-    if "://" in folder and not os.path.isabs(path):
-        return {**row, DESTINATION: f"{folder}/{path}"}
-    return {**row, DESTINATION: os.path.join(folder, path)}
+    return {**row, DESTINATION: joined(folder, path)}

@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -279,7 +279,7 @@ def _inherited(folder: str) -> tuple[int, int]:
 
 
 class OutputFolder:
-    """The driver's end of a local output folder."""
+    """The driver's end of a place for outputs: of a local folder; a `Bucket` overrides the rest."""
 
     def __init__(self, path: Path) -> None:
         """Make the folder where there is none."""
@@ -326,7 +326,7 @@ class OutputFolder:
                 "another output folder."
             )
 
-    def ledger(self, command: str = "") -> Ledger:
+    def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""
         from forebay.ledger.ledger import Ledger
 
@@ -386,14 +386,14 @@ class OutputFolder:
         return [(name, self.size(name) or 0) for name in sorted(names)]
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
-        """Call `write` with a staging path, and publish the table in one step."""
+        """Call `write` with a path, and publish the table; raise FileExistsError for a file."""
         staged = self.private / name
         write(staged)
         (os.replace if replaces else rename_new)(str(staged), f"{self._root}/{name}")
         self.flush()
 
-    def locate(self, name: str) -> Path:
-        """Return the path of a published file."""
+    def locate(self, name: str) -> Path | str:
+        """Return where a published file is: a path, or a URL."""
         return self.path / name
 
     def clean(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from forebay.base.files import is_url, open_url
 from forebay.base.output_names import MEMBER_INDEX, PACKED, shard_name
 from forebay.errors import InputError, LedgerError, shortened
 from forebay.ledger.database import connect, in_words
@@ -155,11 +156,8 @@ def open_output(path: str | os.PathLike[str]) -> BinaryIO:
         OSError: It cannot be read.
     """
     name = os.fspath(path)
-    if "://" in name:
-        import fsspec
-
-        opened: BinaryIO = fsspec.open(name, "rb").open()
-        return opened
+    if is_url(name):
+        return open_url(name)
     try:
         return Path(name).open("rb")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The interface of an output location: a local folder or a bucket."""
+"""Where outputs go: a bucket, with its copy of the ledger, or a local folder (`folder.py`)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from copy import copy
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
+from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
-from forebay.base.remote import Store
-from forebay.errors import BusyError, ForebayError, LedgerError, OptionError, OutputError
+from forebay.errors import BusyError, ForebayError, LedgerError, OutputError
 from forebay.ledger.database import NAME
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.ledger.records import FileChange, FileFields, Unpublished
 from forebay.ledger.snapshot import Snapshot, read_snapshot
 from forebay.outputs.folder import OutputFolder
-from forebay.outputs.staging import Output, Staging, WorkerEnd
+from forebay.outputs.staging import Output, Staging
 from forebay.pools.events import Refusal
 
 # ---- ledger copy ---------------------------------------------------------------------------------
@@ -270,14 +268,13 @@ class LedgerCopy:
 # The ledger, its lock and the scratch files are in a local folder that belongs to the URL.
 
 
-class Bucket:
-    """The driver's end of an output URL."""
+class Bucket(OutputFolder):
+    """The driver's end of an output URL: a local folder with the ledger, and files elsewhere."""
 
     def __init__(self, url: str) -> None:
         """Make the local folder that belongs to the URL."""
         self._store = Store(url)
-        self._local = OutputFolder(_local_folder(self._store))
-        self.private = self._local.private
+        super().__init__(_local_folder(self._store))
         self._copy = LedgerCopy(self._store, self.private)
 
     @contextmanager
@@ -299,7 +296,7 @@ class Bucket:
 
     def staging(self, shard_bytes: int = SHARD_BYTES) -> Uploads:
         """Return what the workers need to write here."""
-        return Uploads(self._store, self._local.staging())
+        return Uploads(self._store, self.path)
 
     def flush(self) -> None:
         """Only check that no other machine took over: uploaded files are durable."""
@@ -308,13 +305,6 @@ class Bucket:
     def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove objects as the ledger says. Safe to do twice."""
         self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
-        return iter(())
-
-    def complete_shards(self, ledger: Ledger) -> None:
-        """Do nothing: only a local folder has shards."""
-
-    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
-        """Return nothing: only a local folder has shards."""
         return iter(())
 
     def size(self, name: str) -> int | None:
@@ -338,39 +328,33 @@ class Bucket:
         """Return the URL of an object."""
         return self._store.locate(name)
 
-    def clean(self) -> None:
-        """Remove every scratch file."""
-        self._local.clean()
 
+class Uploads(Staging):
+    """A worker's end of an output URL: files are staged in the folder `root`, then uploaded."""
 
-class Uploads:
-    """A worker's end of an output URL. It can be pickled."""
-
-    def __init__(self, store: Store, staging: Staging) -> None:
-        """Stage files with `staging`, upload them to `store`."""
+    def __init__(self, store: Store, root: Path) -> None:
+        super().__init__(root)
         self._store = store
-        self._staging = staging
 
     def open(self, worker: int) -> None:
         """Create this worker's folder, and connect to the store."""
-        self._staging = copy(self._staging)  # worker threads share what this was copied from
-        self._staging.open(worker)
+        super().open(worker)
         self._store.open()
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input, which shares no folder."""
-        return Output(source, self._staging.folders, is_alone=True)
+        return Output(source, self.folders, is_alone=True)
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names."""
-        root = str(self._staging.folders.path.parent)
+        root = str(self.folders.path.parent)
         files = output.collect(root)
         paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:
                 self._store.upload(paths)
         except OutputError:
-            probe = f"{PRIVATE}/probe-{self._staging.folders.path.name}"
+            probe = f"{PRIVATE}/probe-{self.folders.path.name}"
             try:
                 self._store.write(probe, b"forebay")
                 self._store.remove([probe])
@@ -379,13 +363,6 @@ class Uploads:
             self._store.upload(paths)  # if it fails again, the cause is in the files or their names
         output.discard()
         return tuple((name, size, "", None) for name, size, _, _ in files)
-
-    def is_full(self) -> bool:
-        """Tell whether the local disk has run out of bytes or of files."""
-        return self._staging.is_full()
-
-    def close(self) -> None:
-        """Do nothing: every file was closed by the function."""
 
 
 @contextmanager
@@ -423,69 +400,18 @@ def _local_folder(store: Store) -> Path:
 
 # ---- output places -------------------------------------------------------------------------------
 
-_LOCAL = ("file://", "local://")
 
-
-class OutputPlace(Protocol):
-    """The driver's side of an output location."""
-
-    private: Path
-
-    def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
-        """Open the ledger, for one driver at a time."""
-        ...
-
-    def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
-        """Copy the ledger to a bucket, so that it survives the loss of this machine."""
-
-    def staging(self, shard_bytes: int = SHARD_BYTES) -> WorkerEnd:
-        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
-        ...
-
-    def flush(self) -> None:
-        """Flush what was written to disk."""
-
-    def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
-        """Remove and publish files, part by part; yield what cannot be published of each part."""
-        ...
-
-    def complete_shards(self, ledger: Ledger) -> None:
-        """Publish the shards of packed outputs, and their index."""
-
-    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
-        """Return name and bytes of the recorded packed outputs that are in their shards."""
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Return a published file's bytes; None if there is none."""
-        ...
-
-    def files(self) -> list[tuple[str, int]]:
-        """Return the name and bytes of every file, forebay's own left out, sorted."""
-        ...
-
-    def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
-        """Write and publish a table; raise FileExistsError if it may not replace a file."""
-
-    def locate(self, name: str) -> Path | str:
-        """Return where a published file is: a path, or a URL."""
-        ...
-
-    def clean(self) -> None:
-        """Remove all staged files."""
-
-
-def open_place(output: str | os.PathLike[str]) -> OutputPlace:
+def open_place(output: str | os.PathLike[str]) -> OutputFolder:
     """Return the folder or the bucket that `output` names."""
     text = local_path(output)
-    return Bucket(text) if "://" in text else OutputFolder(Path(os.path.abspath(text)))
+    return Bucket(text) if is_url(text) else OutputFolder(Path(os.path.abspath(text)))
 
 
 @contextmanager
 def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
     """Find the ledger of a place, to be read from outside with `forebay.ledger.snapshot`."""
     text = local_path(output)
-    if "://" in text:
+    if is_url(text):
         with newest_copy(text) as found:
             yield found
     else:
@@ -496,24 +422,3 @@ def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
     """Read the counts in the ledger of a place from outside."""
     with newest_ledger(output) as (folder, live):
         return read_snapshot(folder, live)
-
-
-def path_text(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as a string."""
-    text: Any = os.fspath(output) if isinstance(output, os.PathLike) else output
-    if not isinstance(text, str) or "\0" in text:
-        raise OptionError(
-            f"{output!r} names no folder\n"
-            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
-        )
-    return text
-
-
-def local_path(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as a string; a file:// URL as a path."""
-    text = os.path.expanduser(path_text(output))
-    if not text.startswith(_LOCAL) or "::" in text:
-        return text
-    from fsspec.implementations.local import LocalFileSystem
-
-    return str(LocalFileSystem._strip_protocol(text))

@@ -1,6 +1,6 @@
 """A worker's end of a local output folder: files are staged until the driver publishes them.
 
-See `output_folder.py` for how a file gets its final name.
+See `folder.py` for how a file gets its final name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.base.output_names import (
     SHARD_BYTES,
@@ -387,28 +387,6 @@ def _flush(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class WorkerEnd(Protocol):
-    """The worker's side of an output folder or bucket."""
-
-    def open(self, incarnation: int) -> None:
-        """Set up in the worker."""
-
-    def begin(self, source: str) -> Output:
-        """Return the `out` of one input."""
-        ...
-
-    def commit(self, output: Output) -> tuple[FileFields, ...]:
-        """Return the files of one input; from now on they survive the worker's death."""
-        ...
-
-    def is_full(self) -> bool:
-        """Tell whether the output's disk is full."""
-        ...
-
-    def close(self) -> None:
-        """Close what is open."""
 
 
 # ---- renames -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from forebay.base.files import connect
 from forebay.errors import ForebayError, OptionError, OutputError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
@@ -242,24 +243,18 @@ def _probe(folder: str | None, nonce: str) -> str | None:
 
 
 def _write(name: str, text: str) -> None:
-    import fsspec
-
-    with fsspec.open(name, "w") as file:
-        file.write(text)
+    files, path = connect(name)
+    files.pipe_file(path, text.encode())
 
 
 def _read(name: str) -> str:
-    import fsspec
-
-    with fsspec.open(name, "r") as file:
-        return str(file.read())
+    files, path = connect(name)
+    return bytes(files.cat_file(path)).decode()
 
 
 def _remove(name: str) -> None:
-    import fsspec
-
     with suppress(Exception):  # the file or the store no longer exists
-        files, path = fsspec.core.url_to_fs(name)
+        files, path = connect(name)
         files.rm_file(path)
 
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from forebay.base.datasets import is_map_style
+from forebay.base.files import is_url
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
@@ -424,7 +425,7 @@ def table_of(
     is_list = isinstance(data, list | tuple)
     if is_named or (is_table(data) and not (is_list and load is None and folder is None)):
         if not callable(load):
-            if is_named and "://" not in os.fspath(data):
+            if is_named and not is_url(os.fspath(data)):
                 find_table(data)  # raises if there is none
             shown = repr(os.fspath(data)) if is_named else f"the {type(data).__name__}"
             raise OptionError(

@@ -24,7 +24,7 @@ from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import Recorded
 from forebay.ledger.records import Done, FailedInput, OutputFile
-from forebay.outputs.places import OutputPlace
+from forebay.outputs.folder import OutputFolder
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
@@ -50,7 +50,7 @@ class Commit:
 class Commits:
     """Collects results and commits them, stage by stage, as `advance` is called."""
 
-    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
+    def __init__(self, ledger: Ledger, folder: OutputFolder) -> None:
         """Commit into this ledger and this folder."""
         self._ledger = ledger
         self._folder = folder
@@ -217,7 +217,7 @@ class Commits:
         yield Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
 
 
-def perform_pending(ledger: Ledger, folder: OutputPlace) -> list[str]:
+def perform_pending(ledger: Ledger, folder: OutputFolder) -> list[str]:
     """Perform the file changes that the ledger has pending.
 
     If a file cannot be given its name, its input is recorded as failed.

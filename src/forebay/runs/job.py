@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from forebay.base.datasets import OwnedGenerators
+from forebay.base.files import NoInputError, is_url
 from forebay.base.randomness import (
     SetSeed,
     ThreadTurns,
@@ -21,10 +22,9 @@ from forebay.base.randomness import (
     seed_of_text,
     seed_on_import,
 )
-from forebay.base.remote import NoInputError
 from forebay.errors import OutputError
 from forebay.ledger.records import located
-from forebay.outputs.staging import Output, WorkerEnd
+from forebay.outputs.staging import Output, Staging
 from forebay.pools.events import Answer, Assignment, Refusal
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class PreprocessJob:
         self,
         work: Any,
         kind: str,
-        outputs: WorkerEnd,
+        outputs: Staging,
         fetch: Fetch | None = None,
         turns: ThreadTurns | None = None,
         folder: str | None = None,
@@ -282,7 +282,7 @@ class PreprocessJob:
         if row is not None:
             listed = located(json.loads(row), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
-        if "://" in source and self._fetch is not None:
+        if is_url(source) and self._fetch is not None:
             return self._call_fetched(self._fetch, source, out)
         try:
             mode = os.stat(source).st_mode

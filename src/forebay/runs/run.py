@@ -24,10 +24,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from forebay.base import process
+from forebay.base.files import Download, location_text
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, collecting_seldom
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.base.remote import Download
 from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.errors import (
@@ -49,7 +49,8 @@ from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
-from forebay.outputs.places import OutputPlace, open_place, path_text
+from forebay.outputs.folder import OutputFolder
+from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
@@ -187,7 +188,7 @@ def run(
     num_workers: int,
     todo: Iterable[Todo],
     ledger: Ledger,
-    folder: OutputPlace,
+    folder: OutputFolder,
     options: PreprocessOptions,
     budget: FailureBudget,
     progress: Progress,
@@ -305,7 +306,7 @@ def run_here(
     job: PreprocessJob,
     todo: Iterable[Todo],
     ledger: Ledger,
-    folder: OutputPlace,
+    folder: OutputFolder,
     progress: Progress,
 ) -> None:
     """Process the inputs one by one in this thread, without an engine; commit each immediately."""
@@ -437,7 +438,7 @@ class Session:
         verb: str = "preprocess",
     ) -> None:
         self.options, self.starts_over = options, False
-        self.output = path_text(output)
+        self.output = location_text(output)
         check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from forebay.base.files import atomic_file
 from forebay.errors import InputError, OptionError
 
 # ---- html page -----------------------------------------------------------------------------------
@@ -223,16 +222,9 @@ def write_report(html: str, path: str | os.PathLike[str]) -> Path:
     if not target.parent.is_dir():
         reason = "the folder of the report does not exist"
         raise FileNotFoundError(errno.ENOENT, reason, str(target.parent))
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
-    try:
+    with atomic_file(target, is_ours=False) as file:
         # A name or a message may hold bytes that are not UTF-8, as lone surrogates.
-        with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(html)
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+        file.write(html.encode(errors="backslashreplace"))
     return target
 
 

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from forebay.base.files import absolute
 from forebay.base.process import is_alive, kernel, state_and_start
 from forebay.observe.progress import Progress
 from forebay.observe.record import RunTrace, Trace
@@ -319,7 +320,7 @@ class LiveRun:
     def __init__(self, verb: str, output: str, progress: Progress) -> None:
         self._page = LivePage()
         self._verb, self._progress = verb, progress
-        self._output = output if "://" in output else os.path.abspath(output)
+        self._output = absolute(output)
         self._began = time.time()
         self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
         progress.trace.publication.begin(self, 0.0)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.arrow_arrays import array_of
+from forebay.base.files import fetched, is_url, joined, names_among
 from forebay.base.output_names import TABLES
-from forebay.base.remote import fetched, names_among
 from forebay.errors import InputError
 from forebay.inputs.tables import SUFFIXES, arrow_table, memory_manifest, open_manifest, start_of
 from forebay.ledger.records import DESTINATION
@@ -202,12 +202,7 @@ GROUP_ROWS = 65_536
 def find_table(table: str | os.PathLike[str]) -> str:
     """Return the path or URL of a metadata table, given that or its folder's."""
     name = os.path.expanduser(os.fspath(table))
-    if is_url := "://" in name:
-        tables = names_among(name, TABLES)
-    else:
-        is_folder = os.path.isdir(name)
-        tables = [each for each in TABLES if Path(name, each).is_file()] if is_folder else None
-    if tables is not None:
+    if (tables := names_among(name, TABLES)) is not None:
         if len(tables) != 1:
             raise InputError(
                 f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
@@ -215,11 +210,12 @@ def find_table(table: str | os.PathLike[str]) -> str:
                 "table itself. If metadata= was changed, only the last run's is up to date: remove "
                 "the others."
             )
-        return f"{name.rstrip('/')}/{tables[0]}" if is_url else os.path.join(name, tables[0])
+        return joined(name, tables[0])
+    is_remote = is_url(name)
     if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
-        is_url or os.path.isfile(name)
+        is_remote or os.path.isfile(name)
     ):
-        what = "is not a table" if is_url or os.path.exists(name) else "does not exist"
+        what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
         raise InputError(
             f"{name!r} {what}\n"
             f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
@@ -236,7 +232,7 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
     written like that, and an empty cell is null. Blank lines of CSV and JSONL are skipped.
     """
     name = os.fspath(table)
-    if "://" not in name:
+    if not is_url(name):
         return _read(Path(name), name)
     with fetched(name) as path:
         return _read(path, name)

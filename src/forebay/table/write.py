@@ -19,20 +19,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
+from forebay.base.files import atomic_file
 from forebay.base.output_names import table_name
 from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.outputs.places import OutputPlace
+from forebay.outputs.folder import OutputFolder
 from forebay.table.read import (
     GROUP_ROWS,
     NULL,
@@ -124,7 +124,7 @@ def write_metadata(
                 widen_rows(kinds, page)
                 kept.add(page)
             final = {name: final_kind(kind) for name, kind in kinds.items()}
-            with _replacing(path) as file:
+            with atomic_file(path) as file:
                 _WRITERS[form](file, final, iter(kept))
     except OSError as error:
         raise OutputError(
@@ -230,27 +230,6 @@ def _cell(value: Any, kind: Kind) -> Any:
     return ("false", "true")[value] if isinstance(value, bool) else value
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` in one durable step, or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 # ---- ledger table --------------------------------------------------------------------------------
 # The metadata table of a run, from its ledger.
 
@@ -262,7 +241,7 @@ class LedgerTable:
     is, so a run that is killed leaves no table that counts as up to date.
     """
 
-    def __init__(self, ledger: Ledger, folder: OutputPlace) -> None:
+    def __init__(self, ledger: Ledger, folder: OutputFolder) -> None:
         self._ledger, self._folder = ledger, folder
         self._formats = ledger.tables()
         if any(self._formats.values()):

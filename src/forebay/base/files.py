@@ -1,4 +1,7 @@
-"""Files at fsspec URLs, and folders of any fsspec file system, with readable errors."""
+"""Paths and fsspec URLs: what they name, and files there, written in one step or with clear errors.
+
+No other module asks whether a string is a URL, or uses fsspec.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,103 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OutputError
+from forebay.errors import InputError, OptionError, OutputError
+
+# ---- locations -----------------------------------------------------------------------------------
+# PURE, but for the working folder: a location is the path of a file or folder, or the URL of one.
+
+_LOCAL = ("file://", "local://")
+
+
+def is_url(location: str) -> bool:
+    """Return whether a location is a URL, rather than a path."""
+    return "://" in location
+
+
+def absolute(location: str) -> str:
+    """Return an absolute path; a URL as it is."""
+    return location if is_url(location) else os.path.abspath(location)
+
+
+def joined(folder: str, name: str) -> str:
+    """Return the location of a file in a folder; in a chain of URLs it belongs to the first."""
+    if not is_url(folder) or os.path.isabs(name):
+        return os.path.join(folder, name)
+    first, chained, rest = folder.partition("::")
+    return f"{first}{'' if first.endswith('/') else '/'}{name}{chained}{rest}"
+
+
+def folder_of(location: str) -> str | None:
+    """Return the folder of a file; None for a file in an archive (zip://a.csv::s3://b/c)."""
+    if not is_url(location):
+        return os.path.dirname(location)
+    folder = location.rpartition("/")[0]
+    return None if "::" in location else folder if is_url(folder) else f"{folder}/"
+
+
+def location_text(location: object) -> str:
+    """Return a path or URL as a string."""
+    text: Any = os.fspath(location) if isinstance(location, os.PathLike) else location
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(
+            f"{location!r} names no folder\n"
+            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
+        )
+    return text
+
+
+def local_path(location: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string; a file:// URL as a path."""
+    text = os.path.expanduser(location_text(location))
+    if not text.startswith(_LOCAL) or "::" in text:
+        return text
+    from fsspec.implementations.local import LocalFileSystem
+
+    return str(LocalFileSystem._strip_protocol(text))
+
+
+# ---- local files ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic_file(path: Path, *, is_ours: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file that, complete and on the disk, replaces `path`; or leave `path` as it is.
+
+    Args:
+        is_ours: Whether nobody else writes to the folder: then what a kill left is overwritten.
+    """
+    mark = "tmp" if is_ours else os.urandom(8).hex()
+    temporary = path.with_name(f".{path.name[:100]}.{mark}")
+    try:
+        with temporary.open("wb" if is_ours else "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
 
 # ---- remote files --------------------------------------------------------------------------------
 # Files at fsspec URLs: found and opened, with readable errors.
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path there."""
+def connect(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL or path, and the path there; raise what fsspec raises."""
     from fsspec.core import url_to_fs
 
+    system, path = url_to_fs(url)
+    return system, path
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path there."""
     try:
-        system, path = url_to_fs(url)
+        return connect(url)
     except Exception as error:
         raise unreachable(url, error) from error
-    return system, path
 
 
 def open_url(url: str) -> BinaryIO:
@@ -35,9 +120,12 @@ def open_url(url: str) -> BinaryIO:
     return file
 
 
-def names_among(url: str, names: Sequence[str]) -> list[str] | None:
-    """Return which of the names are files in the folder at a URL; None if it is a file."""
-    system, path = file_system(url)
+def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
+    """Return which of the names are files in a folder; None if it is none."""
+    if not is_url(folder):
+        there = [name for name in names if os.path.isfile(os.path.join(folder, name))]
+        return there if os.path.isdir(folder) else None
+    system, path = file_system(folder)
     try:
         # fsspec caches folders as long as the process lives, and would not see later changes.
         system.invalidate_cache()
@@ -45,17 +133,9 @@ def names_among(url: str, names: Sequence[str]) -> list[str] | None:
             return None
         return [name for name in names if system.isfile(f"{path.rstrip('/')}/{name}")]
     except FileNotFoundError as error:
-        raise absent(url) from error
+        raise absent(folder) from error
     except Exception as error:
-        raise unreachable(url, error) from error
-
-
-def folder_of(url: str) -> str | None:
-    """Return the URL of a file's folder; None for a file in an archive (zip://a.csv::s3://b/c)."""
-    if "::" in url:
-        return None
-    folder = url.rpartition("/")[0]
-    return folder if "://" in folder else f"{folder}/"
+        raise unreachable(folder, error) from error
 
 
 def absent(url: str) -> InputError:
@@ -108,9 +188,8 @@ class Store:
         return str(self._system.unstrip_protocol(self._root))
 
     def locate(self, name: str) -> str:
-        """Return the URL of a file; in a chain of URLs the file belongs to the first."""
-        first, chained, rest = self.url.partition("::")
-        return f"{first}{'' if first.endswith('/') else '/'}{name}{chained}{rest}"
+        """Return the URL of a file."""
+        return joined(self.url, name)
 
     def read(self, name: str) -> bytes | None:
         """Return a small file; None if there is none."""
@@ -200,10 +279,8 @@ class Store:
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            from fsspec.core import url_to_fs
-
             try:
-                system, path = url_to_fs(self.url)
+                system, path = connect(self.url)
             except Exception as error:
                 raise OutputError(
                     f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
@@ -250,10 +327,8 @@ class Download:
         # Every worker imports this module, and most download nothing.
         from tempfile import TemporaryDirectory
 
-        from fsspec.core import url_to_fs
-
         # Opened here, in the worker: connections cannot be passed to another process.
-        system, remote = url_to_fs(source)
+        system, remote = connect(source)
         if _is_local(system):
             yield _existing(Path(remote), source)
             return
