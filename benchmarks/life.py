@@ -50,7 +50,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "record": ("forebay.ledger.ledger:Ledger.record",),
     "rename": ("forebay.runs.commits:Commits.advance",),
     "perform pending": ("forebay.runs.run:Session.perform_pending",),
-    "table": ("forebay.table.write:LedgerTable.update",),
+    "table": ("forebay.outputs.metadata_table:LedgerTable.update",),
     "close": (
         "forebay.pools.processes:ProcessPool.close",
         "forebay.runs.run:Session.__exit__",

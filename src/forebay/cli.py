@@ -20,10 +20,9 @@ from forebay import __version__
 from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
-from forebay.base.output_names import SHARD_BYTES, TABLE_FORMATS
+from forebay.base.output_names import SHARD_BYTES, SUFFIXES, TABLE_FORMATS
 from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
 from forebay.failures import Failure
-from forebay.inputs.tables import SUFFIXES
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predict import predict

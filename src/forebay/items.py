@@ -23,10 +23,10 @@ from forebay.base.files import absolute, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.errors import InputError, OptionError, shortened
 from forebay.inputs.listing import list_folder, tables_in
-from forebay.inputs.tables import is_table
+from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
 from forebay.ledger.records import located, path_in
 from forebay.packed import PackedSequence
-from forebay.table.read import GROUP_ROWS, find_table, read_memory_table, read_table
+from forebay.table.formats import GROUP_ROWS
 
 if TYPE_CHECKING:
     import pyarrow

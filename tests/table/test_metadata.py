@@ -10,8 +10,10 @@ from itertools import permutations
 import pytest
 
 from forebay.errors import InputError, OutputError
-from forebay.table import write as module
-from forebay.table.read import (
+from forebay.inputs.tables import read_table
+from forebay.outputs import metadata_table as module
+from forebay.outputs.metadata_table import write_metadata
+from forebay.table.formats import (
     FLOAT,
     INT,
     MIXED,
@@ -21,9 +23,7 @@ from forebay.table.read import (
     final_kind,
     join,
     kind_of,
-    read_table,
 )
-from forebay.table.write import write_metadata
 
 FORMATS = ["parquet", "csv", "jsonl"]
 
@@ -201,7 +201,7 @@ def test_the_same_rows_are_the_same_bytes(tmp_path, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_tables_larger_than_a_group_of_rows_are_whole(tmp_path, form, monkeypatch):
     """Rows pass by in groups, and none is lost between two; a late type counts for all."""
-    monkeypatch.setattr("forebay.table.read.GROUP_ROWS", 10)
+    monkeypatch.setattr("forebay.table.formats.GROUP_ROWS", 10)
     records = [(f"{k}", None, [{"x": k}]) for k in range(1, 25)] + [("", None, [{"x": 0.5}])]
     table = table_of(tmp_path, records, form=form)
     assert table["x"].to_pylist() == [*map(float, range(1, 25)), 0.5]

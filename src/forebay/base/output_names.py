@@ -55,6 +55,7 @@ def shard_number(name: str) -> int | None:
     return int(name[:-4]) if name.endswith(".tar") and _SHARD.fullmatch(name) else None
 
 
+SUFFIXES = tuple(f".{form}" for form in sorted(TABLE_FORMATS))
 TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
 _OWN = frozenset([PRIVATE, PACKED, *TABLES])

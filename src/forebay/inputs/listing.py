@@ -30,9 +30,9 @@ from forebay.base.files import (
     open_url,
     unreachable,
 )
-from forebay.base.output_names import PRIVATE, TABLES
+from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError
-from forebay.inputs.tables import SUFFIXES, Manifest, is_table, memory_manifest, open_manifest
+from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, RowsInPlace
 from forebay.options import PreprocessOptions

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
 import hashlib
-import io
 import json
-import math
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from itertools import islice, starmap
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import UUID
 
-from forebay.base.files import absolute, is_url
+from forebay.base.files import absolute, fetched, is_url, joined, names_among
+from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, RowsInPlace, path_in
 from forebay.outputs.packed_reader import packed_identity
+from forebay.table.formats import (
+    LocatedRow,
+    Row,
+    TableFile,
+    check_types,
+    format_of,
+    refuse,
+    table_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -91,11 +98,6 @@ def _of_time(value: Any) -> str | None:
 # iteration, a row at a time: ten million rows need no more memory than ten. Every problem with
 # it is an `InputError` that names the file and, if possible, the line.
 
-SUFFIXES = (".csv", ".jsonl", ".parquet")
-
-# Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
-_LARGEST_CELL = 1 << 28
-_PARQUET_BATCH_ROWS = 1024
 # Rows that become JSON at once: few, since each may be large.
 _PAGE_ROWS = 64
 # What stands between these rows.
@@ -106,10 +108,6 @@ _UNFIT = (ValueError, TypeError, RecursionError)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # A Parquet manifest with as many rows is not copied into the ledger.
 IN_PLACE_ROWS = 1 << 16
-
-_Row = dict[str, Any]
-# A row and its position, such as "line 7".
-LocatedRow = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class Manifest:
             source, column = path_in(row) if names_paths else ("", "")
             yield Input(source, text, self._identity(source, column) if look and source else "")
 
-    def rows(self, skipped: int = 0) -> Iterator[tuple[_Row, str]]:
+    def rows(self, skipped: int = 0) -> Iterator[tuple[Row, str]]:
         """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
         columns = self.columns
         for page in _pages(self._rows(skipped)):
@@ -156,7 +154,7 @@ class Manifest:
             else:
                 yield from starmap(self._row, page)
 
-    def _row(self, place: str, values: Mapping[str, Any]) -> tuple[_Row, str]:
+    def _row(self, place: str, values: Mapping[str, Any]) -> tuple[Row, str]:
         """Return a single row as `rows` does; if it cannot be held, say where it is."""
         column = ""
         try:
@@ -212,7 +210,7 @@ def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
         yield page
 
 
-def _encoded(rows: Sequence[_Row]) -> list[str]:
+def _encoded(rows: Sequence[Row]) -> list[str]:
     """Return the JSON of each row; there are too many strings if a row holds the mark.
 
     One call for a page takes a third of the time, since each prepares an encoder.
@@ -234,170 +232,18 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         folder: Where relative paths may start besides the current folder; None if it is remote.
     """
     shown = name if name.isprintable() else ascii(name)
-    suffix = os.path.splitext(name.partition("::")[0])[1].lower()  # zip://a.csv::s3://b/c.zip
-    read_columns = {".csv": _csv_columns, ".jsonl": _json_columns, ".parquet": _parquet_columns}
-    read_rows = {".csv": _csv_rows, ".jsonl": _json_rows}.get(suffix)
-
-    def rows(skipped: int = 0) -> Iterator[LocatedRow]:
-        with _refusing(shown, open_file), open_file() as file:
-            if read_rows is None:
-                yield from _parquet_rows(shown, file, skipped)
-            else:
-                yield from islice(read_rows(shown, file), skipped, None)
-
-    with _refusing(shown, open_file), open_file() as file:
-        columns = read_columns[suffix](shown, file)
-        total = None if read_rows is not None else _parquet_total(shown, file)
+    form = format_of(name.partition("::")[0])  # zip://a.csv::s3://b/c.zip
+    assert form is not None, "the caller looked at the ending"
+    file = TableFile(shown, open_file)
+    columns, total = form.columns(file)
     check_columns(shown, columns)
+    rows = partial(form.rows, file)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
     manifest = Manifest(shown, tuple(columns), folder, rows, total)
     if folder is None or total is None or total < IN_PLACE_ROWS:
         return manifest
     return replace(manifest, in_place=_in_place(name, manifest))
-
-
-def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
-    columns = next((fields for _, fields in _csv_records(name, file)), None)
-    if columns is None:
-        refuse(name, "no header", "Its first line must name the columns.")
-    if len(columns) == 1 and (other := next((each for each in ";\t" if each in columns[0]), "")):
-        refuse(
-            name,
-            f"its header is one column, {columns[0]!r}: fields are separated by commas",
-            f"Write it with commas, or pass the table that pandas.read_csv(..., sep={other!r}) "
-            "returns.",
-        )
-    return columns
-
-
-def _csv_rows(name: str, file: BinaryIO) -> Iterator[LocatedRow]:
-    records = _csv_records(name, file)
-    _, columns = next(records)
-    for line, fields in records:
-        if (count := len(fields)) != len(columns):
-            refuse(
-                f"{name}, line {line}",
-                f"{count} field{'s' * (count != 1)} where the header has {len(columns)}",
-                "Quote a field that holds a comma or a newline, and leave out no field.",
-            )
-        yield f"line {line}", dict(zip(columns, fields, strict=True))
-
-
-def _csv_records(name: str, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record, the header included, with the number of the line it starts on."""
-    reader = csv.reader(_without_nul(name, _text_lines(file, newline="")), strict=True)
-    while True:
-        line = reader.line_num + 1
-        # The limit is global: the user's is restored before user code runs again.
-        limit = csv.field_size_limit(_LARGEST_CELL)
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            advice = "Quotes inside a quoted field are doubled, and every quote is closed."
-            refuse(f"{name}, line {line}", f"not CSV: {error}", advice, error)
-        finally:
-            csv.field_size_limit(limit)
-        if fields is None:
-            return
-        if fields:
-            yield line, fields
-
-
-def _without_nul(name: str, lines: Iterator[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            advice = "It is damaged, or UTF-16 without a byte order mark: save it as UTF-8."
-            refuse(f"{name}, line {number}", "a NUL byte", advice)
-        yield line
-
-
-def _json_columns(name: str, file: BinaryIO) -> Sequence[str]:
-    columns: dict[str, None] = {}
-    for _, row in _json_rows(name, file):
-        columns.update(dict.fromkeys(row))
-    if not columns:
-        refuse(name, "no rows with a key", "A manifest needs one JSON object for each input.")
-    return list(columns)
-
-
-def _json_rows(name: str, file: BinaryIO) -> Iterator[LocatedRow]:
-    decode = json.JSONDecoder(
-        object_pairs_hook=_object, parse_float=_float, parse_constant=_constant
-    ).decode
-    for number, line in enumerate(_text_lines(file, newline="\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{name}, line {number}"
-        try:
-            row = decode(line)
-        except (ValueError, RecursionError) as error:
-            refuse(
-                place,
-                f"not JSON: {getattr(error, 'msg', error)}",
-                "Each line must hold one JSON object.",
-                error,
-            )
-        if not isinstance(row, dict):
-            got = f"a JSON {type(row).__name__} instead of an object"
-            refuse(place, got, 'Each line must hold one object such as {"path": "a.wav"}.')
-        yield f"line {number}", row
-
-
-def _object(pairs: list[tuple[str, Any]]) -> _Row:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("an object has the same key twice")
-    return row
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON; write null")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is more than a float holds")
-    return value
-
-
-def _parquet_columns(name: str, file: BinaryIO) -> Sequence[str]:
-    with _arrow_refusing(name):
-        from pyarrow import parquet
-
-        schema = parquet.ParquetFile(file).schema_arrow
-    check_types(name, schema)
-    return list(schema.names)
-
-
-def _parquet_total(name: str, file: BinaryIO) -> int:
-    with _arrow_refusing(name):
-        from pyarrow import parquet
-
-        return int(parquet.read_metadata(file).num_rows)
-
-
-def _parquet_rows(name: str, file: BinaryIO, skipped: int) -> Iterator[LocatedRow]:
-    number = 0
-    with _arrow_refusing(name):
-        from pyarrow import parquet
-
-        # buffer_size: otherwise all columns of a row group are in memory at once.
-        table = parquet.ParquetFile(file, buffer_size=1 << 20)
-        for group in range(table.num_row_groups):
-            rows = table.metadata.row_group(group).num_rows
-            if number + rows <= skipped:
-                number += rows
-                continue
-            # One reader for many groups keeps something of each: 9 MB for a million rows.
-            batches = table.iter_batches(_PARQUET_BATCH_ROWS, row_groups=[group], use_threads=False)
-            for batch in batches:
-                before = min(max(skipped - number, 0), batch.num_rows)
-                number += before
-                for row in batch.slice(before).to_pylist():
-                    number += 1
-                    yield f"row {number}", row
 
 
 def _in_place(name: str, manifest: Manifest) -> RowsInPlace:
@@ -428,21 +274,6 @@ def _fingerprint(path: str) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}:{footer}"
 
 
-def check_types(name: str, schema: Any) -> None:
-    """Raise InputError if a column of an Arrow schema cannot become JSON."""
-    for field in schema:
-        if _is_binary(field.type):
-            advice = "Rows become JSON: leave the column out, or write its bytes to files."
-            refuse(name, f"column {field.name!r} holds bytes ({field.type})", advice)
-
-
-def _is_binary(kind: Any) -> bool:
-    if kind.num_fields:
-        return any(_is_binary(kind.field(k).type) for k in range(kind.num_fields))
-    # One test for binary, large_binary, binary_view, fixed_size_binary[4] and a dictionary of them.
-    return "binary" in str(kind)
-
-
 def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InputError if there are no columns, or one has no name or the name of another."""
     for number, column in enumerate(columns, 1):
@@ -454,58 +285,74 @@ def check_columns(name: str, columns: Sequence[str]) -> None:
         refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
 
 
-def _text_lines(file: BinaryIO, newline: str) -> Iterator[str]:
-    with io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
-        yield from text
+# ---- metadata tables -----------------------------------------------------------------------------
+# The tables that preprocess writes, or any other, as a whole: found and read.
 
 
-@contextmanager
-def _refusing(name: str, open_file: Callable[[], BinaryIO]) -> Iterator[None]:
-    """Turn errors of the disk and the decoder into an `InputError`."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        where, reason = _undecodable(open_file)
-        refuse(name + where, reason, "Save it as UTF-8.", error)
-    except OSError as error:
-        reason = f"it cannot be read: {error}"
-        refuse(name, reason, "Check its path and permissions.", error)
+def find_table(table: str | os.PathLike[str]) -> str:
+    """Return the path or URL of a metadata table, given that or its folder's."""
+    name = os.path.expanduser(os.fspath(table))
+    if (tables := names_among(name, TABLES)) is not None:
+        if len(tables) != 1:
+            raise InputError(
+                f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
+                f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "
+                "table itself. If metadata= was changed, only the last run's is up to date: remove "
+                "the others."
+            )
+        return joined(name, tables[0])
+    is_remote = is_url(name)
+    if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
+        is_remote or os.path.isfile(name)
+    ):
+        what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
+        raise InputError(
+            f"{name!r} {what}\n"
+            f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
+            "wrote one to."
+        )
+    return name
 
 
-@contextmanager
-def _arrow_refusing(name: str) -> Iterator[None]:
-    """Turn errors of pyarrow, which have no common base class, into an `InputError`."""
-    try:
-        yield
-    except ImportError as error:
-        refuse(name, "reading parquet needs pyarrow", "Run: pip install pyarrow", error)
-    except Exception as error:  # noqa: BLE001 - ArrowException, OSError, ValueError, KeyError...
-        reason = f"pyarrow cannot read it: {error}"
-        refuse(name, reason, "If it is truncated or not a parquet file, write it again.", error)
+def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
+    """Return a metadata table, given its path or URL, as pyarrow has it.
+
+    A Parquet file has types. A JSONL file gives the same table as the Parquet file would have
+    given. A CSV file holds strings alone: a column is bool, int64 or double if all its cells are
+    written like that, and an empty cell is null. Blank lines of CSV and JSONL are skipped.
+    """
+    name = os.fspath(table)
+    with fetched(name) if is_url(name) else nullcontext(Path(name)) as path:
+        form = format_of(path.name)
+        if form is None or not path.is_file():
+            what = "is not a metadata table" if path.exists() else "does not exist"
+            raise InputError(f"{name} {what}: looked for a file ending in {[*SUFFIXES]}")
+        try:
+            return form.arrow(TableFile(name, lambda: path.open("rb")))
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
+            advice = "If it is truncated or has another format, write it again."
+            refuse(f"{name} cannot be read", str(error), advice, error)
 
 
-def _undecodable(open_file: Callable[[], BinaryIO]) -> tuple[str, str]:
-    """Find the first byte that is not UTF-8; the decoder only knows its position in a chunk."""
-    offset = 0
-    with open_file() as file:
-        for number, line in enumerate(file, 1):
-            if not offset and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "", "it is UTF-16 (it starts with a UTF-16 byte order mark), not UTF-8"
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                return (
-                    f", line {number}",
-                    f"byte {offset + error.start} (0x{byte:02x}) is not UTF-8",
-                )
-            offset += len(line)
-    return "", "it is not UTF-8"
+def read_memory_table(
+    table: Any, folder: str | os.PathLike[str] | None
+) -> tuple[pyarrow.Table, str]:
+    """Return a table in memory as pyarrow has it, and where its relative `destination` starts.
 
-
-def refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
-    """Raise InputError with a message of two lines."""
-    raise InputError(f"{where}: {reason}\n  {advice}") from cause
+    Args:
+        folder: A folder or URL; None for the working folder.
+    """
+    if isinstance(table, list | tuple):
+        manifest, start = memory_manifest(table, folder)
+        return table_of(lambda: (row for row, _ in manifest.rows())), start
+    arrow = arrow_table(table)
+    chunks: list[Any] = []
+    if DESTINATION in arrow.column_names:
+        chunks = arrow.column(arrow.column_names.index(DESTINATION)).chunks
+    destinations = (value.as_py() for chunk in chunks for value in chunk)
+    return arrow, start_of(folder, destinations, f"the {type(table).__name__}")
 
 
 # ---- memory tables -------------------------------------------------------------------------------

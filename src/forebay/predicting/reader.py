@@ -27,7 +27,7 @@ from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, list_inputs
-from forebay.inputs.tables import is_table
+from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
 from forebay.items import from_table
 from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
@@ -48,7 +48,6 @@ from forebay.options import (
     cluster_of,
     whole_cores,
 )
-from forebay.table.read import find_table, read_memory_table, read_table
 
 # The seed of samples that draw random numbers.
 SEED = 0

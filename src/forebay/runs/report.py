@@ -53,7 +53,7 @@ class Report:
     @property
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read again at each access: one row per output, in input order."""
-        from forebay.table.read import read_table
+        from forebay.inputs.tables import read_table
 
         return read_table(self.metadata_path)
 

@@ -6,7 +6,7 @@
 
 Inputs are listed (`inputs/listing.py`), recorded (`ledger/ledger.py`) and processed
 (`runs/job.py`); outputs are staged (`outputs/staging.py`), and the table is
-written at the end (`table/write.py`). preprocess, predict and cache use it.
+written at the end (`outputs/metadata_table.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
 from forebay.outputs.folder import OutputFolder
+from forebay.outputs.metadata_table import LedgerTable
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.events import Assignment, Refusal
@@ -62,7 +63,6 @@ from forebay.runs.job import PreprocessJob
 from forebay.runs.report import FailureBudget, Report
 from forebay.show.page import LiveRun
 from forebay.show.report import run_details
-from forebay.table.write import LedgerTable
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.

@@ -1,7 +1,7 @@
 """The metadata table: the rows of each input, in input order; identical bytes in every run.
 
     pass 1   read every row, find the columns and their kinds
-    pass 2   read every row again, as `kept_rows.py` kept it, and write it
+    pass 2   read every row again, as `KeptRows` kept it, and write it
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
 If the manifest is the table of an earlier step, this step's `source` is that step's `destination`;
@@ -10,14 +10,13 @@ Nothing in the file depends on when, how often or by how many workers the inputs
 rows are read in groups of 65,536, so memory does not grow with the table.
 
 JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
-determined by `column_kinds.py`. NaN and the infinities are kept as floats, but JSON has no such
+`table/formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
 number, so they are null in JSONL and in all strings that hold JSON. A string that is not Unicode,
 such as the bytes of a foreign file name, is written with backslash escapes (`\udcff`).
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import tempfile
 import zlib
@@ -33,19 +32,7 @@ from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.outputs.folder import OutputFolder
-from forebay.table.read import (
-    GROUP_ROWS,
-    NULL,
-    Kind,
-    Row,
-    as_json,
-    batches,
-    encoded,
-    final_kind,
-    fit,
-    schema_of,
-    widen_rows,
-)
+from forebay.table.formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
 
 # ---- kept rows -----------------------------------------------------------------------------------
 # The rows of a table between two passes: in memory, or compressed in a temporary file.
@@ -125,7 +112,7 @@ def write_metadata(
                 kept.add(page)
             final = {name: final_kind(kind) for name, kind in kinds.items()}
             with atomic_file(path) as file:
-                _WRITERS[form](file, final, iter(kept))
+                FORMATS[form].write(file, final, iter(kept))
     except OSError as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: {error.strerror or error}\n"
@@ -177,57 +164,6 @@ def _parsed(texts: list[str]) -> list[Any]:
 def _adds_origin(columns: tuple[str, ...]) -> bool:
     """Tell whether a manifest is the table of a first step, whose sources are the origins."""
     return {"source", "destination"} <= set(columns) and "origin" not in columns
-
-
-def _write_parquet(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
-    import pyarrow.parquet
-
-    # Without the stored Arrow schema there is nothing in the file but the table itself.
-    writer = pyarrow.parquet.ParquetWriter(
-        file,
-        schema_of(kinds),
-        version="2.6",
-        compression="zstd",
-        store_schema=False,
-    )
-    with writer:
-        for batch in batches(kinds, rows):
-            writer.write_batch(batch, row_group_size=GROUP_ROWS)
-
-
-def _write_csv(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
-    # With "\r\n" as its line end the module quotes cells with either character; with "\n" some
-    # versions of Python do not quote a single "\r".
-    writer = csv.writer(_Lines(file), lineterminator="\r\n")
-    writer.writerow(kinds)
-    for row in rows:
-        writer.writerow([_cell(row.get(name), kind) for name, kind in kinds.items()])
-
-
-def _write_jsonl(file: IO[bytes], kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
-    for row in rows:
-        line = as_json({name: row.get(name) for name in kinds})
-        file.write(encoded(line + "\n"))
-
-
-_WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}
-
-
-class _Lines:
-    r"""The file of a csv.writer, which writes each row as one string that ends in "\r\n"."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, row: str) -> int:
-        return self._file.write(encoded(row[:-2] + "\n"))
-
-
-def _cell(value: Any, kind: Kind) -> Any:
-    if isinstance(value, list | dict):
-        return as_json(value)
-    value = fit(value, kind)
-    return ("false", "true")[value] if isinstance(value, bool) else value
 
 
 # ---- ledger table --------------------------------------------------------------------------------

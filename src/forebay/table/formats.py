@@ -1,0 +1,617 @@
+"""Table formats: how manifests and metadata tables are read, and metadata tables are written.
+
+Another format is a class in `FORMATS`, and its name in `TABLE_FORMATS`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
+
+from forebay.base.arrow_arrays import array_of
+from forebay.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# ---- column kinds --------------------------------------------------------------------------------
+# PURE: which type a column has, from the JSON values in it.
+#
+#     null ─┬─ bool ───────────────┬─ mixed
+#           ├─ int ── float ───────┤
+#           ├─ str ────────────────┤
+#           ├─ list of a kind ─────┤
+#           └─ struct of kinds ────┘
+#
+# Kinds join upwards; the result does not depend on the order of the values, except that the
+# fields of a struct stand in the order in which they first appear. What has no common type is
+# `mixed`: a string that holds each value as JSON (a string in its quotes), so nothing is lost and
+# nothing is guessed. Mixed too are: integers beyond 64 bits, which no table format keeps; structs
+# without any field, with two fields that are the same once they are escaped (see
+# `_clean`), or with more than 256 different ones, which are dictionaries of data rather
+# than records. A column of nothing but nulls is a string column. NaN and the infinities are
+# floats; an integer among floats becomes one, exact up to 2**53.
+
+Row = dict[str, Any]
+
+_MOST_FIELDS = 256
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_INT64 = 1 << 63
+_SCALARS = {bool: "bool", float: "float", str: "str"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type of the lattice."""
+
+    name: str
+    item: Kind | None = None
+    fields: Mapping[str, Kind] = field(default_factory=dict)
+
+
+NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
+AS_THEY_ARE = frozenset({"bool", "int", "str"})
+_BY_NAME = {kind.name: kind for kind in (BOOL, FLOAT, STR)}
+# All values of these types have the same kind.
+_BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
+_INTEGERS = {int, type(None)}
+
+
+def kind_of(value: Any) -> Kind:
+    """Return the least kind that holds a JSON value."""
+    if value is None:
+        return NULL
+    if (name := _SCALARS.get(type(value))) is not None:
+        return _BY_NAME[name]
+    if isinstance(value, int):
+        return INT if -_INT64 <= value < _INT64 else MIXED
+    if isinstance(value, list):
+        item = NULL
+        for one in value:
+            item = widen(item, one)
+        return Kind("list", item)
+    if len(value) > _MOST_FIELDS:
+        return MIXED
+    return Kind("struct", fields={name: kind_of(one) for name, one in value.items()})
+
+
+def widen(kind: Kind, value: Any) -> Kind:
+    """Return the least kind that holds both what `kind` holds and `value`."""
+    if value is None or kind.name == "mixed" or kind.name == _SCALARS.get(type(value)):
+        return kind  # the usual case, without making a kind for every value
+    if kind is INT and type(value) is int and -_INT64 <= value < _INT64:
+        return kind
+    return join(kind, kind_of(value))
+
+
+def widen_row(kinds: dict[str, Kind], row: Row) -> None:
+    """Widen each column's kind by its value in `row`; new columns come at the end."""
+    for name, value in row.items():
+        kind = kinds.get(name, NULL)
+        if type(value) is not str or kind is not STR:  # most columns hold strings
+            kinds[name] = widen(kind, value)
+
+
+def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
+    """Widen each column's kind by its values in all of the rows, as `widen_row` does."""
+    if not rows:
+        return
+    first = rows[0]
+    if any(row.keys() != first.keys() for row in rows):
+        for row in rows:
+            widen_row(kinds, row)
+        return
+    for name in first:  # the usual case: the kinds of a column are those of its types
+        values = [row[name] for row in rows]
+        kind = kinds.get(name, NULL)
+        types = {*map(type, values)}
+        if types <= _BY_TYPE.keys():
+            for each in types:
+                kind = join(kind, _BY_TYPE[each])
+        elif types <= _INTEGERS and _fit_int64(values):
+            kind = join(kind, INT)
+        else:
+            for value in values:
+                kind = widen(kind, value)
+        kinds[name] = kind
+
+
+def _fit_int64(values: Sequence[int | None]) -> bool:
+    numbers = [each for each in values if each is not None]
+    return min(numbers) >= -_INT64 and max(numbers) < _INT64
+
+
+def join(one: Kind, other: Kind) -> Kind:
+    """Return the least kind that holds what either of two holds."""
+    if one is other or one == other or other.name == "null":
+        return one
+    if one.name == "null":
+        return other
+    if {one.name, other.name} == {"int", "float"}:
+        return FLOAT
+    if one.item is not None and other.item is not None:
+        return Kind("list", join(one.item, other.item))
+    if one.name == other.name == "struct":
+        fields = dict(one.fields)
+        for name, kind in other.fields.items():
+            fields[name] = join(fields.get(name, NULL), kind)
+        return Kind("struct", fields=fields) if len(fields) <= _MOST_FIELDS else MIXED
+    return MIXED
+
+
+def final_kind(kind: Kind) -> Kind:
+    """Return the kind of a column once all values are seen: nulls alone are strings."""
+    if kind.name == "null":
+        return STR
+    if kind.item is not None:
+        return Kind("list", final_kind(kind.item))
+    if kind.name == "struct":
+        written = {name.encode(errors="backslashreplace") for name in kind.fields}
+        if not kind.fields or len(written) < len(kind.fields):
+            return MIXED
+        return Kind("struct", fields={name: final_kind(one) for name, one in kind.fields.items()})
+    return kind
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON that every reader takes: NaN and the infinities are null."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return value
+
+
+def fit(value: Any, kind: Kind) -> Any:
+    """Return `value` in the final `kind` of its column; None stays None."""
+    if value is None or kind.name in AS_THEY_ARE:
+        return value
+    if kind.name == "mixed":
+        return as_json(value)
+    if kind.name == "float":
+        return float(value)
+    if kind.item is not None:
+        return [fit(one, kind.item) for one in value]
+    return {name: fit(value.get(name), one) for name, one in kind.fields.items()}
+
+
+# ---- arrow ---------------------------------------------------------------------------------------
+# Rows and kinds as pyarrow has them.
+
+
+def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
+    """Return the Arrow schema of final kinds."""
+    import pyarrow
+
+    return pyarrow.schema([(_clean(name), _arrow_type(kind)) for name, kind in kinds.items()])
+
+
+def _arrow_type(kind: Kind) -> pyarrow.DataType:
+    import pyarrow
+
+    if kind.item is not None:
+        return pyarrow.list_(_arrow_type(kind.item))
+    if kind.name == "struct":
+        fields = [(_clean(name), _arrow_type(one)) for name, one in kind.fields.items()]
+        return pyarrow.struct(fields)
+    scalars = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}
+    return scalars.get(kind.name, pyarrow.string())
+
+
+def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows in batches of `GROUP_ROWS`, with the types of their final kinds."""
+    import pyarrow
+
+    schema = schema_of(kinds)
+    while group := list(islice(rows, GROUP_ROWS)):
+        arrays = []
+        for (name, kind), column in zip(kinds.items(), schema, strict=True):
+            values = [row.get(name) for row in group]
+            if kind.name not in AS_THEY_ARE:
+                values = [fit(value, kind) for value in values]
+            if not _has_unicode_names(kind):  # or no value would be found under the clean name
+                values = _clean(values)
+            try:
+                arrays.append(array_of(values, column.type))
+            except UnicodeEncodeError:
+                arrays.append(array_of(_clean(values), column.type))
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _encoded(text: str) -> bytes:
+    """Return a string as UTF-8, with backslash escapes for what is not Unicode."""
+    return text.encode(errors="backslashreplace")
+
+
+def _clean(value: Any) -> Any:
+    """Return a value in which all strings are Unicode, with escapes where they were not."""
+    if isinstance(value, str):
+        return _encoded(value).decode()
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    if isinstance(value, dict):
+        return {_clean(name): _clean(one) for name, one in value.items()}
+    return value
+
+
+def _has_unicode_names(kind: Kind) -> bool:
+    """Tell whether the fields of a kind, at any depth, have names that are Unicode."""
+    inner = [*kind.fields.values()] if kind.item is None else [kind.item]
+    return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
+
+
+def table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
+    """Return the table of rows that JSON can hold; `rows` is called twice."""
+    import pyarrow
+
+    kinds: dict[str, Kind] = {}
+    for row in rows():
+        widen_row(kinds, row)
+    final = {name: final_kind(kind) for name, kind in kinds.items()}
+    return pyarrow.Table.from_batches(batches(final, rows()), schema_of(final))
+
+
+# ---- table formats -------------------------------------------------------------------------------
+# What differs between CSV, JSONL and Parquet. An error in a file says in which line or row it is.
+
+GROUP_ROWS = 65_536
+# Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
+_LARGEST_CELL = 1 << 29
+_PARQUET_BATCH_ROWS = 1024
+
+# A row and its position, such as "line 7".
+LocatedRow = tuple[str, Mapping[str, Any]]
+
+
+class TableFile(NamedTuple):
+    """A file with a table: what errors call it, and how to open it, any number of times."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+
+
+# Each format has four methods:
+#
+#     columns   the columns of a manifest, and the number of its rows if that is known already
+#     rows      the rows of a manifest, without as many as are skipped
+#     arrow     all rows as pyarrow has them
+#     write     writes rows, given the final kinds of the columns
+
+
+class _Csv:
+    """Strings alone; in `arrow` a column has the type that all its cells are written like."""
+
+    def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
+        _, columns = next(self._records(file))
+        if len(columns) == 1 and (others := [each for each in ";\t" if each in columns[0]]):
+            refuse(
+                file.name,
+                f"its header is one column, {columns[0]!r}: fields are separated by commas",
+                "Write it with commas, or pass the table that pandas.read_csv(..., "
+                f"sep={others[0]!r}) returns.",
+            )
+        return columns, None
+
+    def rows(self, file: TableFile, skipped: int = 0) -> Iterator[LocatedRow]:
+        records = self._records(file)
+        _, columns = next(records)
+        for line, fields in islice(records, skipped, None):
+            yield f"line {line}", dict(zip(columns, fields, strict=True))
+
+    def arrow(self, file: TableFile) -> pyarrow.Table:
+        import pyarrow
+
+        # Arrow's own reader wants each row within a block, and keeps threads and a pipe for ever.
+        rows = (fields for _, fields in self._records(file, takes_nul=True))
+        names = next(rows)
+        chunks: list[list[pyarrow.Array]] = [[] for _ in names]
+        while group := list(islice(rows, GROUP_ROWS)):
+            for chunk, column in zip(chunks, zip(*group, strict=True), strict=True):
+                chunk.append(array_of([cell or None for cell in column], pyarrow.string()))
+        columns = [_typed(pyarrow.chunked_array(chunk, pyarrow.string())) for chunk in chunks]
+        return pyarrow.table(columns, names=names)
+
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+        # With "\r\n" as its line end the module quotes cells with either character; with "\n" some
+        # versions of Python do not quote a single "\r".
+        writer = csv.writer(_Lines(file), lineterminator="\r\n")
+        writer.writerow(kinds)
+        for row in rows:
+            writer.writerow([_cell(row.get(name), kind) for name, kind in kinds.items()])
+
+    def _records(self, file: TableFile, takes_nul: bool = False) -> Iterator[tuple[int, list[str]]]:
+        """Yield each record, the header included, with the number of the line it starts on."""
+        lines, width = _text_lines(file, newline=""), 0
+        reader = csv.reader(lines if takes_nul else _without_nul(file, lines), strict=True)
+        while True:
+            line = reader.line_num + 1
+            # The limit is global: the user's is restored before user code runs again.
+            limit = csv.field_size_limit(_LARGEST_CELL)
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                advice = "Quotes inside a quoted field are doubled, and every quote is closed."
+                refuse(f"{file.name}, line {line}", f"not CSV: {error}", advice, error)
+            finally:
+                csv.field_size_limit(limit)
+            if fields is None:
+                break
+            width = width or len(fields)
+            if 0 < len(fields) == width:
+                yield line, fields
+            elif count := len(fields):
+                reason = f"{count} field{'s' * (count != 1)} where the header has {width}"
+                advice = "Quote a field that holds a comma or a newline, and leave out no field."
+                refuse(f"{file.name}, line {line}", reason, advice)
+        if not width:
+            refuse(file.name, "no header", "Its first line must name the columns.")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("an object has the same key twice")
+    return row
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON; write null")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is more than a float holds")
+    return value
+
+
+class _Jsonl:
+    """An object a line; `arrow` gives the table that the Parquet file would give."""
+
+    _strict = json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=_float, parse_constant=_constant
+    )
+
+    def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
+        columns: dict[str, None] = {}
+        for _, row in self.rows(file):
+            columns.update(dict.fromkeys(row))
+        if not columns:
+            advice = "A manifest needs one JSON object for each input."
+            refuse(file.name, "no rows with a key", advice)
+        return list(columns), None
+
+    def rows(self, file: TableFile, skipped: int = 0) -> Iterator[LocatedRow]:
+        for number, row in islice(self._objects(file, self._strict), skipped, None):
+            yield f"line {number}", row
+
+    def arrow(self, file: TableFile) -> pyarrow.Table:
+        lenient = json.JSONDecoder()
+        return table_of(lambda: (row for _, row in self._objects(file, lenient)))
+
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+        for row in rows:
+            line = as_json({name: row.get(name) for name in kinds})
+            file.write(_encoded(line + "\n"))
+
+    def _objects(self, file: TableFile, decoder: json.JSONDecoder) -> Iterator[tuple[int, Row]]:
+        for number, line in enumerate(_text_lines(file, newline="\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                row = decoder.decode(line)
+            except (ValueError, RecursionError) as error:
+                reason = f"not JSON: {getattr(error, 'msg', error)}"
+                advice = "Each line must hold one JSON object."
+                refuse(f"{file.name}, line {number}", reason, advice, error)
+            if not isinstance(row, dict):
+                reason = f"a JSON {type(row).__name__} instead of an object"
+                advice = 'Each line must hold one object such as {"path": "a.wav"}.'
+                refuse(f"{file.name}, line {number}", reason, advice)
+            yield number, row
+
+
+class _Parquet:
+    """Columns with types."""
+
+    def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
+        with self._opened(file) as table:
+            schema, total = table.schema_arrow, int(table.metadata.num_rows)
+        check_types(file.name, schema)
+        return list(schema.names), total
+
+    def rows(self, file: TableFile, skipped: int = 0) -> Iterator[LocatedRow]:
+        number = 0
+        with self._opened(file) as table:
+            for group in range(table.num_row_groups):
+                rows = table.metadata.row_group(group).num_rows
+                if number + rows <= skipped:
+                    number += rows
+                    continue
+                # One reader for many groups keeps something of each: 9 MB for a million rows.
+                batches = table.iter_batches(
+                    _PARQUET_BATCH_ROWS, row_groups=[group], use_threads=False
+                )
+                for batch in batches:
+                    before = min(max(skipped - number, 0), batch.num_rows)
+                    number += before
+                    for row in batch.slice(before).to_pylist():
+                        number += 1
+                        yield f"row {number}", row
+
+    def arrow(self, file: TableFile) -> pyarrow.Table:
+        import pyarrow.parquet
+
+        with file.open() as opened:
+            table = pyarrow.parquet.ParquetFile(opened).read()
+        table.validate(full=True)  # strings of other writers may not be UTF-8
+        return table
+
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+        import pyarrow.parquet
+
+        # Without the stored Arrow schema there is nothing in the file but the table itself.
+        writer = pyarrow.parquet.ParquetWriter(
+            file,
+            schema_of(kinds),
+            version="2.6",
+            compression="zstd",
+            store_schema=False,
+        )
+        with writer:
+            for batch in batches(kinds, rows):
+                writer.write_batch(batch, row_group_size=GROUP_ROWS)
+
+    @contextmanager
+    def _opened(self, file: TableFile) -> Iterator[Any]:
+        """Open a manifest; pyarrow's errors, which have no common base class, are InputErrors."""
+        with _opening(file) as opened:
+            try:
+                from pyarrow import parquet
+
+                # buffer_size: otherwise all columns of a row group are in memory at once.
+                yield parquet.ParquetFile(opened, buffer_size=1 << 20)
+            except ImportError as error:
+                advice = "Run: pip install pyarrow"
+                refuse(file.name, "reading parquet needs pyarrow", advice, error)
+            except Exception as error:  # noqa: BLE001 - ArrowException, OSError, ValueError...
+                advice = "If it is truncated or not a parquet file, write it again."
+                refuse(file.name, f"pyarrow cannot read it: {error}", advice, error)
+
+
+# The names are those of `TABLE_FORMATS`.
+FORMATS: dict[str, _Csv | _Jsonl | _Parquet] = {
+    "parquet": _Parquet(),
+    "csv": _Csv(),
+    "jsonl": _Jsonl(),
+}
+
+
+def format_of(name: str) -> _Csv | _Jsonl | _Parquet | None:
+    """Return the format of a file, by its ending; None if that is of no table."""
+    return FORMATS.get(os.path.splitext(name)[1].lower()[1:])
+
+
+def refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
+    """Raise InputError with a message of two lines."""
+    raise InputError(f"{where}: {reason}\n  {advice}") from cause
+
+
+def check_types(name: str, schema: Any) -> None:
+    """Raise InputError if a column of an Arrow schema cannot become JSON."""
+    for each in schema:
+        if _is_binary(each.type):
+            advice = "Rows become JSON: leave the column out, or write its bytes to files."
+            refuse(name, f"column {each.name!r} holds bytes ({each.type})", advice)
+
+
+def _is_binary(kind: Any) -> bool:
+    if kind.num_fields:
+        return any(_is_binary(kind.field(k).type) for k in range(kind.num_fields))
+    # One test for binary, large_binary, binary_view, fixed_size_binary[4] and a dictionary of them.
+    return "binary" in str(kind)
+
+
+@contextmanager
+def _opening(file: TableFile) -> Iterator[BinaryIO]:
+    """Open a file; turn errors of the disk into an InputError."""
+    try:
+        with file.open() as opened:
+            yield opened
+    except OSError as error:
+        refuse(file.name, f"it cannot be read: {error}", "Check its path and permissions.", error)
+
+
+def _text_lines(file: TableFile, newline: str) -> Iterator[str]:
+    with _opening(file) as opened:
+        try:
+            with io.TextIOWrapper(opened, encoding="utf-8-sig", newline=newline) as text:
+                yield from text
+        except UnicodeDecodeError as error:
+            where, reason = _undecodable(file)
+            refuse(file.name + where, reason, "Save it as UTF-8.", error)
+
+
+def _undecodable(file: TableFile) -> tuple[str, str]:
+    """Find the first byte that is not UTF-8; the decoder only knows its position in a chunk."""
+    offset = 0
+    with file.open() as opened:
+        for number, line in enumerate(opened, 1):
+            if not offset and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                return "", "it is UTF-16 (it starts with a UTF-16 byte order mark), not UTF-8"
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                byte = line[error.start]
+                return (
+                    f", line {number}",
+                    f"byte {offset + error.start} (0x{byte:02x}) is not UTF-8",
+                )
+            offset += len(line)
+    return "", "it is not UTF-8"
+
+
+def _without_nul(file: TableFile, lines: Iterator[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            advice = "It is damaged, or UTF-16 without a byte order mark: save it as UTF-8."
+            refuse(f"{file.name}, line {number}", "a NUL byte", advice)
+        yield line
+
+
+class _Lines:
+    r"""The file of a csv.writer, which writes each row as one string that ends in "\r\n"."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> int:
+        return self._file.write(_encoded(row[:-2] + "\n"))
+
+
+def _cell(value: Any, kind: Kind) -> Any:
+    if isinstance(value, list | dict):
+        return as_json(value)
+    value = fit(value, kind)
+    return ("false", "true")[value] if isinstance(value, bool) else value
+
+
+def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    import pyarrow
+    import pyarrow.compute
+
+    whole = "0|-?[1-9][0-9]*"
+    other = "-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf"
+    shapes = (
+        ("^(true|false|True|False|TRUE|FALSE)$", pyarrow.bool_()),
+        (f"^({whole})$", pyarrow.int64()),
+        (f"^({whole}|{other})$", pyarrow.float64()),
+    )
+    for pattern, kind in shapes:
+        # A column without a value would match every type; it stays a string column.
+        if (
+            cells.null_count < len(cells)
+            and pyarrow.compute.all(pyarrow.compute.match_substring_regex(cells, pattern)).as_py()
+        ):
+            with suppress(pyarrow.ArrowInvalid):
+                return cells.cast(kind)
+            return cells  # integers beyond 64 bits
+    return cells
