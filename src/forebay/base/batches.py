@@ -198,7 +198,7 @@ def halves(batch: Any, count: int) -> tuple[Any, Any] | None:
 
 
 class _UnknownError(Exception):
-    """There is no telling which samples a value belongs to."""
+    """It is unknown which samples a value belongs to."""
 
 
 def _has_rows(value: Any, count: int) -> bool:

@@ -99,7 +99,7 @@ def packed_name(name: object) -> str:
 
 
 def is_packed(name: str) -> bool:
-    """Tell whether the name of an output is that of a packed one, rather than that of a file."""
+    """Return whether the name of an output is that of a packed one, rather than that of a file."""
     if not name.startswith(_IN_PACKED):
         return False
     rest = name[len(_IN_PACKED) :]
@@ -163,7 +163,7 @@ def own_folder(run: str, worker: int, number: int) -> str:
 
 
 def is_in_own_folder(staged: str) -> bool:
-    """Tell whether a staged file is in a folder of one input alone."""
+    """Return whether a staged file is in a folder of one input alone."""
     return staged[len(_IN_STAGING) :].partition("/")[0].count("-") == 2
 
 

@@ -9,11 +9,10 @@ All of them are collate_fn objects as well. `collated` is how a loader calls any
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from forebay.base import trees
 from forebay.errors import InputError, OptionError
 
 # ---- misfits -------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
 
 
 def _is_stacked(value: Any) -> bool:
-    """Whether default_collate can stack values of this type and dtype."""
+    """Return whether default_collate can stack values of this type and dtype."""
     if isinstance(value, torch.Tensor):
         return value.layout is torch.strided and not value.is_nested
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, _TEXTS):
@@ -320,14 +320,8 @@ def _described_fields(sample: Any) -> str:
 
 def _rebuilt(sample: Any, batches: dict[Any, Any]) -> Any:
     """Return a container like the sample that holds the batches."""
-    if isinstance(sample, MutableMapping):
-        whole = copy.copy(sample)  # a defaultdict keeps its default
-        whole.update(batches)
-        return whole
-    if isinstance(sample, Mapping):
-        return type(sample)(batches)  # type: ignore[call-arg]  # as torch makes them
     if dataclasses.is_dataclass(sample):
         return dataclasses.replace(sample, **batches)  # type: ignore[type-var]
-    if hasattr(sample, "_fields"):
-        return type(sample)(**batches)
-    return type(sample)(batches.values())
+    branch = trees.opened(sample)
+    assert branch is not None, "it has fields"
+    return trees.rebuilt(sample, branch, [*batches.values()])

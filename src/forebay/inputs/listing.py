@@ -176,7 +176,7 @@ def _list_path(name: str) -> Listing:
 
 
 def list_folder(name: str) -> Listing:
-    """List all files under a folder, hidden ones left out, whatever the folder is.
+    """List all files under a folder, except hidden ones, even if it is an output folder.
 
     A name that is not UTF-8 has lone surrogates, as everywhere in Python.
     """
@@ -361,7 +361,7 @@ def _error_identity(path: str, error: Exception) -> str:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Tell whether an error means that nothing exists; a name with a NUL (a ValueError) cannot."""
+    """Return whether an error means that nothing exists; a name with a NUL (ValueError) cannot."""
     return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
 
 

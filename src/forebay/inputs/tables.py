@@ -100,7 +100,7 @@ def _of_time(value: Any) -> str | None:
 
 # Rows that become JSON at once: few, since each may be large.
 _PAGE_ROWS = 64
-# What stands between these rows.
+# The separator between these rows.
 _MARK = "forebay: the next row"
 # What values raise that JSON in UTF-8 cannot hold, or that are nested too deep to be looked at.
 _UNFIT = (ValueError, TypeError, RecursionError)
@@ -365,7 +365,7 @@ _BATCH_ROWS = 1024
 
 
 def is_table(value: object) -> bool:
-    """Tell whether a value is a table in memory; a list is one if its first element is a dict."""
+    """Return whether a value is a table in memory; a list is one if its first element is a dict."""
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Mapping)
     kind = type(value)  # a property of an instance might compute something

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # A file gets its name only if nothing has that name, so a file that the ledger does not know is
 # never overwritten; and only if no folder on its path is a symbolic link.
 
-# How many files are published before the loop serves the workers: some milliseconds' work.
+# How many files are published before the loop serves the workers: a few milliseconds of work.
 PUBLISHED_AT_ONCE = 256
 # The most folders about which something is remembered. An output folder can have millions.
 FOLDERS_KNOWN = 100_000
@@ -251,7 +251,7 @@ class Publisher:
 
 
 def _is_in_own_folder(file: tuple[str, str]) -> bool:
-    """Tell whether a staged file has its name in a folder of one input alone."""
+    """Return whether a staged file has its name in a folder of one input alone."""
     name, staged = file
     return is_in_own_folder(staged) and staged.endswith(f"/{name}")
 

@@ -162,7 +162,7 @@ def _parsed(texts: list[str]) -> list[Any]:
 
 
 def _adds_origin(columns: tuple[str, ...]) -> bool:
-    """Tell whether a manifest is the table of a first step, whose sources are the origins."""
+    """Return whether a manifest is the table of a first step, whose sources are the origins."""
     return {"source", "destination"} <= set(columns) and "origin" not in columns
 
 

@@ -82,7 +82,7 @@ class Run:
         return self.holder if time.time() - self.heartbeat < STALE_S else None
 
     def is_same_as(self, other: Run) -> bool:
-        """Tell whether both are records of the same run, at any time of its life."""
+        """Return whether both are records of the same run, at any time of its life."""
         mine, theirs = (
             (one.holder, one.lineage, one.generation // RUN_STEP) for one in (self, other)
         )

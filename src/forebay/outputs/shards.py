@@ -231,7 +231,7 @@ def _publish(live: frozenset[int], known: ShardRecord, files: ShardFiles, ledger
 
 
 def _is_there(member: PackedMember, file: FileIO) -> bool:
-    """Tell whether a shard has a member where the ledger says."""
+    """Return whether a shard has a member where the ledger says."""
     head = header(member_name(member.name), member.size)
     start = member.offset - len(head)
     if start < 0 or os.fstat(file.fileno()).st_size < member.offset + member.size:

@@ -71,7 +71,7 @@ class StagingFolders:
         return path
 
     def is_free(self, path: Path, name: str) -> bool:
-        """Tell whether no earlier input used a path in a shared folder for a file of this name.
+        """Return whether no earlier input used a path in a shared folder for a file of this name.
 
         The rename of such a file stays in the ledger until the next commit, and a run after a kill
         does it again: it must not find another input's file there.
@@ -374,7 +374,7 @@ class Staging:
         return files + output.collect_packed()
 
     def is_full(self) -> bool:
-        """Tell whether the output's file system has run out of bytes or of files."""
+        """Return whether the output's file system has run out of bytes or of files."""
         status = os.statvfs(self.folders.path)
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0

@@ -253,7 +253,7 @@ def _clean(value: Any) -> Any:
 
 
 def _has_unicode_names(kind: Kind) -> bool:
-    """Tell whether the fields of a kind, at any depth, have names that are Unicode."""
+    """Return whether the fields of a kind, at any depth, have names that are Unicode."""
     inner = [*kind.fields.values()] if kind.item is None else [kind.item]
     return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
 
