@@ -1,1 +1,1 @@
-"""What everything stands on: randomness, trees, batches, processes, libraries, remote files."""
+"""What everything stands on: randomness, trees, batches, processes, libraries, files and URLs."""

@@ -1,1 +1,1 @@
-"""Inputs: listing what the user names, tables whose rows are inputs, and remote files."""
+"""Inputs: listing what the user names, and tables whose rows are inputs."""

@@ -1,1 +1,1 @@
-"""The metadata table: rows from what functions return, columns, files."""
+"""Table formats: the types of columns, and how CSV, JSONL and Parquet are read and written."""
