@@ -1,0 +1,59 @@
+"""Locations: what a path or URL names, and files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.base.files import absolute, atomic_file, folder_of, is_url, joined
+from forebay.base.output_names import TABLE_FORMATS
+from forebay.table.formats import FORMATS
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "whole"),
+    [
+        ("out", "a/b", "out/a/b"),
+        ("out", "/a", "/a"),
+        ("s3://b", "a/b", "s3://b/a/b"),
+        ("s3://b/out/", "a", "s3://b/out/a"),
+        ("memory://", "a", "memory://a"),
+        ("s3://b", "/a", "/a"),
+        ("zip://sub::s3://b/c.zip", "a", "zip://sub/a::s3://b/c.zip"),
+    ],
+)
+def test_a_name_in_a_folder_is_a_location(folder, name, whole):
+    """Also at a URL, where an absolute path stays one, and in a chain of URLs."""
+    assert joined(folder, name) == whole
+
+
+def test_the_folder_of_a_file_is_a_location_too():
+    """None has a file in an archive: what lies beside it cannot be named."""
+    assert folder_of("/a/b.csv") == "/a"
+    assert folder_of("s3://b/a/c.csv") == "s3://b/a"
+    assert folder_of("memory://c.csv") == "memory://"
+    assert folder_of("zip://c.csv::s3://b/a.zip") is None
+    assert absolute("s3://b/../a") == "s3://b/../a"
+    assert not is_url(absolute("a"))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_file_that_is_not_finished_replaces_nothing(tmp_path, is_ours):
+    """The earlier file stays, and nothing is left beside it."""
+    path = Path(tmp_path, "x" * 200)  # a temporary name may not be longer than a file system takes
+    for content in (b"first", b"second"):
+        with atomic_file(path, is_ours=is_ours) as file:
+            file.write(content)
+        assert path.read_bytes() == content
+    with pytest.raises(KeyboardInterrupt), atomic_file(path, is_ours=is_ours) as file:
+        file.write(b"third")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"second"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_every_format_has_a_reader_and_a_writer():
+    """The names are apart from the classes: workers need them, and import no table."""
+    assert set(FORMATS) == set(TABLE_FORMATS)
