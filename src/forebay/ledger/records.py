@@ -1,4 +1,4 @@
-"""The plain records that the parts of `jobs/` pass to each other.
+"""The plain records of inputs, outputs and runs that other parts pass to each other.
 
 Annotations are evaluated at once: workers import this module, and a named tuple would compile each
 of them from a string.
