@@ -34,7 +34,8 @@ from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.diagnosis import Diagnosis
-from forebay.observe.record import PUBLISH_S, Statistics
+from forebay.observe.figures import Statistics
+from forebay.observe.record import PUBLISH_S
 from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 

@@ -107,25 +107,23 @@ def test_a_reader_never_sees_half_a_page(folder) -> None:
     assert len(set(seen)) > 1
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b'{"a":1',
-        b'{"a":1}x',
-        b'{"a":"\xff"}',
-        b'{"a":1}'.ljust(PAGE_BYTES + 1),
-        os.urandom(PAGE_BYTES),
-        bytes(PAGE_BYTES),
-        b"[1]",
-        b"1",
-        b"[" * 8000,
-        b"9" * 6000,
-        b'"\\ud800"',
-    ],
-    ids=["empty", "torn", "more", "no UTF-8", "long", "random", "zeros", "list", "number", "deep"]
-    + ["digits", "string"],
-)
+DAMAGED = {
+    "empty": b"",
+    "torn": b'{"a":1',
+    "more": b'{"a":1}x',
+    "no UTF-8": b'{"a":"\xff"}',
+    "long": b'{"a":1}'.ljust(PAGE_BYTES + 1),
+    "random": os.urandom(PAGE_BYTES),
+    "zeros": bytes(PAGE_BYTES),
+    "list": b"[1]",
+    "number": b"1",
+    "deep": b"[" * 8000,
+    "digits": b"9" * 6000,
+    "string": b'"\\ud800"',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_page_is_none(tmp_path, content) -> None:
     """It is data: whatever is in the file, nothing but None or a dict comes out."""
     (tmp_path / "x.page").write_bytes(content)

@@ -195,7 +195,7 @@ def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
         assert f"preprocess {output}" in text
         assert "3 of 5 inputs done · 1 failed" in text
         assert "2 workers" in text
-        until(lambda: re.search(r"longest at work, for \d.*: .*\.txt", top(output).stdout))
+        until(lambda: re.search(r"longest-running input \(\d.*\): .*\.txt", top(output).stdout))
         other = top(tmp_path)
         assert other.returncode == 1
         assert "holds no ledger" in other.stderr

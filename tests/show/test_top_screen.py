@@ -21,7 +21,7 @@ LOADER = {
     "at": 100.0,
     "rate": 41.2,
     "num_workers": 2,
-    "restarts": 0,
+    "totals": {"restarts": 0},
     "verdict": "Training waits 38% of the time. 2 workers are too few. Use 4.",
     "epoch": 3,
     "batch": 1204,

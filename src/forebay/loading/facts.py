@@ -17,6 +17,7 @@ from forebay.base.process import memory_for_files, pressure, read_limit, usable_
 from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.settings import LoaderArguments, Settings
 from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
+from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
 from forebay.observe.simulation import Setup
 from forebay.options import (
@@ -30,7 +31,7 @@ from forebay.options import (
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.html import write_report
 from forebay.show.page import LivePage, RecentWork
-from forebay.show.report import environment, loader_html, loader_summary
+from forebay.show.report import loader_summary, report_html
 
 # The verdict for `forebay top` is renewed so often, and takes at most this share of the time.
 VERDICT_S = 10.0
@@ -86,15 +87,12 @@ def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathL
         progress.trace,
         title=settings.described(),
         settings=_arguments(settings),
-        environment=environment(),
         verdict=str(loader.diagnose()),
         marks=_marks_of(loader.buffer),
         failures=progress.failures.total,
         replays=loader.seed is not None and not settings.is_iterable,
-        now=time.perf_counter(),
-        wall=time.time(),
     )
-    return write_report(loader_html(summary), path)
+    return write_report(report_html(summary), path)
 
 
 def _marks_of(buffer: Buffer | None) -> dict[str, int | None]:
@@ -182,7 +180,7 @@ class LiveLoader:
             **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
             "num_workers": trace.num_workers,
-            "restarts": trace.restarts,
+            "totals": numbers_in(trace.snapshot()),
             "verdict": self._verdict[:1000],
             **self._recent.update(trace, now),
         }

@@ -17,14 +17,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from forebay.base.formatting import byte_size, counted, duration, summary
 from forebay.base.process import cores_idle_s, queued_s
-from forebay.errors import printable
 
 # ---- bounded -------------------------------------------------------------------------------------
 # Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
@@ -197,6 +195,9 @@ FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
 # How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
+# Attributes of a trace that its snapshot has by the same name.
+_TIMES = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s")
+_TOTALS = (*_TIMES, "restarts", "num_workers", "held_bytes")
 
 
 class SlowSample(NamedTuple):
@@ -501,6 +502,34 @@ class Trace:
         """The slowest samples of the run, slowest first."""
         return [sample for _, sample in self._slowest]
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return the totals up to the last batch that was made or taken."""
+        ends = [step.got_at for step in list(self.steps)[-1:]]
+        ends += [batch.ended_at for batch in list(self.batches)[-1:]]
+        seconds = max([self.began_at, *ends]) - self.began_at
+        waits = sorted(self.waits) or [0.0]
+        shares = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+        copies = self.transfers
+        return {
+            "seconds": seconds,
+            "made": self.made_count,
+            "taken": self.taken_count,
+            "rate": self.taken_count / seconds if seconds else 0.0,
+            "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
+            **{
+                f"wait_{name}_s": waits[min(int(share * len(waits)), len(waits) - 1)]
+                for name, share in shares
+            },
+            **{name: getattr(self, name) for name in _TOTALS},
+            "copied_batches": copies.batches,
+            "copied_bytes": copies.nbytes,
+            "copy_s": copies.seconds,
+            "staged_bytes": copies.staged_bytes,
+            "pinned_bytes": copies.pinned_bytes,
+            "pinned_reason": copies.reason or "",
+            "decisions": tuple(reason for _, reason in list(self.decisions)),
+        }
+
     def _span(self, at: float) -> Span:
         """Return the span of a moment, with the present state."""
         span = self.spans.at(at)
@@ -564,6 +593,19 @@ class RunTrace:
         """Seconds and number of the tasks that took longest, slowest first."""
         return list(self._slowest)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return the totals up to the last input or sample that ended."""
+        seconds = max(self.ended_at - self.began_at, 0.0)
+        capacity = seconds * self.num_workers
+        return {
+            "seconds": seconds,
+            "ended": self.done + self.failed,
+            "num_workers": self.num_workers,
+            "busy_s": self.busy_s,
+            "busy_share": min(self.busy_s / capacity, 1.0) if capacity else 0.0,
+            "retries": self.retries,
+        }
+
     def took(self, tasks: Sequence[tuple[int, float]]) -> None:
         """Record tasks that succeeded, and how many seconds each took."""
         bins, slowest = self.bins, self._slowest
@@ -603,152 +645,3 @@ class RunTrace:
             if state != self._published:
                 self._published = state
                 self.publication.renew(self, now)
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-# The statistics of a loader, as an immutable record.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """A snapshot of a loader: `loader.statistics()`. Its `str` is a summary.
-
-    Attributes:
-        epoch: The epoch of the last batch returned; -1 before the first.
-        batch: How many batches of that epoch were returned.
-        ready_batches: Batches that are ready to be returned, including those that raised.
-        ready_bytes: Size of these batches in bytes.
-        ready_from: Epoch and number of the first ready batch; None if there is none, or with
-            `in_order=False`.
-        ready_to: Epoch and number of the last ready batch, likewise.
-        in_flight: Batches that were sent to workers and are not ready.
-        waited_s: Seconds that the training loop waited for batches, in total.
-        wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
-        wait_p95_s: The 95th percentile of these waits.
-        wait_p99_s: The 99th percentile of these waits.
-        fetch_s: Seconds that workers spent getting samples, in wall time.
-        collate_s: Seconds that workers spent collating samples and packing batches, in wall time.
-        cpu_s: Seconds of processor time that workers used. If it is far less than
-            `fetch_s + collate_s`, they waited for a disk, a network or a core.
-        queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
-        idle_s: Seconds that workers had no batch to make, because enough were prefetched, or
-            between epochs; 0 without workers.
-        restarts: Attempts to make a batch that ended with the death of a worker.
-        failures: Samples that were skipped (`on_error="skip"`).
-        num_workers: The current number of workers; 0 before the first iteration.
-        decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
-        copied_batches: Batches of worker processes whose copy to the device was started.
-        copied_bytes: Bytes of these copies.
-        copy_s: Seconds that they took on the device.
-        staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
-            memory is not.
-        pinned_bytes: Bytes of the memory of batches that are page-locked now.
-        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
-        sources: For a mixture: by name, how many samples of each source were returned over all
-            ranks, and how many epochs of the source that is.
-    """
-
-    epoch: int
-    batch: int
-    ready_batches: int
-    ready_bytes: int
-    ready_from: tuple[int, int] | None
-    ready_to: tuple[int, int] | None
-    in_flight: int
-    waited_s: float
-    wait_p50_s: float
-    wait_p95_s: float
-    wait_p99_s: float
-    fetch_s: float
-    collate_s: float
-    cpu_s: float
-    queued_s: float
-    idle_s: float
-    restarts: int
-    failures: int
-    num_workers: int = 0
-    decisions: tuple[str, ...] = ()
-    copied_batches: int = 0
-    copied_bytes: int = 0
-    copy_s: float = 0.0
-    staged_bytes: int = 0
-    pinned_bytes: int = 0
-    pinned_reason: str = ""
-    sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, int | float]:
-        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
-
-        Returns:
-            The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
-            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
-            such batch. Each source of a mixture adds `sources/NAME/samples` and
-            `sources/NAME/epochs`, from the first batch on.
-        """
-        flat: dict[str, int | float] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, int | float):
-                flat[each.name] = value
-        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
-            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
-        for source, (samples, epochs) in self.sources.items():
-            flat[f"sources/{source}/samples"] = samples
-            flat[f"sources/{source}/epochs"] = epochs
-        return flat
-
-    def __str__(self) -> str:
-        """Return a summary, one line for each part of the loader that did something."""
-        where = f"epoch {self.epoch}, batch {self.batch:,}"
-        p50, p95, p99 = map(duration, (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s))
-        lines = [
-            f"position   {where if self.epoch >= 0 else 'before the first batch'}",
-            f"batches    {self.ready_batches:,} ready, {byte_size(self.ready_bytes)}; "
-            f"{self.in_flight:,} in flight",
-            f"waits      {duration(self.waited_s)} in all; 50% within {p50}, 95% within {p95}, "
-            f"99% within {p99}",
-            f"workers    {self.num_workers:,}, together fetching {duration(self.fetch_s)}, "
-            f"collating {duration(self.collate_s)}, idle {duration(self.idle_s)}",
-            f"processor  {duration(self.cpu_s)}, and {duration(self.queued_s)} waiting for a core",
-        ]
-        if self.restarts or self.failures:
-            skipped = counted(self.failures, "skipped sample")
-            lines.append(f"failures   {counted(self.restarts, 'restart')}, {skipped}")
-        if self.copied_batches:
-            lines.append(
-                f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
-                f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
-                f"{byte_size(self.staged_bytes)} staged"
-            )
-        for name, (samples, epochs) in self.sources.items():
-            lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
-        lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
-        return "\n".join(map(printable, lines))
-
-    def _repr_html_(self) -> str:
-        """Return a table of the numbers for a notebook."""
-        return summary("Statistics", self.to_dict())
-
-
-def totals_of(trace: Trace) -> dict[str, Any]:
-    """Return the fields of `Statistics` that a trace has."""
-    waits = sorted(trace.waits) or [0.0]
-    last = len(waits) - 1
-    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    percentiles = {
-        f"wait_{name}_s": waits[min(int(share * len(waits)), last)]
-        for name, share in shares.items()
-    }
-    names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
-    totals = percentiles | {name: getattr(trace, name) for name in names}
-    decisions = tuple(reason for _, reason in list(trace.decisions))
-    copies = trace.transfers
-    totals |= {
-        "copied_batches": copies.batches,
-        "copied_bytes": copies.nbytes,
-        "copy_s": copies.seconds,
-        "staged_bytes": copies.staged_bytes,
-        "pinned_bytes": copies.pinned_bytes,
-        "pinned_reason": copies.reason or "",
-    }
-    return totals | {"num_workers": trace.num_workers, "decisions": decisions}

@@ -296,6 +296,7 @@ class LiveRun:
                 "began": self._began,
                 "rate": (ended - before) / (now - began) if now > began else 0.0,
                 "num_workers": trace.num_workers,
+                "totals": trace.snapshot(),
                 "unit": progress.unit,
                 "done": progress.done,
                 "failed": progress.failed,
