@@ -171,7 +171,7 @@ def test_a_target_that_is_nothing_is_named(folder, tmp_path, monkeypatch, target
     LivePage().publish({"kind": "preprocess", "title": "/else"})  # by this process
     done = top(target)
     assert done.returncode == 2
-    assert f"{target!r} is neither the output folder of a run nor the number of a" in done.stderr
+    assert f"{target!r} is neither the output folder of a run nor the PID of one" in done.stderr
     assert "Traceback" not in done.stderr
 
 
