@@ -229,10 +229,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Return a new iterator; libraries and subclasses call this, too."""
         if not Settings(self).is_local:
             self.check_worker_number_rationality()
-        publication = self._loader_progress.trace.publication
-        if publication.publisher is None:
+        trace = self._loader_progress.trace
+        if trace.publisher is None:
             shown = LiveLoader(self, self._loader_progress)
-            publication.begin(shown, time.perf_counter() + PUBLISH_S)
+            trace.publish_from(time.perf_counter() + PUBLISH_S, shown)
         return BatchIterator(self, self._loader_progress)
 
     @property

@@ -32,7 +32,7 @@ def test_what_is_written_is_read(folder) -> None:
     """In one private file, which is removed."""
     page = LivePage()
     for number in range(3):
-        page.publish({"kind": "loader", "number": number})
+        page({"kind": "loader", "number": number})
         (path,) = folder.iterdir()
         data = read_page(str(path))
         assert (data["number"], data["pid"]) == (number, os.getpid())
@@ -58,7 +58,7 @@ def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
     """Not ten seconds after there were too few."""
     with DataLoader(Slow(), num_workers=0) as loader:
         show = LiveLoader(loader, loader._loader_progress)
-        loader._loader_progress.trace.publication.begin(show, math.inf)  # only when it is called
+        loader._loader_progress.trace.publish_from(math.inf, show)  # only when it is called
         batches, seen = iter(loader), []
         for count in (3, 4 * LEAST_STEPS):
             for _ in range(count):
@@ -76,7 +76,7 @@ def test_a_closed_loader_is_shown_no_more(folder) -> None:
         trace = loader._loader_progress.trace
         for _ in range(2):
             next(iter(loader))
-            trace.publication.renew(trace, time.perf_counter())
+            trace.show(time.perf_counter())
             assert [each.suffix for each in folder.iterdir()] == [".page"]
             loader.close()
             assert list(folder.iterdir()) == []
@@ -87,10 +87,10 @@ def test_a_reader_never_sees_half_a_page(folder) -> None:
     code = """
         from forebay.show.page import LivePage
         page = LivePage()
-        page.publish({"number": 0, "copy": [0] * 1000})
+        page({"number": 0, "copy": [0] * 1000})
         print(flush=True)
         for number in range(1, 20_000):
-            page.publish({"number": number, "copy": [number] * 1000})
+            page({"number": number, "copy": [number] * 1000})
     """
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE
@@ -156,7 +156,7 @@ def test_a_folder_that_others_may_enter_is_not_used(folder, monkeypatch, kind) -
         monkeypatch.setattr(show_page.os, "geteuid", lambda: user + 1)
     assert not show_page.is_private(str(folder))
     monkeypatch.setattr(show_page, "candidates", lambda: [str(folder)])
-    LivePage().publish({"a": 1})
+    LivePage()({"a": 1})
     assert list(other.iterdir()) == []
     assert kind in ("link", "file") or list(folder.iterdir()) == []
 
@@ -173,18 +173,18 @@ def test_no_fault_reaches_the_trainer(folder, monkeypatch, fault) -> None:
         monkeypatch.setattr(show_page.os, "replace", fail)
     else:
         data = {"a": object()} if fault == "unserializable" else {"a": "x" * PAGE_BYTES}
-    LivePage().publish(data)
+    LivePage()(data)
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def test_a_folder_that_vanishes_is_made_again(folder) -> None:
     """The system removes a user's runtime folder when the last session ends."""
     page = LivePage()
-    page.publish({"a": 1})
+    page({"a": 1})
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    page.publish({"a": 2})
+    page({"a": 2})
     (path,) = folder.iterdir()
     assert read_page(str(path))["a"] == 2
     page.remove()
@@ -193,12 +193,12 @@ def test_a_folder_that_vanishes_is_made_again(folder) -> None:
 def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
     """It has its own, and removes only that."""
     page = LivePage()
-    page.publish({"a": 1})
+    page({"a": 1})
     (mine,) = folder.iterdir()
     pid = os.fork()
     if not pid:
         page.remove()
-        page.publish({"a": 2})
+        page({"a": 2})
         ok = len(list(folder.iterdir())) == 2 and read_page(str(mine))["a"] == 1
         page.remove()
         os._exit(0 if ok and list(folder.iterdir()) == [mine] else 1)
@@ -208,7 +208,7 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
 
 def test_pages_of_the_dead_are_removed(folder) -> None:
     """By the next writer; those of other machines stay, and what cannot be read for an hour."""
-    code = 'from forebay.show.page import LivePage; LivePage().publish({"a": 1})'
+    code = 'from forebay.show.page import LivePage; LivePage()({"a": 1})'
     done = subprocess.run([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
     assert done.returncode == 0
     (dead,) = folder.iterdir()
@@ -227,7 +227,7 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     reused = folder / "3-c.page"
     reused.write_text(json.dumps({**data, "pid": os.getpid(), "process_start": "1"}))
     page = LivePage()
-    page.publish({"a": 1})
+    page({"a": 1})
     left = set(folder.iterdir())
     assert {elsewhere, unknown} < left
     assert not {dead, reused, torn, unnamed} & left

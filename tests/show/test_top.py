@@ -168,7 +168,7 @@ def test_a_loader_that_ends_leaves_no_page(running, folder) -> None:
 def test_a_target_that_is_nothing_is_named(folder, tmp_path, monkeypatch, target) -> None:
     """Whether it looks like a folder or like a number."""
     monkeypatch.chdir(tmp_path)
-    LivePage().publish({"kind": "preprocess", "title": "/else"})  # by this process
+    LivePage()({"kind": "preprocess", "title": "/else"})  # by this process
     done = top(target)
     assert done.returncode == 2
     assert f"{target!r} is neither the output folder of a run nor the PID of one" in done.stderr

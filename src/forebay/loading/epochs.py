@@ -501,7 +501,7 @@ class LoaderProgress:
         """Stop the workers; the position is kept."""
         for pipeline in list(self._pipelines):
             pipeline.close()
-        self.trace.publication.remove()
+        self.trace.hide()
 
     # ---- position ------------------------------------------------------------------------------
 

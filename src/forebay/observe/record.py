@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from forebay.base.process import cores_idle_s, queued_s
 
@@ -36,37 +36,58 @@ DURATION_BINS = 64
 Entry = TypeVar("Entry")
 
 
-class Mergeable(Protocol):
-    """What happened in one span of a run."""
+@dataclass(slots=True)
+class Span:
+    """What happened in one part of a record.
 
-    def add(self, later: Any, /) -> None:
+    Attributes:
+        made: Of a loader: batches that workers made; and so on.
+        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
+        busy_s: By worker: seconds it spent on batches.
+        done: Of a run: inputs or samples that succeeded.
+    """
+
+    made: int = 0
+    taken: int = 0
+    waited_s: float = 0.0
+    least_ready: int | None = None
+    most_ready: int | None = None
+    held_bytes: int = 0
+    num_workers: int = 0
+    busy_s: dict[int, float] = field(default_factory=dict)
+    restarts: int = 0
+    done: int = 0
+    failed: int = 0
+
+    def add(self, later: Span) -> None:
         """Merge the span that follows into this one."""
+        for name in ("made", "taken", "waited_s", "restarts", "done", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
+        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
+        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
+        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
+        for worker_id, seconds in later.busy_s.items():
+            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
 
-    def following(self) -> Self:
-        """Return the span that follows, in which nothing has happened yet."""
-        ...
 
-
-AnySpan = TypeVar("AnySpan", bound=Mergeable)
-
-
-class Spans(Generic[AnySpan]):
+class Spans:
     """A whole run in at most `MAX_SPANS` spans of equal length, which grows with the run."""
 
-    def __init__(self, began_at: float, seconds: float, before: AnySpan) -> None:
+    def __init__(self, began_at: float, seconds: float) -> None:
         self.seconds = seconds
-        self._began_at, self._before = began_at, before
-        self._spans: list[AnySpan] = []
+        self._began_at = began_at
+        self._spans: list[Span] = []
 
     def __len__(self) -> int:
         """Return the number of spans up to the last in which something happened."""
         return len(self._spans)
 
-    def __iter__(self) -> Iterator[AnySpan]:
+    def __iter__(self) -> Iterator[Span]:
         """Return an iterator over the spans, in order of time."""
         return iter(list(self._spans))  # another thread may add some
 
-    def at(self, moment: float) -> AnySpan:
+    def at(self, moment: float) -> Span:
         """Return the span of a moment, making spans longer where there would be too many."""
         index = max(int((moment - self._began_at) / self.seconds), 0)
         while index >= MAX_SPANS:
@@ -76,8 +97,8 @@ class Spans(Generic[AnySpan]):
             self._spans, self.seconds = merged, self.seconds * 2
             index = int((moment - self._began_at) / self.seconds)
         while len(self._spans) <= index:
-            last = self._spans[-1] if self._spans else self._before
-            self._spans.append(last.following())
+            last = self._spans[-1] if self._spans else Span()
+            self._spans.append(Span(held_bytes=last.held_bytes, num_workers=last.num_workers))
         return self._spans[index]
 
 
@@ -116,9 +137,10 @@ def duration_bin(seconds: float) -> int:
     return int(seconds * 1e6).bit_length()
 
 
-# ---- publication ---------------------------------------------------------------------------------
-# When a record is shown to other processes: about once a second, while something is recorded.
+# ---- record --------------------------------------------------------------------------------------
+# What the records of loaders and runs share: spans, and who shows them to other processes.
 
+# A record is shown about once a second, while something is recorded.
 PUBLISH_S = 1.0
 
 
@@ -132,28 +154,31 @@ class Publisher(Protocol):
         """Show nothing until the next call."""
 
 
-class Publication:
-    """Calls a publisher, once there is one.
+class Record:
+    """What a loader or a run did, in bounded memory.
 
     Attributes:
-        publisher: Shows the record; None before `begin`.
+        publisher: Shows the record from `publish_due` on; None before there is one.
     """
 
-    def __init__(self) -> None:
-        self.due = math.inf
+    def __init__(self, began_at: float, span_s: float) -> None:
+        self.began_at = began_at
+        self.spans = Spans(began_at, span_s)
+        self.num_workers = 0
         self.publisher: Publisher | None = None
+        self.publish_due = math.inf
 
-    def begin(self, publisher: Publisher, at: float) -> None:
+    def publish_from(self, at: float, publisher: Publisher) -> None:
         """Show the record from a moment on."""
-        self.publisher, self.due = publisher, at
+        self.publisher, self.publish_due = publisher, at
 
-    def renew(self, record: Any, now: float) -> None:
-        """Show the present state of the record."""
-        self.due = now + PUBLISH_S
+    def show(self, now: float) -> None:
+        """Show the present state to other processes."""
+        self.publish_due = now + PUBLISH_S
         if self.publisher is not None:
-            self.publisher(record)
+            self.publisher(self)
 
-    def remove(self) -> None:
+    def hide(self) -> None:
         """Show nothing until something is recorded again."""
         if self.publisher is not None:
             self.publisher.remove()
@@ -290,44 +315,7 @@ class StepRecord(NamedTuple):
         return self.asked_at + self.waited_s
 
 
-@dataclass(slots=True)
-class Span:
-    """What happened in one part of the run.
-
-    Attributes:
-        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
-        busy_s: By worker: seconds it spent on batches.
-    """
-
-    made: int = 0
-    taken: int = 0
-    waited_s: float = 0.0
-    least_ready: int | None = None
-    most_ready: int | None = None
-    held_bytes: int = 0
-    num_workers: int = 0
-    busy_s: dict[int, float] = field(default_factory=dict)
-    restarts: int = 0
-
-    def add(self, later: Span) -> None:
-        """Merge the span that follows into this one."""
-        self.made += later.made
-        self.taken += later.taken
-        self.waited_s += later.waited_s
-        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
-        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
-        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
-        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
-        for worker_id, seconds in later.busy_s.items():
-            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
-        self.restarts += later.restarts
-
-    def following(self) -> Span:
-        """Return the span that follows, in which nothing has happened yet."""
-        return Span(held_bytes=self.held_bytes, num_workers=self.num_workers)
-
-
-class Trace:
+class Trace(Record):
     """Records what a loader does, in bounded memory, over all its epochs.
 
     `made` may be called in a background thread while the trainer's thread calls `taken`: only the
@@ -340,13 +328,11 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.began_at = time.perf_counter()
+        super().__init__(time.perf_counter(), FIRST_SPAN_S)
         self.steps: deque[StepRecord] = deque(maxlen=KEPT)
         self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
         self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
         self.wait_bins = [0] * DURATION_BINS
-        self.spans = Spans(self.began_at, FIRST_SPAN_S, Span())
-        self.num_workers = 0
         self.held_bytes = 0
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
@@ -370,7 +356,6 @@ class Trace:
         self._cores_idle_s: float | None = None
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
-        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -410,8 +395,8 @@ class Trace:
                 span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
                 self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
             busy_s.clear()
-        if ended_at >= self.publication.due:
-            self.publication.renew(self, ended_at)
+        if ended_at >= self.publish_due:
+            self.show(ended_at)
 
     def restarted(self) -> None:
         """Record that an attempt at a batch ended with the death of a worker."""
@@ -424,7 +409,7 @@ class Trace:
     def begin(self, at: float) -> None:
         """Begin the record when the first epoch does; what is before that is not training."""
         if not self.epochs and not self.made_count:
-            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S, Span())
+            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S)
 
     def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
         """Record that an epoch began, and the seconds that `iter(loader)` took.
@@ -492,8 +477,8 @@ class Trace:
             self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
         self._got_before = asked_at + waited_s
-        if asked_at >= self.publication.due:
-            self.publication.renew(self, asked_at)
+        if asked_at >= self.publish_due:
+            self.show(asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 
@@ -549,24 +534,7 @@ FIRST_RUN_SPAN_S = 0.5
 LONG_S = 5.0
 
 
-@dataclass(slots=True)
-class RunSpan:
-    """What ended in one part of a run."""
-
-    done: int = 0
-    failed: int = 0
-
-    def add(self, later: RunSpan) -> None:
-        """Merge the span that follows into this one."""
-        self.done += later.done
-        self.failed += later.failed
-
-    def following(self) -> RunSpan:
-        """Return the span that follows, in which nothing has ended yet."""
-        return RunSpan()
-
-
-class RunTrace:
+class RunTrace(Record):
     """Records what a run does, in bounded memory.
 
     Attributes:
@@ -575,15 +543,13 @@ class RunTrace:
     """
 
     def __init__(self) -> None:
-        self.began_at = self.ended_at = time.monotonic()
+        super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
+        self.ended_at = self.began_at
         self.done = self.failed = 0
-        self.spans = Spans(self.began_at, FIRST_RUN_SPAN_S, RunSpan())
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
-        self.num_workers = 0
         self._slowest = Slowest[int]()
-        self.publication = Publication()
         self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
         self.longest: tuple[str, float] | None = None
         self._published: tuple[object, ...] = ()
@@ -637,11 +603,11 @@ class RunTrace:
         The loop of the run calls it while nothing ends: otherwise what ended just after a
         publication would not be seen until the next input ends.
         """
-        if now >= self.publication.due:
+        if now >= self.publish_due:
             found = self.longest_task()
             self.longest = found if found is not None and now - found[1] >= LONG_S else None
             # While a task runs for long, the rate falls.
             state = (self.done, self.failed, self.num_workers, self.longest and now)
             if state != self._published:
                 self._published = state
-                self.publication.renew(self, now)
+                self.show(now)

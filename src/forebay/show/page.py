@@ -89,15 +89,20 @@ class LivePage:
         self._owner = 0
         self._lock = threading.Lock()  # two threads may record at a time: one of them writes
 
-    def publish(self, data: Mapping[str, Any]) -> None:
-        """Write what is to be seen now."""
+    def __call__(self, record: Any) -> None:
+        """Write what is to be seen of a record now."""
         if not self._lock.acquire(blocking=False):
             return
         try:
-            with suppress(Exception):
-                self._write(data)
+            with suppress(Exception):  # showing something must not end a training
+                if (data := self.state_of(record)) is not None:
+                    self._write(data)
         finally:
             self._lock.release()
+
+    def state_of(self, record: Any) -> Mapping[str, Any] | None:
+        """Return what to write; None to write nothing."""
+        return record  # type: ignore[no-any-return]
 
     def _write(self, data: Mapping[str, Any]) -> None:
         pid = os.getpid()
@@ -268,19 +273,19 @@ def _digits(row: Row, seconds: Sequence[int]) -> str:
 # A run of `preprocess`, `predict` or `cache`, as `forebay top` sees it.
 
 
-class LiveRun:
-    """Publishes a run, when its trace says so."""
+class LiveRun(LivePage):
+    """The page of a run."""
 
     def __init__(self, verb: str, output: str, progress: Progress) -> None:
-        self._page = LivePage()
+        super().__init__()
         self._verb, self._progress = verb, progress
         self._output = output if "://" in output else os.path.abspath(output)
         self._began = time.time()
         self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
-        progress.trace.publication.begin(self, 0.0)
+        progress.trace.publish_from(0.0, self)
 
-    def __call__(self, trace: RunTrace) -> None:
-        """Write the present state of the run; never raises."""
+    def state_of(self, trace: RunTrace) -> dict[str, Any]:
+        """Return the present state of the run."""
         now, ended = time.monotonic(), trace.done + trace.failed
         self._ended.append((now, ended))
         while len(self._ended) > 1 and self._ended[1][0] <= now - SECONDS:
@@ -289,23 +294,17 @@ class LiveRun:
         progress = self._progress
         # Of predict and cache it would be a range of samples.
         name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
-        self._page.publish(
-            {
-                "kind": self._verb,
-                "title": self._output,
-                "began": self._began,
-                "rate": (ended - before) / (now - began) if now > began else 0.0,
-                "num_workers": trace.num_workers,
-                "totals": trace.snapshot(),
-                "unit": progress.unit,
-                "done": progress.done,
-                "failed": progress.failed,
-                "total": progress.total,
-                "longest": name[:1000],
-                "longest_since": time.time() - (now - since),
-            }
-        )
-
-    def remove(self) -> None:
-        """Remove what is shown."""
-        self._page.remove()
+        return {
+            "kind": self._verb,
+            "title": self._output,
+            "began": self._began,
+            "rate": (ended - before) / (now - began) if now > began else 0.0,
+            "num_workers": trace.num_workers,
+            "totals": trace.snapshot(),
+            "unit": progress.unit,
+            "done": progress.done,
+            "failed": progress.failed,
+            "total": progress.total,
+            "longest": name[:1000],
+            "longest_since": time.time() - (now - since),
+        }

@@ -18,7 +18,7 @@ from forebay.base.formatting import byte_size, byte_unit, counted, duration
 from forebay.failures import Failure
 from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
-from forebay.observe.record import Span, Trace
+from forebay.observe.record import Record, Span, Trace
 from forebay.options import PreprocessOptions, usable_memory, whole_cores
 from forebay.show.html import (
     Mark,
@@ -366,31 +366,34 @@ def loader_summary(
     return _summary("loader", title, verdict, totals, others)
 
 
-def _timeline(trace: Trace, seconds: float) -> dict[str, Any]:
+def _timeline(record: Record, seconds: float) -> dict[str, Any]:
     """Return what happened in so many seconds, as columns."""
-    spans = list(trace.spans)
+    spans, span_s = list(record.spans), record.spans.seconds
     if not spans:
         return {"seconds": 0.0, "columns": 0, "workers": {}}
-    lengths = [trace.spans.seconds] * len(spans)
-    before_s = (len(spans) - 1) * trace.spans.seconds
-    lengths[-1] = min(max(seconds - before_s, 0.0), trace.spans.seconds)
+    lengths = [span_s] * len(spans)
+    lengths[-1] = min(max(seconds - (len(spans) - 1) * span_s, 0.0), span_s)
     size = group_size(len(spans))
     held = summed(lengths, size)
-    made = summed([float(span.made) for span in spans], size)
-    taken = summed([float(span.taken) for span in spans], size)
-    waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
-    return {
-        "seconds": significant(size * trace.spans.seconds),
+
+    def total(name: str) -> list[float | None]:
+        return rounded(summed([float(getattr(span, name)) for span in spans], size), 9)
+
+    timeline = {
+        "seconds": significant(size * span_s),
         "last_seconds": significant(held[-1]),
         "columns": len(held),
-        "made": rounded(made, 9),
-        "taken": rounded(taken, 9),
+    }
+    if not isinstance(record, Trace):
+        return timeline | {name: total(name) for name in ("done", "failed")}
+    waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
+    return timeline | {
+        **{name: total(name) for name in ("made", "taken", "restarts")},
         "waited_s": rounded(waited),
         "least_ready": lowest([span.least_ready for span in spans], size),
         "most_ready": highest([span.most_ready for span in spans], size),
         "held_bytes": rounded(highest([float(span.held_bytes) for span in spans], size)),
         "num_workers": highest([float(span.num_workers) for span in spans], size),
-        "restarts": rounded(summed([float(span.restarts) for span in spans], size), 9),
         "workers": _worker_lanes(spans, lengths, size, held),
     }
 
@@ -474,23 +477,13 @@ def run_details(
     given = {each.name: getattr(options, each.name) for each in fields(options)}
     del given["progress"]
     totals = trace.snapshot()
-    size = group_size(len(trace.spans))
-    columns = len(range(0, len(trace.spans), size))
-    width = size * trace.spans.seconds
-    last_s = min(max(totals["seconds"] - width * (columns - 1), 0.0), width)
     return {
         "kind": verb,
         "work": cut(work),
         "unit": progress.unit,
         "began": _began(time.monotonic() - trace.began_at),
         "totals": totals,
-        "timeline": {
-            "seconds": significant(width),
-            "last_seconds": significant(last_s),
-            "columns": columns,
-            "done": rounded(summed([float(span.done) for span in trace.spans], size), 9),
-            "failed": rounded(summed([float(span.failed) for span in trace.spans], size), 9),
-        },
+        "timeline": _timeline(trace, totals["seconds"]),
         "bins": list(trace.bins),
         "slowest": [[significant(each), cut(name_of(task))] for each, task in trace.slowest],
         "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
