@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import forebay
 from forebay.observe import record as tracing
+from forebay.observe.figures import figures_of
 from forebay.observe.record import SlowSample, Trace
 from forebay.show.html import (
     MAX_BYTES,
@@ -106,6 +107,20 @@ def filled(monkeypatch, seconds, num_workers, steps=20_000) -> Trace:
         trace.taken(at, (number % 11) * 0.12345, ready=number % 1013)
         trace.decisions.append((at, f"{HOSTILE} num_workers={number}"))
     return trace
+
+
+def test_every_figure_is_in_the_data(tmp_path) -> None:
+    """A figure without a value would be shown as 0."""
+    loader = forebay.DataLoader(Slow(), batch_size=4)
+    totals = read_report(loader.report(tmp_path / "loader.html"))["totals"]
+    assert {each.key for each in figures_of("loader")} <= set(totals)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").touch()
+    report = forebay.preprocess(
+        lambda source, out: None, tmp_path / "in", tmp_path / "out", num_workers=0, progress=False
+    )
+    totals = read_report(report.save(tmp_path / "run.html"))["totals"]
+    assert {each.key for each in figures_of("run")} <= set(totals)
 
 
 @pytest.mark.parametrize(("num_workers", "noun"), [(1, "worker"), (2, "workers")])

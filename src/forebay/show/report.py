@@ -319,7 +319,10 @@ def _summary(
         **others,
         "title": cut(title, 1000),
         "verdict": cut(verdict, 4000),
-        "totals": {name: significant(value, 6) for name, value in numbers_in(totals).items()},
+        "totals": {
+            name: value if isinstance(value, int) else significant(value, 6)
+            for name, value in numbers_in(totals).items()
+        },
     }
 
 
