@@ -21,7 +21,7 @@ LOADER = {
     "at": 100.0,
     "rate": 41.2,
     "num_workers": 2,
-    "totals": {"restarts": 0},
+    "restarts": 0,
     "verdict": "Training waits 38% of the time. 2 workers are too few. Use 4.",
     "epoch": 3,
     "batch": 1204,
@@ -85,8 +85,8 @@ def test_a_run_is_shown_with_its_counts_and_workers() -> None:
 
 def test_rare_figures_are_shown_where_there_are_some() -> None:
     """Those of the whole run, beside the rates of the last seconds."""
-    assert "of the last 30 s · 2 restarts" in shown(LOADER | {"totals": {"restarts": 2}})[3]
-    assert shown(RUN | {"totals": {"retries": 1}})[2].endswith("8 workers · 1 retry")
+    assert "of the last 30 s · 2 restarts" in shown(LOADER | {"restarts": 2})[3]
+    assert shown(RUN | {"retries": 1})[2].endswith("8 workers · 1 retry")
 
 
 def test_plain_characters_where_the_terminal_has_no_others() -> None:

@@ -160,17 +160,15 @@ class LiveLoader(LivePage):
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed
         return {
+            **numbers_in(trace.snapshot()),
             "kind": "loader",
             "title": Settings(loader).described(),
             "began": time.time() - (now - trace.began_at),
             "epoch": -1 if planner is None else planner.epoch,
             "batch": 0 if planner is None else planner.batch,
             "ready": 0 if feed is None else len(feed.ready),
-            "held_bytes": trace.held_bytes,
             **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
-            "num_workers": trace.num_workers,
-            "totals": numbers_in(trace.snapshot()),
             "verdict": self._verdict[:1000],
             **self._recent.update(trace, now),
         }

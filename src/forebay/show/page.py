@@ -295,12 +295,11 @@ class LiveRun(LivePage):
         # Of predict and cache it would be a range of samples.
         name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
         return {
+            **trace.snapshot(),
             "kind": self._verb,
             "title": self._output,
             "began": self._began,
             "rate": (ended - before) / (now - began) if now > began else 0.0,
-            "num_workers": trace.num_workers,
-            "totals": trace.snapshot(),
             "unit": progress.unit,
             "done": progress.done,
             "failed": progress.failed,

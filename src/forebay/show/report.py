@@ -565,7 +565,7 @@ def _throughput(summary: Mapping[str, Any]) -> str:
     return columns_chart(
         f"{unit.capitalize()}s per second",
         series,
-        time_ticks(timeline["seconds"] * timeline["columns"]),
+        _times(summary),
         unit=f"{unit}s/s",
         limit=max([each for each in [*done, *failed] if each is not None], default=1.0),
     )

@@ -43,7 +43,7 @@ class View:
         waits: The same by second.
         lanes: By worker: how busy it was, by second.
         longest_since: When it began, in seconds since 1970.
-        totals: Figures of the whole run.
+        totals: All numbers of the page, with figures of the whole run.
     """
 
     kind: str = ""
@@ -78,7 +78,8 @@ class View:
         """Return what a page shows; None if it is not one of a loader or a run."""
         if data.get("kind") not in ("loader", "preprocess", "predict", "cache"):
             return None
-        found = {each.name: _CLEANED[str(each.type)](data.get(each.name)) for each in fields(cls)}
+        shown = {**data, "totals": data}
+        found = {each.name: _CLEANED[str(each.type)](shown.get(each.name)) for each in fields(cls)}
         return cls(**{name: value for name, value in found.items() if value is not None})
 
 
@@ -100,8 +101,7 @@ def _lanes(value: Any) -> tuple[Digits, ...] | None:
     return tuple(_digits(lane) or "" for lane in lanes)
 
 
-def _numbers(value: Any) -> dict[str, float]:
-    values = value if isinstance(value, dict) else {}
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: checked_number(each) or 0.0 for name, each in values.items()}
 
 
