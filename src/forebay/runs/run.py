@@ -625,7 +625,7 @@ class Session:
         if self._progress is None:
             return {}
         name, names = self._described.name, self.ledger.name_of
-        return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
+        return run_details(self._progress, self._verb, name, names, self.options)
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
