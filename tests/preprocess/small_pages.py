@@ -50,7 +50,7 @@ def die_at(point: str, times: int) -> None:
 
 
 if __name__ == "__main__":
-    manifests.IN_PLACE_ROWS, runs_run.AHEAD, ledger.READ_ON, database.BLOCK = 10, 50, 40, 32
+    manifests.MANY_ROWS, runs_run.AHEAD, ledger.READ_ON, database.BLOCK = 10, 50, 40, 32
     run.SLOTS = run.LOOKAHEAD = 64  # so that results are recorded at least six times
     if len(sys.argv) > 3:
         die_at(sys.argv[3], int(sys.argv[4]))

@@ -622,14 +622,9 @@ _KEPT = ("kind", "error", "message", "traceback")
 _FAILURES = 1000
 
 
-def failure_column(failure: Failure, source: str | None) -> str:
-    """Return the column of a failure.
-
-    Args:
-        source: Its path or row; None if another column has it.
-    """
-    kept = {name: getattr(failure, name) for name in _KEPT}
-    return json.dumps(kept if source is None else kept | {"source": source})
+def failure_column(failure: Failure) -> str:
+    """Return the column of a failure; other columns have its input, attempts and seconds."""
+    return json.dumps({name: getattr(failure, name) for name in _KEPT})
 
 
 def failures_in(query: Query) -> Iterator[Failure]:
@@ -648,8 +643,7 @@ def failure_from(source: str, attempts: int, seconds: float, error: str) -> Fail
     with reading("a failure"):
         found = json.loads(error)
         kept: Any = {name: str(value) for name, value in found.items() if name in _KEPT}
-        source = found.get("source", source)
-        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
+        return Failure(**kept, source=source, attempts=int(attempts), seconds=float(seconds))
 
 
 def outputs_column(files: Sequence[OutputFile]) -> str:

@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import IO, Any, NamedTuple
@@ -231,7 +231,6 @@ def merge(
     complete: bool,
     ahead: int | None = None,
     is_distinct: bool = False,
-    name_of: Callable[[int], str] | None = None,
 ) -> Merged:
     """Merge a listing into the ledger within the caller's transaction."""
     remaining = iter(listing)
@@ -241,10 +240,10 @@ def merge(
     if first is not None and at_end and not _has_gone(db):
         new, rest = append(db, known, chain((first,), remaining), ahead)
         if rest is None and not is_distinct:
-            check_distinct(db, name_of, is_late=False)
+            check_distinct(db, is_late=False)
         return Merged(Enrolment(new, known, 0, 0), rest)
     expand_all(db)
-    _load(db, known, remaining if first is None else chain((first,), remaining), name_of)
+    _load(db, known, remaining if first is None else chain((first,), remaining))
     enrolment = _rearrange(db, known, complete)
     for table in ("listing", "places", "unlisted", "lifted"):
         db.execute(f"DROP TABLE temp.{table}")
@@ -285,9 +284,7 @@ def append(
     return new, None if following is None else chain((following,), listing)
 
 
-def check_distinct(
-    db: sqlite3.Connection, name_of: Callable[[int], str] | None, *, is_late: bool
-) -> None:
+def check_distinct(db: sqlite3.Connection, *, is_late: bool) -> None:
     """Raise InputError if an input is listed twice."""
 
     def keys() -> Iterator[tuple[int, str]]:
@@ -296,15 +293,8 @@ def check_distinct(
     found = find_duplicate(listed_keys(query_of(db)), keys())
     if found is None:
         return
-    if name_of is not None:
-        value, is_row = name_of(found.first), True
-        if value != name_of(found.second):
-            return  # two rows with one hash
-    else:
-        rows = listed_rows(query_of(db))
-        one = next(one for one in rows if one.ordinal == found.first)
-        value, is_row = one.key, one.row is not None
-    raise listed_twice(value, is_row, found, is_late=is_late)
+    one = next(one for one in listed_rows(query_of(db)) if one.ordinal == found.first)
+    raise listed_twice(one.key, one.row is not None, found, is_late=is_late)
 
 
 def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, Input | None, bool]:
@@ -337,12 +327,7 @@ def _has_gone(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
 
 
-def _load(
-    db: sqlite3.Connection,
-    known: int,
-    remaining: Iterator[Input],
-    name_of: Callable[[int], str] | None,
-) -> None:
+def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> None:
     """Put the whole listing into its temporary table: from the ledger what equals it, then new."""
     *tables, index, _ = _TABLES.split(";\n")
     for statement in tables:
@@ -361,10 +346,10 @@ def _load(
         # Built last, by one external sort, which is far faster than sorting at each insertion.
         db.execute(index)
     except sqlite3.IntegrityError:
-        raise _duplicate(db, name_of) from None
+        raise _duplicate(db) from None
 
 
-def _duplicate(db: sqlite3.Connection, name_of: Callable[[int], str] | None) -> InputError:
+def _duplicate(db: sqlite3.Connection) -> InputError:
     key = _KEY.format("")
     groups = f"SELECT min(position) AS first FROM listing GROUP BY {key} HAVING count(*) > 1"  # noqa: S608
     number, first = db.execute(f"SELECT count(*), min(first) FROM ({groups})").fetchone()  # noqa: S608
@@ -377,8 +362,7 @@ def _duplicate(db: sqlite3.Connection, name_of: Callable[[int], str] | None) -> 
         {"first": first},
     ).fetchone()
     found = Duplicate(first, second, number - 1)
-    value = source if row is None else row if name_of is None else name_of(first)
-    return listed_twice(value, row is not None, found, is_late=False)
+    return listed_twice(source if row is None else row, row is not None, found, is_late=False)
 
 
 def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:

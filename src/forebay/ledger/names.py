@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from tarfile import BLOCKSIZE as BLOCK
 from typing import TYPE_CHECKING
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 # comes back.
 _OVERWRITTEN = "an output was overwritten"
 
-# Returns the name of an input for messages, where the ledger has none: its path, or its row.
-NameOf = Callable[[int], str]
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -75,7 +72,6 @@ def record_results(
     db: sqlite3.Connection,
     done: Sequence[Done],
     failed: Sequence[FailedInput],
-    name_of: NameOf | None = None,
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
     expand(db, [one.ordinal for one in done])
@@ -101,16 +97,16 @@ def record_results(
             removals[file.staged or file.name] = None
             if held.get(file.name, (0, 0))[0]:
                 removals[file.name] = None
-    lost, names = _withdraw(db, verdict.withdrawn, name_of)
+    lost, names = _withdraw(db, verdict.withdrawn)
     for ordinal, name in names:
         contested[name] = min(ordinal, contested.get(name, ordinal))
         removals[name] = None
     for one in losing:
         clash = verdict.losers[one.ordinal]
-        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash, name_of))
+        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash))
     _remove_overwritten(db, verdict.gone)
     all_failed = [*failed, *lost]
-    _write(db, winners, all_failed, published, contested, name_of)
+    _write(db, winners, all_failed, published, contested)
     file_changes = _file_changes(winners, removals, held)
     add_file_changes(db, file_changes)
     compress(db, (one.ordinal for one in winners))
@@ -135,9 +131,7 @@ def _file_changes(
     return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
 
 
-def take_back(
-    db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
-) -> Recorded:
+def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
     """Mark inputs as failed if some of their files could not be given their names.
 
     The files that they did publish are to be removed. Whatever has the other names stays.
@@ -165,7 +159,7 @@ def take_back(
     file_changes = [FileChange(name) for name in names if name not in reasons]
     file_changes += [FileChange(one.staged) for one in unpublished]
     add_file_changes(db, file_changes)
-    _write(db, [], failed, {}, {}, name_of)
+    _write(db, [], failed, {}, {})
     change_counts(db, done=-len(failed), failed=len(failed))
     return Recorded(file_changes, failed)
 
@@ -239,7 +233,7 @@ def _judge(
 
 
 def _withdraw(
-    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]], name_of: NameOf | None
+    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]]
 ) -> tuple[list[FailedInput], list[tuple[int, str]]]:
     """Mark inputs that were done as failed; return their failures and all of their names."""
     lost: list[FailedInput] = []
@@ -250,7 +244,7 @@ def _withdraw(
             part,
         )
         for ordinal, attempts, seconds, outputs in rows.fetchall():
-            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal], name_of))
+            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal]))
             with reading("outputs"):
                 names += [(ordinal, name) for name, _ in files_of(outputs)]
     return lost, names
@@ -263,13 +257,11 @@ def _failure(
     seconds: float,
     name: str,
     other: int,
-    name_of: NameOf | None,
 ) -> FailedInput:
     found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
     source, row = found or ("another input", None)
-    rival = name_of(other) if found and name_of is not None else source or row
     message = (
-        f"output {name!r} is claimed by two inputs, this one and {rival}\n"
+        f"output {name!r} is claimed by two inputs, this one and {source or row}\n"
         "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
         "example with the input's folder or row in them, and run again."
     )
@@ -296,7 +288,6 @@ def _write(
     failed: list[FailedInput],
     published: dict[str, int],
     contested: dict[str, int],
-    name_of: NameOf | None,
 ) -> None:
     if winners:
         ordinals, attempts, seconds, outputs, metadata = zip(*winners, strict=True)
@@ -319,7 +310,7 @@ def _write(
             (
                 failure.attempts,
                 failure.seconds,
-                failure_column(failure, None if name_of is None else name_of(ordinal)),
+                failure_column(failure),
                 ordinal,
             )
             for ordinal, failure in failed

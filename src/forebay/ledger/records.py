@@ -7,7 +7,7 @@ of them from a string.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError, shortened
@@ -34,15 +34,6 @@ class Input(NamedTuple):
 
 class LinkInput(Input):
     """An input whose path is a symbolic link."""
-
-
-class RowsInPlace(NamedTuple):
-    """A listing that can be read from any of its inputs on, so the ledger need not copy them."""
-
-    name: str
-    fingerprint: str
-    start: Callable[[int], Iterator[Input]]
-    read: Callable[[int], Iterator[Input]]
 
 
 class Todo(NamedTuple):
