@@ -95,7 +95,8 @@ def fill(manifest: str, folder: str, done: int) -> None:
     """Write the ledger of a run over a manifest of which the first inputs are done."""
     from benchmarks.instant import METADATA, count
     from forebay.inputs.listing import list_inputs
-    from forebay.ledger.database import BLOCK, write_counts
+    from forebay.ledger.database import write_counts
+    from forebay.ledger.inputs import BLOCK
     from forebay.ledger.ledger import Ledger
     from forebay.ledger.records import Counts
     from forebay.runs.fingerprint import describe
@@ -127,7 +128,7 @@ def _row(number: int) -> str:
 
 
 def _block(block: int, metadata: str) -> bytes:
-    from forebay.ledger.database import BLOCK
+    from forebay.ledger.inputs import BLOCK
 
     rows = [_row(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
     seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]

@@ -12,7 +12,7 @@ import pytest
 import forebay
 from forebay.errors import InputError
 from forebay.inputs import tables as manifests
-from forebay.ledger import database
+from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger import ledger as ledgers
 from forebay.ledger.snapshot import read_failures
 from forebay.preprocess import retry
@@ -35,7 +35,7 @@ def work(row, out):
 def small(monkeypatch):
     """Manifests of four rows are large, and two inputs are a block."""
     monkeypatch.setattr(manifests, "MANY_ROWS", 4)
-    monkeypatch.setattr(database, "BLOCK", 2)
+    monkeypatch.setattr(ledger_inputs, "BLOCK", 2)
     monkeypatch.setattr(runs_run, "AHEAD", 20)
 
 

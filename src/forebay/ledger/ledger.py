@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -26,27 +27,35 @@ from forebay.base.output_names import TABLE_FORMATS, table_name
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
+    DONE,
     FAILED,
     GONE,
     NAME,
     TODO,
     UNLISTED,
     Database,
+    change_counts,
     check_outputs,
     chunks,
     counts_in,
-    expand,
     failures_in,
     files_of,
-    last_ordinal,
-    listed_rows,
     pages,
     put_meta,
     reading,
-    recount,
-    row_in_block,
 )
-from forebay.ledger.inputs import Enrolment, Merged, append, check_distinct, extend, merge
+from forebay.ledger.inputs import (
+    Enrolment,
+    Merged,
+    append,
+    changing,
+    check_distinct,
+    extend,
+    last_ordinal,
+    listed_rows,
+    merge,
+    name_of,
+)
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
     Recorded,
@@ -288,10 +297,7 @@ class Ledger:
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
-        rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
-        block = None if rows else row_in_block(self._database.rows, ordinal)
-        source, row = rows[0] if rows else ("", "") if block is None else block[1:3]
-        return source or row or ""
+        return name_of(self._database.rows, ordinal)
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `todo` returned.
@@ -357,9 +363,10 @@ class Ledger:
     def mark_todo(self, ordinals: Iterable[int]) -> None:
         """Make inputs todo again; free their names and record the removal of their outputs."""
         wanted = list(ordinals)
-        with self._database.transaction() as db:
-            expand(db, wanted)
+        with self._database.transaction() as db, changing(db, wanted) as before:
             add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
+            was = Counter(before.values())
+            change_counts(db, done=-was[DONE], failed=-was[FAILED])
             for part, marks in chunks(wanted):
                 db.execute(
                     f"UPDATE inputs SET state = CASE state WHEN {GONE} THEN {GONE} ELSE 0 END, "  # noqa: S608
@@ -367,7 +374,6 @@ class Ledger:
                     f"WHERE ordinal IN ({marks})",
                     part,
                 )
-            recount(db)
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """Commit what the block does, for records with a module of their own."""

@@ -15,7 +15,7 @@ from forebay.failures import Failure
 
 
 class Input(NamedTuple):
-    """One input as it was listed. A tuple, since there may be very many.
+    """One input as it was listed, known by its row or else its path. A tuple: there may be many.
 
     Attributes:
         row: The table's row as a JSON object, columns in the table's order; for a Dataset with
@@ -25,11 +25,6 @@ class Input(NamedTuple):
     source: str
     row: str | None = None
     identity: str = ""
-
-    @property
-    def key(self) -> str:
-        """What identifies this input: its row, or else its path."""
-        return self.source if self.row is None else self.row
 
 
 class LinkInput(Input):
