@@ -512,13 +512,8 @@ class Session:
             self._table = LedgerTable(self.ledger, self.folder)
             self._merge(listing, ahead)
         self.perform_pending()
-        rows = listing.in_place
-        call = {
-            "kind": listing.kind,
-            "folder": listing.folder,
-            "metadata": self.options.metadata,
-            "manifest": None if rows is None else rows.name,
-        }
+        metadata = self.options.metadata
+        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
         self._call = {"call": json.dumps(call)}
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -530,7 +525,8 @@ class Session:
             complete=limit is None,
             ahead=ahead,
             is_distinct=listing.is_distinct,
-            in_place=listing.in_place,
+            fingerprint=listing.fingerprint,
+            read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
         others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
