@@ -12,17 +12,64 @@ from typing import TYPE_CHECKING, Any
 from forebay.base.formatting import duration, summary
 from forebay.failures import Failure
 from forebay.observe.diagnosis import Diagnosis
-from forebay.show.report import save
+from forebay.show.html import write_report
+from forebay.show.report import report_html, run_summary
 
 if TYPE_CHECKING:
     import pyarrow
 
 # ---- report --------------------------------------------------------------------------------------
-# The report that `preprocess` returns.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report:
+class RunReport:
+    """What a run returns. Counts are of inputs or of samples."""
+
+    output: Path | str
+    done: int
+    failed: int
+    resumed: int
+    failures: tuple[Failure, ...]
+    elapsed_s: float
+    diagnosis: Diagnosis
+    decisions: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
+
+        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+        It names the slowest inputs and up to three failed inputs for each error.
+        """
+        return write_report(report_html(run_summary(self)), path)
+
+    def _took(self, unit: str) -> str:
+        ran = self.done - self.resumed + self.failed
+        rate = f", {ran / self.elapsed_s:,.1f} {unit}s/s" if ran and self.elapsed_s else ""
+        return f"{duration(self.elapsed_s)}{rate}"
+
+    def _failure_lines(self, again: str) -> list[str]:
+        if not self.failures:
+            return []
+        lines = ["failures", *(f"  {failure}" for failure in self.failures[:10])]
+        if self.failed > 10:
+            lines.append(f"  … and {self.failed - 10:,} more")
+        command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+        return [*lines, f"  What happened to each, and what to do: {command}", f"  {again}"]
+
+    def _html(self, title: str, done: str, places: Mapping[str, object]) -> str:
+        facts = {
+            done: self.done,
+            "done by earlier runs": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            **places,
+        }
+        return summary(title, facts, self.failures, self.failed)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(RunReport):
     """The result of `preprocess`; its `repr` is a summary.
 
     Attributes:
@@ -40,15 +87,7 @@ class Report:
     """
 
     output: str
-    done: int
-    failed: int
-    resumed: int
-    failures: tuple[Failure, ...]
-    elapsed_s: float
-    metadata_path: Path | str
-    diagnosis: Diagnosis
-    decisions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    metadata_path: Path | str = field(kw_only=True)
 
     @property
     def metadata(self) -> pyarrow.Table:
@@ -57,53 +96,25 @@ class Report:
 
         return read_table(self.metadata_path)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a self-contained HTML file: throughput, durations, failures.
-
-        See `save` of `forebay.show.report`.
-        """
-        return save(path, self)
-
     def __repr__(self) -> str:
         """Return the summary."""
         resumed = f" ({self.resumed:,} of them earlier)" if self.resumed else ""
-        ran = self.done - self.resumed + self.failed
-        rate = f", {ran / self.elapsed_s:,.1f} inputs/s" if ran and self.elapsed_s else ""
         lines = [
-            f"{self.done:,} done{resumed}, {self.failed:,} failed "
-            f"in {duration(self.elapsed_s)}{rate}",
+            f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
             f"outputs   {self.output}",
             f"metadata  {self.metadata_path}",
         ]
-        if self.failures:
-            lines.append("failures")
-            lines += [f"  {failure}" for failure in self.failures[:10]]
-            if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more")
-            command = shlex.join(["forebay", "failures", self.output, "--traceback"])
-            lines.append(f"  What happened to each, and what to do: {command}")
-            lines.append("  To try them again, repeat the call or use `forebay retry`.")
-        return "\n".join(lines)
+        again = "To try them again, repeat the call or use `forebay retry`."
+        return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        facts = {
-            "done": self.done,
-            "of them earlier": self.resumed,
-            "failed": self.failed,
-            "time": duration(self.elapsed_s),
-            "outputs": self.output,
-            "metadata": self.metadata_path,
-        }
-        return summary("preprocess", facts, self.failures, self.failed)
-
-
-# ---- prediction report ---------------------------------------------------------------------------
-# The report of a run of predict.
+        places = {"outputs": self.output, "metadata": self.metadata_path}
+        return self._html("preprocess", "done", places)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PredictionReport:
+class PredictionReport(RunReport):
     """The result of `predict`; its `repr` is a summary.
 
     Attributes:
@@ -119,55 +130,19 @@ class PredictionReport:
         details: What `save` shows besides these: what took how long, and when.
     """
 
-    output: Path | str
-    done: int
-    failed: int
-    resumed: int
-    failures: tuple[Failure, ...]
-    elapsed_s: float
-    diagnosis: Diagnosis
-    decisions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a self-contained HTML file: throughput, durations, failures.
-
-        See `save` of `forebay.show.report`.
-        """
-        return save(path, self)
-
     def __repr__(self) -> str:
         """Return the summary."""
         resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
-        ran = self.done + self.failed - self.resumed
-        rate = f", {ran / self.elapsed_s:,.1f} samples/s" if ran and self.elapsed_s else ""
         lines = [
-            f"{self.done:,} predicted, {self.failed:,} failed "
-            f"in {duration(self.elapsed_s)}{rate}{resumed}",
+            f"{self.done:,} predicted, {self.failed:,} failed in {self._took('sample')}{resumed}",
             f"output    {self.output}",
         ]
-        if self.failures:
-            lines.append("failures")
-            lines += [f"  {failure}" for failure in self.failures[:10]]
-            if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more")
-            command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
-            lines.append(f"  What happened to each, and what to do: {command}")
-            lines.append(
-                "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
-            )
-        return "\n".join(lines)
+        again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
+        return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        facts = {
-            "predicted": self.done,
-            "samples done earlier": self.resumed,
-            "failed": self.failed,
-            "time": duration(self.elapsed_s),
-            "output": self.output,
-        }
-        return summary("predict", facts, self.failures, self.failed)
+        return self._html("predict", "predicted", {"output": self.output})
 
 
 # ---- verification --------------------------------------------------------------------------------

@@ -513,13 +513,8 @@ class Session:
             self._table = LedgerTable(self.ledger, self.folder)
             self._merge(listing, ahead)
         self.perform_pending()
-        rows = listing.in_place
-        call = {
-            "kind": listing.kind,
-            "folder": listing.folder,
-            "metadata": self.options.metadata,
-            "manifest": None if rows is None else rows.name,
-        }
+        metadata = self.options.metadata
+        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
         self._call = {"call": json.dumps(call)}
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -531,7 +526,8 @@ class Session:
             complete=limit is None,
             ahead=ahead,
             is_distinct=listing.is_distinct,
-            in_place=listing.in_place,
+            fingerprint=listing.fingerprint,
+            read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
         others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
@@ -626,7 +622,7 @@ class Session:
         if self._progress is None:
             return {}
         name, names = self._described.name, self.ledger.name_of
-        return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
+        return run_details(self._progress, self._verb, name, names, self.options)
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
