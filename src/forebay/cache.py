@@ -3,7 +3,7 @@
     dataset ── a few samples ──> plan: how they are built, how many to a shard
         └── session ── workers: shard-00000.arrow … ──> index, last ──> CachedDataset
 
-See `session.py` for how the work is done, and `caching/` for what is in the files.
+See `runs/run.py` for how the work is done, and `caching/` for what is in the files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from forebay.base.output_names import PRIVATE
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.reader import CachedDataset
+from forebay.caching.reader import CachedDataset, folder_of
 from forebay.caching.writer import ShardWork, describe_failed, read_description, specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import short_tracebacks
 from forebay.ledger.database import reading
 from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray, workers_of_run
-from forebay.outputs.places import local_path
 from forebay.runs.fingerprint import Fingerprint, describe, difference
 from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.runs.report import Report
@@ -113,7 +112,7 @@ def cache(
         shard_bytes=shard_bytes,
         progress=progress,
     )
-    folder, samples = _folder_of(directory), _length_of(dataset)
+    folder, samples = folder_of(directory), _length_of(dataset)
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
@@ -123,52 +122,6 @@ def cache(
         with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
             index = _made(session, dataset, samples, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
-
-
-@short_tracebacks
-def open_cache(
-    directory: str | os.PathLike[str], transform: Transform | None = None
-) -> CachedDataset:
-    """Open a finished cache without the dataset that it was made from.
-
-    Args:
-        directory: The folder.
-        transform: As in `cache`.
-
-    Returns:
-        The dataset. A NamedTuple has the user's own class if its module was imported before,
-        and otherwise a substitute with the same name and fields.
-
-    Raises:
-        InputError: There is no finished cache, or a file of it is missing or truncated.
-    """
-    folder = _folder_of(directory)
-    index = Index.read(folder / PRIVATE)
-    if index is None:
-        raise InputError(
-            f"{str(folder)!r} holds no finished cache\n"
-            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
-            "this is a copy, copy its .forebay folder too."
-        )
-    lost = index.missing(folder)
-    if lost:
-        raise InputError(
-            f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
-            f"{len(index.sizes)} shards are missing\n"
-            "  Call forebay.cache again, with the same dataset and directory: it writes the "
-            "missing shards again. If this is a copy, copy the whole folder."
-        )
-    return CachedDataset(folder, index.plan, transform)
-
-
-def _folder_of(directory: str | os.PathLike[str]) -> Path:
-    text = local_path(directory)
-    if "://" in text:
-        raise OptionError(
-            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
-            "\n  Name a local folder, or one that all nodes mount."
-        )
-    return Path(os.path.abspath(text))
 
 
 def _length_of(dataset: Any) -> int:

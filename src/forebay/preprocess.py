@@ -1,4 +1,4 @@
-"""preprocess(): call a function for every input, on every core, resumably; see `session.py`."""
+"""preprocess(): call a function for every input, on every core, resumably; see `runs/run.py`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OutputError
+from forebay.errors import InputError, OptionError, OutputError
 
 # ---- remote files --------------------------------------------------------------------------------
 # Files at fsspec URLs: found and opened, with readable errors.
@@ -301,3 +301,28 @@ def _file_name(remote: str) -> str:
     if remote.startswith(("http://", "https://")):
         remote = remote.partition("?")[0].partition("#")[0]
     return remote.rstrip("/").rpartition("/")[2] or "input"
+
+
+# The schemes of local paths that are written as URLs.
+_LOCAL = ("file://", "local://")
+
+
+def path_text(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string."""
+    text: Any = os.fspath(output) if isinstance(output, os.PathLike) else output
+    if not isinstance(text, str) or "\0" in text:
+        raise OptionError(
+            f"{output!r} names no folder\n"
+            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
+        )
+    return text
+
+
+def local_path(output: str | os.PathLike[str]) -> str:
+    """Return a path or URL as a string; a file:// URL as a path."""
+    text = os.path.expanduser(path_text(output))
+    if not text.startswith(_LOCAL) or "::" in text:
+        return text
+    from fsspec.implementations.local import LocalFileSystem
+
+    return str(LocalFileSystem._strip_protocol(text))

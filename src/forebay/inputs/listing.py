@@ -20,14 +20,21 @@ from functools import partial
 from typing import Any
 
 from forebay.base.output_names import PRIVATE, TABLES
-from forebay.base.remote import Store, absent, file_system, folder_of, open_url, unreachable
+from forebay.base.remote import (
+    Store,
+    absent,
+    file_system,
+    folder_of,
+    local_path,
+    open_url,
+    unreachable,
+)
 from forebay.errors import InputError, OptionError
 from forebay.inputs.tables import SUFFIXES, Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, RowsInPlace
 from forebay.options import PreprocessOptions
 from forebay.outputs.packed_reader import packed_identity
-from forebay.outputs.places import local_path
 
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"

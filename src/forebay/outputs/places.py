@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
-from forebay.base.remote import Store
-from forebay.errors import BusyError, ForebayError, LedgerError, OptionError, OutputError
+from forebay.base.remote import Store, local_path
+from forebay.errors import BusyError, ForebayError, LedgerError, OutputError
 from forebay.ledger.database import NAME
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
@@ -423,8 +423,6 @@ def _local_folder(store: Store) -> Path:
 
 # ---- output places -------------------------------------------------------------------------------
 
-_LOCAL = ("file://", "local://")
-
 
 class OutputPlace(Protocol):
     """The driver's side of an output location."""
@@ -496,24 +494,3 @@ def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
     """Read the counts in the ledger of a place from outside."""
     with newest_ledger(output) as (folder, live):
         return read_snapshot(folder, live)
-
-
-def path_text(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as a string."""
-    text: Any = os.fspath(output) if isinstance(output, os.PathLike) else output
-    if not isinstance(text, str) or "\0" in text:
-        raise OptionError(
-            f"{output!r} names no folder\n"
-            "  Nothing was started. Pass a path or a URL, as a str or a Path, without null bytes."
-        )
-    return text
-
-
-def local_path(output: str | os.PathLike[str]) -> str:
-    """Return a path or URL as a string; a file:// URL as a path."""
-    text = os.path.expanduser(path_text(output))
-    if not text.startswith(_LOCAL) or "::" in text:
-        return text
-    from fsspec.implementations.local import LocalFileSystem
-
-    return str(LocalFileSystem._strip_protocol(text))

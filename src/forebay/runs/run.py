@@ -27,7 +27,7 @@ from forebay.base import process
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, collecting_seldom
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.base.remote import Download
+from forebay.base.remote import Download, path_text
 from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.errors import (
@@ -49,7 +49,7 @@ from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
-from forebay.outputs.places import OutputPlace, open_place, path_text
+from forebay.outputs.places import OutputPlace, open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
