@@ -3,7 +3,7 @@
     a model:      loader's workers ── batches ──> model, here ──> part ──> committed
     a factory:    session's workers, each: dataset ──> model ──> part ──> committed
 
-A part is a range of samples, one Parquet file, and one record in the ledger of `session.py`.
+A part is a range of samples, one Parquet file, and one record in the ledger.
 """
 
 from __future__ import annotations
@@ -235,17 +235,14 @@ def _process_parts(
         here=None if has_factory else MadeHere(parts, progress.advance, trace),
     )
     try:
-        if has_factory:
-            session.start_workers("rows", doing=work)
-            report = session.process_inputs(todo=todo, at_once=True, progress=progress)
-            return resumed, report.diagnosis
-        session.process_inputs_here(work, todo, progress)
+        session.start_workers("rows", doing=work)
+        report = session.process_inputs(todo=todo, at_once=True, progress=progress)
     except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
     finally:
         work.close()
-    return resumed, reader.diagnosis(trace)
+    return resumed, report.diagnosis if has_factory else reader.diagnosis(trace)
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:

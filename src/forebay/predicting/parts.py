@@ -26,6 +26,7 @@ from forebay.ledger.ledger import DoneInput
 from forebay.ledger.records import Todo
 from forebay.observe.progress import log_samples_failed
 from forebay.observe.record import Trace
+from forebay.pools.events import Refusal
 from forebay.predicting.model import Bisection, Model, Predicted
 from forebay.predicting.reader import (
     INDEX,
@@ -224,7 +225,15 @@ class PartWork:
         self._error = ""
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
-        """Write the part."""
+        """Write the part; in the user's process an exception ends the run as it is."""
+        try:
+            return self._written(row, out)
+        except BaseException as error:
+            if self._here is None:
+                raise
+            raise Refusal("stop") from error
+
+    def _written(self, row: dict[str, int], out: Any) -> Any:
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
         rows = 0

@@ -32,6 +32,9 @@ COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 CHECK_S = 0.02
 
+# Kinds of failures that end a run, and leave the input to be done by the next one.
+NO_FAILURES = ("environment", "stop")
+
 # Records tasks, and the seconds that each took.
 Took = Callable[[Sequence[tuple[int, float]]], None]
 
@@ -90,7 +93,7 @@ class Commits:
 
     def _add_other(self, outcome: Outcome) -> None:
         match outcome:
-            case ReportFailure() if outcome.failure.kind != "environment":
+            case ReportFailure() if outcome.failure.kind not in NO_FAILURES:
                 self._retrying.pop(outcome.task, None)
                 self._failed[outcome.task] = _failed(outcome, outcome.seconds)
             case ReportRetry():
