@@ -28,7 +28,7 @@ from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import short_tracebacks
 from forebay.ledger.database import reading
 from forebay.observe.progress import label_of
-from forebay.options import PreprocessOptions, Ray, workers_of_run
+from forebay.options import PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe, difference
 from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.runs.report import Report
@@ -101,17 +101,7 @@ def cache(
         OutputError: The folder cannot be written to, or is full.
         WorkerDiedError: Workers cannot be kept alive.
     """
-    options = PreprocessOptions(
-        num_workers=workers_of_run(num_workers, backend),
-        backend=backend,
-        timeout=timeout,
-        retries=retries,
-        on_error="skip",
-        resume=resume,
-        version=version,
-        shard_bytes=shard_bytes,
-        progress=progress,
-    )
+    options = PreprocessOptions.of(locals(), on_error="skip")
     folder, samples = folder_of(directory), _length_of(dataset)
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None

@@ -132,15 +132,13 @@ def predict(
     _check_workers(reader, has_factory)
     if not (has_factory and cluster_of(reader.backend)):
         check_device(place)
-    options = PreprocessOptions(
+    options = PreprocessOptions.of(
+        locals(),
         num_workers=reader.num_workers if has_factory else 0,
         backend=reader.backend if has_factory else "process",
         timeout=reader.timeout * reader.batches_in_part or None if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
-        resume=resume,
-        version=version,
-        progress=progress,
     )
     with evaluating(model):
         described = partial(_described, model, reader, load)
