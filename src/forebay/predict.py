@@ -8,7 +8,6 @@ A part is a range of samples, one Parquet file, and one record in the ledger.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
-from forebay.ledger.records import Todo
 from forebay.observe.progress import label_of
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_parts
-from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges
+from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
@@ -218,12 +216,12 @@ def _process_parts(
     if not todo:
         session.remember_work()
         return before.samples, reader.diagnosis(trace)
-    resumed = before.samples - sum(_range(each)["count"] for each in again)
+    resumed = before.samples - sum(range_of(each.row)[1] for each in again)
     label, visible = label_of(_VERB, session.output), session.options.progress
     progress = SampleProgress(
         reader.samples, resumed, visible, size, label, by_batch=not has_factory
     )
-    parts = [_range(each)["first"] // size for each in todo]
+    parts = [range_of(each.row)[0] // size for each in todo]
     work = PartWork(
         reader,
         model,
@@ -277,8 +275,3 @@ def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     parts |= {"data": reader.dataset} if load is None else {"load": load}
     parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
     return describe_parts(parts)
-
-
-def _range(each: Todo) -> dict[str, int]:
-    """Return the "first" and "count" of a part."""
-    return dict(json.loads(each.row or "{}"))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from forebay.base.output_names import recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
-from forebay.failures import Failure
+from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.records import Counts, OutputFile
 
 NAME = "ledger.sqlite"
@@ -616,8 +616,6 @@ def _check_types(columns: Sequence[Sequence[Any]]) -> None:
 # No output, or one with a name that needs no escapes and is none of forebay's own.
 _PART = r'[^"\\./\x00-\x1f][^"\\/\x00-\x1f]*'
 _USUAL = re.compile(rf'\[\]|\[\["{_PART}(/{_PART})*", \d{{1,18}}\]\]').fullmatch
-# The attributes of a failure that are stored as one JSON object.
-_KEPT = ("kind", "error", "message", "traceback")
 # Failures in memory at once: a run may have millions, and each has kilobytes of text.
 _FAILURES = 1000
 
@@ -628,8 +626,7 @@ def failure_column(failure: Failure, source: str | None) -> str:
     Args:
         source: Its path or row; None if another column has it.
     """
-    kept = {name: getattr(failure, name) for name in _KEPT}
-    return json.dumps(kept if source is None else kept | {"source": source})
+    return json.dumps(failure_to_json(failure._replace(source=source)))
 
 
 def failures_in(query: Query) -> Iterator[Failure]:
@@ -646,10 +643,9 @@ def failures_in(query: Query) -> Iterator[Failure]:
 def failure_from(source: str, attempts: int, seconds: float, error: str) -> Failure:
     """Return the failure of an input from the columns that keep it."""
     with reading("a failure"):
-        found = json.loads(error)
-        kept: Any = {name: str(value) for name, value in found.items() if name in _KEPT}
-        source = found.get("source", source)
-        return Failure(**kept, source=str(source), attempts=int(attempts), seconds=float(seconds))
+        found = failure_from_json({"source": source, **json.loads(error)})
+        source = str(found.source)
+        return found._replace(source=source, attempts=int(attempts), seconds=float(seconds))
 
 
 def outputs_column(files: Sequence[OutputFile]) -> str:

@@ -314,15 +314,16 @@ def _write(
         )
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
-        "metadata = NULL, error = ? WHERE ordinal = ?",
+        "metadata = ?, error = ? WHERE ordinal = ?",
         (
             (
                 failure.attempts,
                 failure.seconds,
+                metadata,
                 failure_column(failure, None if name_of is None else name_of(ordinal)),
                 ordinal,
             )
-            for ordinal, failure in failed
+            for ordinal, failure, metadata in failed
         ),
     )
     claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), {})"

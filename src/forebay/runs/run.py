@@ -524,7 +524,7 @@ class Session:
 
     def _stop_if_refused(self, refused: list[FailedInput], budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if inputs with refused outputs require that."""
-        for ordinal, failure in refused:
+        for ordinal, failure, _ in refused:
             name = self.ledger.name_of(ordinal)
             log_failed(name, failure)
             if self.options.stops_at_first_failure:
