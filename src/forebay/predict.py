@@ -22,6 +22,7 @@ from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_parts
 from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
+from forebay.runs.report import Later, PredictionReport
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
 
     from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.reader import RangeReader, Table
-    from forebay.runs.report import PredictionReport
 
 PART_SIZE = 8192
 _VERB = "predict"  # in the ledger
@@ -119,7 +119,6 @@ def predict(
     from forebay.predicting.model import evaluating, is_factory
     from forebay.predicting.parts import CompletedParts
     from forebay.predicting.reader import ReaderSettings, reader_of, table_of
-    from forebay.runs.report import PredictionReport
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
@@ -153,10 +152,9 @@ def predict(
             )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
-            details = session.details()
-            if details:  # the session's own options are not those of the call
-                device_name = "None" if device is None else str(device)
-                details["settings"] = _settings(reader, device_name, resume, retry_failed)
+            # The session's own options are not those of the call.
+            device_name = "None" if device is None else str(device)
+            details = session.details(_settings(reader, device_name, resume, retry_failed))
     took, failures = time.monotonic() - began, done.failures
     return PredictionReport(
         output=where,
@@ -165,9 +163,8 @@ def predict(
         resumed=resumed,
         failures=tuple(failures),
         elapsed_s=took,
-        diagnosis=diagnosis,
+        later=Later(diagnosis=diagnosis, details=details),
         decisions=tuple(reason for _, reason in trace.decisions),
-        details=details,
     )
 
 
@@ -198,8 +195,8 @@ def _process_parts(
     has_factory: bool,
     retry_failed: bool,
     trace: Trace,
-) -> tuple[int, Diagnosis]:
-    """Make the parts that are not done."""
+) -> tuple[int, Callable[[], Diagnosis]]:
+    """Make the parts that are not done; return how many samples were, and what diagnoses it."""
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
     from forebay.predicting.reader import identities
 
@@ -215,7 +212,7 @@ def _process_parts(
     todo = sorted([*ledger.todo(reader.samples), *again])
     if not todo:
         session.remember_work()
-        return before.samples, reader.diagnosis(trace)
+        return before.samples, partial(reader.diagnosis, trace)
     resumed = before.samples - sum(range_of(each.row)[1] for each in again)
     label, visible = label_of(_VERB, session.output), session.options.progress
     progress = SampleProgress(
@@ -238,7 +235,9 @@ def _process_parts(
         raise
     finally:
         work.close()
-    return resumed, report.diagnosis if has_factory else reader.diagnosis(trace)
+    if has_factory:
+        return resumed, partial(report.later.get, "diagnosis")
+    return resumed, partial(reader.diagnosis, trace)
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:

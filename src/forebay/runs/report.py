@@ -4,25 +4,62 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import duration, summary
 from forebay.failures import Failure
-from forebay.observe.diagnosis import Diagnosis
-from forebay.show.report import save
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
+
+    from forebay.observe.diagnosis import Diagnosis
+
+
+class Later:
+    """What few reports are asked for: made then, or when the report is pickled, and kept."""
+
+    def __init__(self, **makers: Callable[[], Any]) -> None:
+        self._makers, self._made = makers, dict[str, Any]()
+
+    def get(self, name: str) -> Any:
+        """Return a value by its name."""
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+            del self._makers[name]  # it holds what the value is made of
+        return self._made[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        for name in [*self._makers]:
+            self.get(name)
+        return vars(self)
+
+
+class _Explained:
+    """The values of `later` as attributes of a report."""
+
+    __slots__ = ()
+    later: Later
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        found: Diagnosis = self.later.get("diagnosis")
+        return found
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.later.get("details")
+        return found
+
 
 # ---- report --------------------------------------------------------------------------------------
 # The report that `preprocess` returns.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report:
+class Report(_Explained):
     """The result of `preprocess`; its `repr` is a summary.
 
     Attributes:
@@ -46,9 +83,8 @@ class Report:
     failures: tuple[Failure, ...]
     elapsed_s: float
     metadata_path: Path | str
-    diagnosis: Diagnosis
+    later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def metadata(self) -> pyarrow.Table:
@@ -62,6 +98,8 @@ class Report:
 
         See `save` of `forebay.show.report`.
         """
+        from forebay.show.report import save
+
         return save(path, self)
 
     def __repr__(self) -> str:
@@ -103,7 +141,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PredictionReport:
+class PredictionReport(_Explained):
     """The result of `predict`; its `repr` is a summary.
 
     Attributes:
@@ -125,15 +163,16 @@ class PredictionReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
-    diagnosis: Diagnosis
+    later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a self-contained HTML file: throughput, durations, failures.
 
         See `save` of `forebay.show.report`.
         """
+        from forebay.show.report import save
+
         return save(path, self)
 
     def __repr__(self) -> str:

@@ -18,10 +18,10 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.base import process
 from forebay.base.output_names import PRIVATE, table_name
@@ -44,7 +44,6 @@ from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inpu
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, FailedInput, Todo
-from forebay.observe.diagnosis import RunTimes, diagnose_run
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
@@ -57,10 +56,12 @@ from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference
 from forebay.runs.job import PreprocessJob
-from forebay.runs.report import FailureBudget, Report
+from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
-from forebay.show.report import run_details
-from forebay.table.write import LedgerTable
+
+if TYPE_CHECKING:  # the parts of a report, and what only preprocess writes, are imported when used
+    from forebay.observe.diagnosis import Diagnosis
+    from forebay.table.write import LedgerTable
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
@@ -254,6 +255,20 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
     return error
 
 
+def _diagnosed(times: dict[str, Any]) -> Diagnosis:
+    from forebay.observe.diagnosis import RunTimes, diagnose_run
+
+    return diagnose_run(RunTimes(**times))
+
+
+def _details(*known: Any) -> dict[str, Any]:
+    from forebay.show.report import run_details
+
+    *others, settings = known
+    found = run_details(*others)
+    return found if settings is None else found | {"settings": settings}
+
+
 # ---- session -------------------------------------------------------------------------------------
 
 # How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
@@ -291,7 +306,6 @@ class Session:
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
-            self._table = LedgerTable(self.ledger, self.folder)
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -345,7 +359,7 @@ class Session:
         self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
-            self._table = LedgerTable(self.ledger, self.folder)
+            self.__dict__.pop("_table", None)
             self._merge(listing, ahead)
         self.perform_pending()
         rows = listing.in_place
@@ -404,7 +418,7 @@ class Session:
         kept = generators_kept if options.workers == 0 else collecting_seldom
         with generators_restored() if options.backend == "thread" else kept():
             times = self._run(listed, budget, progress, at_once=at_once)
-        self._changed |= times.committed > 0
+        self._changed |= times["committed"] > 0
         self.perform_pending()
         if self._has_table:
             with collecting_seldom():
@@ -418,15 +432,14 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
-            diagnosis=diagnose_run(times),
-            decisions=times.decisions,
-            details=self.details(),
+            later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
+            decisions=times["decisions"],
         )
 
     def _run(
         self, todo: Iterable[Todo], budget: FailureBudget, progress: Progress, *, at_once: bool
-    ) -> RunTimes:
-        """Process the inputs; return what that took."""
+    ) -> dict[str, Any]:
+        """Process the inputs; return what that took, as the arguments of `RunTimes`."""
         pool, options, trace = self._pool, self.options, progress.trace
         assert pool is not None, "start_workers comes first"
         tuning = _tuning_for(pool, options)
@@ -481,29 +494,30 @@ class Session:
         finally:
             # However the run ends, including Ctrl-C: end all workers, and commit the results.
             engine.close()
+            trace.longest_task = lambda: None  # or a report would keep the engine
             try:
                 committed += commits.close()
             finally:
                 progress.close()
         commits.finish()
         after, now = _used_by_workers(pool), time.monotonic()
-        return RunTimes(
-            inputs=trace.tasks,
-            committed=committed,
-            elapsed_s=now - began,
-            num_workers=self._num_workers if tuning is None else tuning.mean_workers(now),
-            busy_s=trace.busy_s,
-            cpu_s=None if options.cluster else after.cpu_s - before.cpu_s,
-            system_s=after.system_s - before.system_s,
-            faults=after.faults - before.faults,
-            threads_s=max(living.threads_s, 0.0),
-            queued_s=living.queued_s,
-            keeps_freed=isinstance(pool, ProcessPool),
-            flush_s=commits.flush_s,
-            record_s=record_s,
-            cores=None if options.cluster else process.usable_cores(),
-            decisions=() if tuning is None else tuple(tuning.decisions),
-        )
+        return {
+            "inputs": trace.tasks,
+            "committed": committed,
+            "elapsed_s": now - began,
+            "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
+            "busy_s": trace.busy_s,
+            "cpu_s": None if options.cluster else after.cpu_s - before.cpu_s,
+            "system_s": after.system_s - before.system_s,
+            "faults": after.faults - before.faults,
+            "threads_s": max(living.threads_s, 0.0),
+            "queued_s": living.queued_s,
+            "keeps_freed": isinstance(pool, ProcessPool),
+            "flush_s": commits.flush_s,
+            "record_s": record_s,
+            "cores": None if options.cluster else process.usable_cores(),
+            "decisions": () if tuning is None else tuple(tuning.decisions),
+        }
 
     def _stop_if_due(self, outcome: Outcome, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if this outcome requires that."""
@@ -545,12 +559,17 @@ class Session:
         self._progress = progress
         self._closing.callback(LiveRun(self._verb, self.output, progress).remove)
 
-    def details(self) -> dict[str, Any]:
-        """Return what the report shows besides its counts; empty if nothing was left to be done."""
+    def details(self, settings: Mapping[str, str] | None = None) -> Callable[[], dict[str, Any]]:
+        """Return what makes the part of a report besides its counts; empty if nothing was left.
+
+        Args:
+            settings: The arguments of the call; None if the options have them.
+        """
         if self._progress is None:
-            return {}
-        name, names = self._described.name, self.ledger.name_of
-        return run_details(self._progress, self._verb, name, self._num_workers, names, self.options)
+            return dict
+        names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
+        known = self._progress, self._verb, self._described.name, self._num_workers
+        return partial(_details, *known, names.__getitem__, self.options, settings)
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
@@ -601,6 +620,12 @@ class Session:
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
         ledger.set_meta("work", self._described.to_json(), verb=self._verb, **others)
+
+    @cached_property
+    def _table(self) -> LedgerTable:
+        from forebay.table.write import LedgerTable
+
+        return LedgerTable(self.ledger, self.folder)
 
     @cached_property
     def _described(self) -> Fingerprint:
