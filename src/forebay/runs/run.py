@@ -59,9 +59,8 @@ from forebay.runs.job import PreprocessJob
 from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
 
-if TYPE_CHECKING:  # the parts of a report, and what only preprocess writes, are imported when used
+if TYPE_CHECKING:
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.table.write import LedgerTable
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
@@ -306,6 +305,7 @@ class Session:
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
+            self._open_table()
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -318,6 +318,13 @@ class Session:
             again = "the same call" + ("" if self.options.resume else " without resume=False")
             error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
+
+    def _open_table(self) -> None:
+        """Record that the table is not up to date, before anything changes."""
+        if self._has_table:
+            from forebay.table.write import LedgerTable
+
+            self._table = LedgerTable(self.ledger, self.folder)
 
     def start_workers(
         self,
@@ -359,7 +366,7 @@ class Session:
         self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
-            self.__dict__.pop("_table", None)
+            self._open_table()
             self._merge(listing, ahead)
         self.perform_pending()
         rows = listing.in_place
@@ -620,12 +627,6 @@ class Session:
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
         ledger.set_meta("work", self._described.to_json(), verb=self._verb, **others)
-
-    @cached_property
-    def _table(self) -> LedgerTable:
-        from forebay.table.write import LedgerTable
-
-        return LedgerTable(self.ledger, self.folder)
 
     @cached_property
     def _described(self) -> Fingerprint:
