@@ -75,7 +75,7 @@ test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own D
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" --ignore tests/ray
 	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
 
-check: $(DEV) ## Lint, formatting, types, the architecture's rules, and the documents: links and code.
+check: $(DEV) docs ## Lint, formatting, types, the architecture's rules, and the documents: the site, links and code.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,8 +1,8 @@
 """Real jobs with the libraries people use and their defaults: `preprocess` beside its peers.
 
-As a program it is one run: `python -m benchmarks.jobs PEER JOB FOLDER OUTPUT`, which prints the
-seconds of a whole call. Nothing about threads is set, except for the two bare processes, which are
-the limit: each makes half of the inputs, with one thread a library and a kept heap.
+As a program it is one run: `python -m benchmarks.jobs PEER JOB COUNT FOLDER OUTPUT`, which prints
+the seconds of a whole call. Nothing about threads is set, except for the two bare processes, which
+are the limit: each makes half of the inputs, with one thread a library and a kept heap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from benchmarks.preprocess import show
 
 WORKERS = 2
 ROUNDS, QUICK_ROUNDS = 3, 1
-LIMIT_S = 60.0
+QUICK_SHARE = 5  # of the inputs, one in so many
+LIMIT_S = 180.0
 PEERS = ("bare", "forebay", "pool", "executor", "joblib", "datasets", "ray")
 NAMES = {
     "bare": "two bare processes",
@@ -35,18 +36,18 @@ NAMES = {
     "datasets": "datasets.map",
     "ray": "Ray tasks",
 }
-# How many inputs of each job; they take one to three seconds on two cores.
+# How many inputs of each job; they take five to ten seconds on two cores.
 COUNTS = {
-    "numpy audio features": 150,
-    "torch.stft": 300,
-    "soundfile splitting": 800,
-    "Arrow group_by": 500,
-    "polars group_by": 500,
-    "pandas groupby": 200,
-    "Pillow resize": 200,
-    "OpenCV resize and warp": 300,
-    "regular expressions": 200,
-    "zlib": 200,
+    "numpy audio features": 450,
+    "torch.stft": 1_500,
+    "soundfile splitting": 4_000,
+    "Arrow group_by": 2_500,
+    "polars group_by": 2_500,
+    "pandas groupby": 1_000,
+    "Pillow resize": 1_000,
+    "OpenCV resize and warp": 1_500,
+    "regular expressions": 1_000,
+    "zlib": 1_000,
 }
 # The variables for the threads of libraries; the bare processes have one thread each.
 THREADS = (
@@ -269,13 +270,14 @@ def jobs(ground: Ground, quick: bool) -> None:
     folder = ground.root / "inputs"
     _write(folder)
     rows = []
-    for job in COUNTS:
+    for job, inputs in COUNTS.items():
+        count = inputs // QUICK_SHARE if quick else inputs
         runs: dict[str, list[float]] = {peer: [] for peer in PEERS}
         for turn in range(QUICK_ROUNDS if quick else ROUNDS):
             for peer in PEERS:
-                seconds = _run(peer, job, folder, ground.root / f"{job}-{peer}-{turn}")
+                seconds = _run(peer, job, count, folder, ground.root / f"{job}-{peer}-{turn}")
                 if seconds is not None:
-                    runs[peer].append(COUNTS[job] / seconds)
+                    runs[peer].append(count / seconds)
         rates = {peer: statistics.median(found) for peer, found in runs.items() if found}
         others = [rate for peer, rate in rates.items() if peer not in ("bare", "forebay")]
         ours = rates["forebay"]
@@ -296,10 +298,12 @@ def jobs(ground: Ground, quick: bool) -> None:
     )
 
 
-def _run(peer: str, job: str, folder: Path, output: Path) -> float | None:
+def _run(peer: str, job: str, count: int, folder: Path, output: Path) -> float | None:
     """Return the seconds of a call; None if the peer's library, or the job's, is missing."""
     settings = dict.fromkeys(THREADS, "1") if peer == "bare" else {}
-    with Call("benchmarks.jobs", peer, job, str(folder), str(output), **settings) as call:
+    with Call(
+        "benchmarks.jobs", peer, job, str(count), str(folder), str(output), **settings
+    ) as call:
         try:
             return float(json.loads(call.answer(LIMIT_S))["seconds"])
         except RuntimeError as error:
@@ -309,7 +313,7 @@ def _run(peer: str, job: str, folder: Path, output: Path) -> float | None:
             return None
 
 
-def main(peer: str, job: str, folder: str, output: str) -> None:
+def main(peer: str, job: str, count: str, folder: str, output: str) -> None:
     """Make one call and print its seconds, as JSON."""
     for name in os.environ.keys() & set(THREADS):
         if peer != "bare":
@@ -318,7 +322,7 @@ def main(peer: str, job: str, folder: str, output: str) -> None:
     paths = []
     links = Path(output + "-inputs")
     links.mkdir()
-    for at in range(COUNTS[job]):
+    for at in range(int(count)):
         paths.append(links / f"{at:05}-{name}")
         os.link(Path(folder) / name, paths[-1])
     began = time.perf_counter()

@@ -95,20 +95,21 @@ def fill(manifest: str, folder: str, done: int) -> None:
     """Write the ledger of a run over a manifest of which the first inputs are done."""
     from benchmarks.instant import METADATA, count
     from forebay.inputs.listing import list_inputs
-    from forebay.ledger.database import BLOCK, write_counts
+    from forebay.ledger.database import write_counts
+    from forebay.ledger.inputs import BLOCK
     from forebay.ledger.ledger import Ledger
     from forebay.ledger.records import Counts
     from forebay.runs.fingerprint import describe
 
     listing = list_inputs(manifest)
-    assert listing.in_place is not None, "it is large"
+    assert listing.fingerprint, "it is large"
     total = done // BLOCK * BLOCK
     first_row = next(iter(listing)).row
     if first_row != _row(0):
         raise RuntimeError(f"a row of a manifest is {first_row!r} now, not {_row(0)!r}")
     with Ledger.open(Path(folder, ".forebay")) as ledger:
-        ledger.enrol(iter(()), listing.columns, True, ahead=0, in_place=listing.in_place)
-        ledger.set_meta("work", describe(count).to_json())
+        ledger.enrol(iter(()), listing.columns, True, ahead=0, fingerprint=listing.fingerprint)
+        ledger.set_meta("work", describe(count).to_json(), verb="preprocess")
         ledger.set_meta("trial", "no")
         for first in range(0, total // BLOCK, 1024):
             with ledger._database.transaction() as db:
@@ -127,12 +128,11 @@ def _row(number: int) -> str:
 
 
 def _block(block: int, metadata: str) -> bytes:
-    from forebay.ledger.database import BLOCK
-    from forebay.ledger.ledger import row_hash
+    from forebay.ledger.inputs import BLOCK
 
-    hashes = [row_hash(_row(number)) for number in range(block * BLOCK, (block + 1) * BLOCK)]
+    rows = [_row(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
     seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]
-    columns: list[list[Any]] = [[""], hashes, [""], [1], seconds, ["[]"], [metadata]]
+    columns: list[list[Any]] = [[""], rows, [""], [1], seconds, ["[]"], [metadata]]
     whole = [each if len(each) == BLOCK else each * BLOCK for each in columns]
     return zlib.compress(json.dumps(whole, separators=(",", ":")).encode(), 1)
 

@@ -42,7 +42,7 @@ PURE = (
     "devices/flow",
     *(
         f"observe/{name}"
-        for name in ("simulation", "recorded_work", "causes", "diagnosis", "tuning")
+        for name in ("simulation", "recorded_work", "causes", "diagnosis", "tuning", "figures")
     ),
     "base/formatting",
 )

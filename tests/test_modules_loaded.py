@@ -76,7 +76,7 @@ def test_the_parts_of_a_report_are_imported_when_asked_for(tmp_path):
 import pickle
 copy = pickle.loads(pickle.dumps(report))
 assert str(copy.diagnosis) == str(report.diagnosis) and copy.details == report.details
-assert report.details["ended"]
+assert report.details["settings"]["resume"] == "True"
 """
     for call in (PREPROCESS, PREDICT):
         folder = tmp_path / call[8:15]

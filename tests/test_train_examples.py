@@ -59,7 +59,7 @@ def test_the_images_are_learnt_the_same_way_by_any_number_of_workers(run, tmp_pa
     told = re.findall(r"(\d+) batches \((\d+) MB\) are ready; waited (\d+\.\d+) s", one)
     assert len(told) == 2
     assert all(int(megabytes) <= 40 for _, megabytes, _ in told)
-    assert re.search(r"^waits .* in all; 50% within", one, re.M), "the summary of the statistics"
+    assert re.search(r"^waits .* in total; 50% within", one, re.M), "the summary of the statistics"
 
 
 @pytest.mark.slow

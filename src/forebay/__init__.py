@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forebay.loading.replay import SampleCheck
     from forebay.mixing import MixedDataset, mix
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.observe.record import Statistics
+    from forebay.observe.figures import Statistics
     from forebay.options import AutoWorkers, Buffer, Ray
     from forebay.outputs.packed_reader import open_output
     from forebay.packed import PackedSequence
@@ -97,7 +97,7 @@ _MODULE_OF = {
     "Ray": "forebay.options",
     "Report": "forebay.runs.report",
     "SampleCheck": "forebay.loading.replay",
-    "Statistics": "forebay.observe.record",
+    "Statistics": "forebay.observe.figures",
     "cache": "forebay.cache",
     "compare": "forebay.show.comparison",
     "from_folder": "forebay.items",

@@ -215,8 +215,8 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
         return text_of(views, columns, signs)
     if "://" not in target and not os.path.exists(target):
         raise OptionError(
-            f"{target!r} is neither the output folder of a run nor the number of a process that "
-            "shows a loader or run of yours on this machine\n"
+            f"{target!r} is neither the output folder of a run nor the PID of one of your "
+            "processes with a loader or run on this machine\n"
             "  A loader is shown one second after its first batch was requested. `forebay top` "
             "lists all loaders and runs."
         )

@@ -32,7 +32,8 @@ from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
-from forebay.observe.record import PUBLISH_S, Statistics
+from forebay.observe.figures import Statistics
+from forebay.observe.record import PUBLISH_S
 from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers, cluster_of
 from forebay.ranks import ranks_of
 
@@ -230,10 +231,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Return a new iterator; libraries and subclasses call this, too."""
         if not Settings(self).is_local:
             self.check_worker_number_rationality()
-        publication = self._loader_progress.trace.publication
-        if publication.publisher is None:
+        trace = self._loader_progress.trace
+        if trace.publisher is None:
             shown = LiveLoader(self, self._loader_progress)
-            publication.begin(shown, time.perf_counter() + PUBLISH_S)
+            trace.publish_from(time.perf_counter() + PUBLISH_S, shown)
         return BatchIterator(self, self._loader_progress)
 
     @property

@@ -230,9 +230,8 @@ class AutoWorkers(int):
     share its cores equally. Its value as an integer is the largest number of workers, because other
     libraries read `loader.num_workers`. `preprocess`, `cache` and `predict` accept it, too.
 
-    Args:
-        max: The largest number of workers; None for twice the cores that this process may use,
-            but at least 8 and at most 64.
+    `max` is the largest number of workers, at least 1. None, the default, stands for twice the
+    cores that this process may use, but at least 8 and at most 64.
 
     Raises:
         OptionError: `max` is not a positive integer.

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style, names_of
 from forebay.base.output_names import SHARD_BYTES
-from forebay.errors import InputError, LedgerError, OptionError, shortened
+from forebay.errors import LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
 from forebay.ledger.database import reading
-from forebay.ledger.records import RowsInPlace
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
@@ -172,22 +171,8 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
-            manifest = call.get("manifest")
-        if manifest is not None:
-            session.ledger.use_rows(_rows_of(str(manifest)))
         session.start_workers(kind, folder=folder, save=save)
         return session.process_inputs(failed_only=True)
-
-
-def _rows_of(manifest: str) -> RowsInPlace:
-    """Return the rows of a manifest that a ledger names, which it checks to be the same."""
-    rows = list_inputs(manifest).in_place
-    if rows is None:
-        raise InputError(
-            f"{manifest} is not the manifest that was processed: it has few rows, or is a folder\n"
-            "  Nothing was started. Make the call that processes its rows again."
-        )
-    return rows
 
 
 def _described(work: Any, save: Any) -> Fingerprint:

@@ -66,8 +66,8 @@ def test_a_report_is_shown_with_its_failures():
         *(1234, 12, 34),
         failures(12),
         2.0,
-        Path("out/metadata.parquet"),
         Later(diagnosis=lambda: UNKNOWN, details=dict),
+        metadata_path=Path("out/metadata.parquet"),
     )
     words = read(report)
     assert "1,234" in words

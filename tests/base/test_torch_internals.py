@@ -327,7 +327,7 @@ def test_the_length_of_an_iterable_dataset_is_known_to_its_iterator():
 
 # ---- where they are used -----------------------------------------------------------------------
 
-HOME = "torch_internals.py"
+HOME = "base/torch_internals.py"
 
 # A loader and an iterator that are torch's cannot but have its names: they replace some, and read
 # others. All of them are tested above.

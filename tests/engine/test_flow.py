@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted import BOOM, CRASH, Script, started
+from scripted import BOOM, CRASH, Script, check, started
 
 from forebay.engine.commands import (
     DeliverResult,
@@ -151,7 +151,7 @@ def test_no_more_is_made_than_there_are_bytes() -> None:
     second = flow.handle([TaskFinished(1, 1, 1, "r", 10, 0.1)], 0.0)  # 20 delivered
     assert [type(command) for command in first + second] == [DeliverResult, DeliverResult]
     assert SendTasks(0, ((2, 1),)) in flow.handle([ResultsReleased((0,))], 0.0)
-    flow.check()
+    check(flow)
 
 
 def test_a_result_larger_than_the_budget_is_still_made() -> None:
@@ -254,4 +254,4 @@ def test_an_illegal_move_tells_the_tasks_story() -> None:
     script = started(1)
     with pytest.raises(IllegalMoveError, match=r"task 0 is running.*SENT"):
         script.flow._move(Move.DELIVERED, 0)
-    script.flow.check()
+    check(script.flow)

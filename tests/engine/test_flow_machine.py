@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scripted import check
 
 from forebay.engine.commands import (
     DeliverResult,
@@ -274,7 +275,7 @@ class FlowMachine(RuleBasedStateMachine):
     @invariant()
     def accounts_are_right(self) -> None:
         if hasattr(self, "flow"):
-            self.flow.check()
+            check(self.flow)
             assert len(self.ends) == len(set(self.ends)), "something ended twice"
             assert len(self.dropped) == len(set(self.dropped)), "something was dropped twice"
             live = [self.worker_ids[worker] for worker in (*self.starting, *self.alive)]

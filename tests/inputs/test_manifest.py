@@ -484,7 +484,7 @@ def test_a_manifest_is_read_as_a_stream():
         return opened[-1]
 
     manifest = open_manifest("m.csv", open_file, None)
-    stream = iter(manifest)
+    stream = iter(manifest.inputs())
     assert next(stream).row == '{"a":"12345"}'
     assert opened[-1].tell() < 100_000
     stream.close()

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from forebay.failures import Failure
-from forebay.ledger import database
-from forebay.ledger.database import BLOCK
+from forebay.ledger import inputs as ledger_inputs
+from forebay.ledger.inputs import BLOCK
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import move_members, recorded_members
 from forebay.ledger.records import Counts, Done, FailedInput, Input, OutputFile
@@ -70,6 +70,14 @@ def test_a_failure_keeps_its_block_as_rows(ledger):
     assert numbers(ledger) == (2, BLOCK // 2)
 
 
+def test_an_input_of_a_block_may_fail_later(ledger):
+    """Its block is rows again, and its earlier result is gone."""
+    ledger.record([], [FailedInput(7, Failure("exception", "ValueError", "no"))])
+    assert numbers(ledger) == (0, BLOCK * 5 // 2)
+    assert ledger.counts() == Counts(BLOCK * 5 // 2, BLOCK * 3 // 2 - 1, 1)
+    assert [each.source for each in ledger.failures()] == ["in/6"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -96,8 +104,8 @@ def test_a_change_expands_the_blocks_that_it_concerns(ledger, change):
 
 def test_a_block_too_large_for_memory_stays_as_rows(tmp_path, monkeypatch):
     """Packing it would take its bytes several times."""
-    monkeypatch.setattr(database, "BLOCK", 4)
-    monkeypatch.setattr(database, "LARGEST", 1000)
+    monkeypatch.setattr(ledger_inputs, "BLOCK", 4)
+    monkeypatch.setattr(ledger_inputs, "LARGEST", 1000)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol([Input(str(each)) for each in range(4)], (), True)
         ledger.record([done(each, json.dumps(["x" * 300])) for each in range(1, 5)], [])
@@ -119,7 +127,7 @@ def test_a_done_input_takes_at_most_forty_bytes(tmp_path):
 
 def test_packed_outputs_of_a_block_are_found_and_moved(tmp_path, monkeypatch):
     """Their places are in the compressed rows."""
-    monkeypatch.setattr(database, "BLOCK", 2)
+    monkeypatch.setattr(ledger_inputs, "BLOCK", 2)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol([Input("a"), Input("b")], (), True)
         files = [OutputFile(f"packed/{each}", 3, "", (0, 512 * each, 7)) for each in (1, 3)]

@@ -11,15 +11,14 @@ LISTED = [f"in/{number % 990}" for number in range(1000)]
 
 
 def find(keys):
-    pages = [keys[start : start + 7] for start in range(0, len(keys), 7)]
-    return find_duplicate(pages, enumerate(keys, 1))
+    return find_duplicate(lambda: ((at, key, None) for at, key in enumerate(keys, 1)))
 
 
 @pytest.mark.parametrize("in_memory", [8, 1 << 21])
 def test_the_first_that_is_listed_twice_is_found(monkeypatch, in_memory):
     """With its places, and how many others there are; in memory, or with a temporary file."""
     monkeypatch.setattr(ledger_inputs, "_IN_MEMORY", in_memory)
-    assert find(LISTED) == Duplicate(1, 991, 9)
+    assert find(LISTED) == Duplicate(1, 991, 9, "in/0", False)
     assert find(LISTED[:990]) is None
 
 
@@ -27,4 +26,4 @@ def test_keys_with_one_hash_are_no_duplicates(monkeypatch):
     """The keys themselves are compared."""
     monkeypatch.setattr(ledger_inputs, "hash", len, raising=False)
     assert find(["a", "b", "cd"]) is None
-    assert find(["a", "b", "cd", "b"]) == Duplicate(2, 4, 0)
+    assert find(["a", "b", "cd", "b"]) == Duplicate(2, 4, 0, "b", False)

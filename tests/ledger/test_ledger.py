@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
-from forebay.ledger import database
+from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger.inputs import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
@@ -30,10 +30,10 @@ from forebay.ledger.snapshot import read_failures
 NO_SYNC = "PRAGMA synchronous = OFF"
 
 
-@pytest.fixture(autouse=True, params=[database.BLOCK, 2], ids=["rows", "compressed"])
+@pytest.fixture(autouse=True, params=[ledger_inputs.BLOCK, 2], ids=["rows", "compressed"])
 def block(request, monkeypatch):
     """Blocks of usual size, and of two inputs, so that almost all that is done is compressed."""
-    monkeypatch.setattr(database, "BLOCK", request.param)
+    monkeypatch.setattr(ledger_inputs, "BLOCK", request.param)
 
 
 @pytest.fixture

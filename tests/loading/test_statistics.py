@@ -17,7 +17,7 @@ from forebay import Buffer, DataLoader, mix
 from forebay.loading import batch_job
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.messages import BatchRequest, BatchSpec
-from forebay.observe.record import KEPT_WAITS, Trace, totals_of
+from forebay.observe.record import KEPT_WAITS, Trace
 from forebay.pools.events import Assignment
 
 # A machine of few cores is warned of several workers.
@@ -164,8 +164,8 @@ def test_printing_it_shows_a_summary():
     assert str(first).splitlines() == [
         "position   before the first batch",
         "batches    0 ready, 0 B; 0 in flight",
-        "waits      0 s in all; 50% within 0 s, 95% within 0 s, 99% within 0 s",
-        "workers    0, together fetching 0 s, collating 0 s, idle 0 s",
+        "waits      0 s in total; 50% within 0 s, 95% within 0 s, 99% within 0 s",
+        "workers    0; in total 0 s fetching, 0 s collating, 0 s idle",
         "processor  0 s, and 0 s waiting for a core",
     ]
     later = dataclasses.replace(
@@ -194,13 +194,13 @@ def test_printing_it_shows_a_summary():
 def test_percentiles_are_of_the_last_waits():
     """The oldest are forgotten, so that memory does not grow; the sum is of all."""
     trace = Trace()
-    assert totals_of(trace)["wait_p50_s"] == 0.0
+    assert trace.snapshot()["wait_p50_s"] == 0.0
     for step in range(KEPT_WAITS):
         trace.taken(float(step), 1.0, 0)
     for step in range(KEPT_WAITS):
         trace.taken(float(step), step / KEPT_WAITS, 0)
     assert len(trace.waits) == KEPT_WAITS
-    known = totals_of(trace)
+    known = trace.snapshot()
     assert abs(known["wait_p50_s"] - 0.5) < 0.01
     assert abs(known["wait_p99_s"] - 0.99) < 0.01
     assert known["waited_s"] > KEPT_WAITS

@@ -399,9 +399,9 @@ def test_a_full_disk_under_stdout_is_a_message(inputs, output, command):
 def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command):
     """There is no work of its own that the same command would continue."""
     program = (
-        "from forebay import cli, cli_look\n"
+        "from forebay import cli\n"
         "def interrupted(_): raise KeyboardInterrupt\n"
-        "cli.snapshot_of = cli_look.read_run_state = interrupted\n"
+        "cli.snapshot_of = cli.read_run_state = interrupted\n"
         "cli.main()"
     )
     code, _, err = finish(start(command, tmp_path, program=("-c", program)))

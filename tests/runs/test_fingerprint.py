@@ -23,6 +23,7 @@ import torch
 import forebay
 from forebay.errors import LedgerError
 from forebay.runs.fingerprint import Fingerprint, describe, difference
+from forebay.runs.source_code import is_library
 
 SCRIPT = """
 import math
@@ -530,6 +531,20 @@ def test_what_the_work_leaves_behind_is_no_change(load, text):
     before = describe(module.work)
     module.work("a", None)
     assert difference(before, describe(module.work)) == ""
+
+
+def test_a_package_installed_into_a_folder_of_any_name_is_a_library(tmp_path):
+    """`pip install --target` writes which files are its own; others beside them are the user's."""
+    (tmp_path / "tool").mkdir()
+    info = tmp_path / "tool-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tool\nVersion: 1.0\n")
+    (info / "RECORD").write_text("tool/__init__.py,,\ntool/part.py,,\nalone.py,,\n")
+    for name in ("tool/__init__.py", "tool/part.py", "alone.py", "handler.py"):
+        (tmp_path / name).touch()
+    found = [name for name in ("tool/part.py", "alone.py") if is_library(str(tmp_path / name))]
+    assert found == ["tool/part.py", "alone.py"]
+    assert not is_library(str(tmp_path / "handler.py"))
 
 
 def test_a_librarys_wrapper_is_no_code_of_the_users(load):

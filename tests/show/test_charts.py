@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.show.charts import (
+from forebay.show.html import (
     Mark,
     Series,
     bars_chart,

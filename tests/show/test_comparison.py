@@ -42,13 +42,13 @@ def test_what_differs_is_said(tmp_path) -> None:
     found = forebay.compare(one, two)
     assert found.figures == (
         ("batches/s", "40", "60", "+50%"),
-        ("whole run: training waited", "50%", "10%", ""),
+        ("share of the run spent waiting", "50%", "10%", ""),
     )
     assert found.settings == (("num_workers", "2", "4", ""), ("new", "", "1", ""))
     assert found.environment == ()
     assert found.verdicts == ("2 workers are too few.", "")
     text = str(found)
-    assert "batches/s                   40 → 60 (+50%)" in text
+    assert "batches/s                       40 → 60 (+50%)" in text
     assert "new          none → 1" in text
     assert "environment: no difference" in text
     assert "verdict of the first: 2 workers are too few." in text

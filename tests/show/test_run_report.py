@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from forebay.failures import Failure
 from forebay.observe import record as observe_record
 from forebay.observe.record import KEPT_SLOWEST, MAX_SPANS, RunTrace
 from forebay.show.html import read_report
-from forebay.show.report import MAX_GROUPS, failure_groups, run_html, run_summary
+from forebay.show.report import MAX_GROUPS, failure_groups, report_html, run_summary
 
 
 def work(source, out):
@@ -56,9 +57,9 @@ def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     summary, text = read_report(path), "\n".join(check_self_contained(path.read_text()).text)
     assert summary["totals"]["done"] == report.done == 35
     assert summary["totals"]["failed"] == 5
-    assert summary["ended"] == sum(map(sum, _columns(summary))) == 40
+    assert summary["totals"]["ended"] == sum(map(sum, _columns(summary))) == 40
     assert sum(summary["bins"]) == 35
-    assert summary["retries"] == 5
+    assert summary["totals"]["retries"] == 5
     first, second = summary["failures"]
     assert (first["error"], first["count"]) == ("ValueError", 4)
     assert first["message"] == "cannot read …: … channels"
@@ -118,7 +119,8 @@ def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     )
     summary = read_report(report.save(tmp_path / "run.html"))
     assert (summary["totals"]["done"], summary["totals"]["failed"]) == (39, 1)
-    assert (summary["kind"], summary["unit"], summary["ended"]) == ("predict", "sample", 40)
+    assert (summary["kind"], summary["unit"]) == ("predict", "sample")
+    assert summary["totals"]["ended"] == 40
     assert sum(summary["bins"]) == 3  # parts
     assert summary["failures"][0]["examples"] == [{"source": "5", "message": "five"}]
     given = {"batch_size": "4", "num_workers": "1" if makes else "0", "part_size": "16"}
@@ -144,7 +146,7 @@ def test_a_run_with_nothing_left_to_do_has_a_report(tmp_path, inputs) -> None:
     for _ in range(2):
         report = forebay.preprocess(work, tmp_path / "one", tmp_path / "out", **settings)
     page = check_self_contained(report.save(tmp_path / "run.html").read_text())
-    assert "of them done earlier" in page.text
+    assert "done by earlier runs" in page.text
     data = TensorDataset(torch.arange(4))
     for _ in range(2):
         report = forebay.predict(model, data, tmp_path / "p", **settings)
@@ -163,15 +165,17 @@ def test_groups_are_bounded_and_text() -> None:
     assert len(groups) == MAX_GROUPS + 1
     assert groups[0]["error"] == "Error35"
     assert groups[-1]["count"] == 10
-    summary = run_summary(
-        {},
-        title=HOSTILE,
-        counts={"done": 0, "failed": 9, "resumed": 0},
+    report = SimpleNamespace(
+        output=HOSTILE,
+        done=0,
+        failed=9,
+        resumed=0,
         elapsed_s=1.0,
         failures=failures[:4],
-        verdict=HOSTILE,
+        diagnosis=HOSTILE,
+        details={},
     )
-    page = check_self_contained(run_html(summary))
+    page = check_self_contained(report_html(run_summary(report)))
     assert "Of 9 failures, the first 4." in page.text
 
 

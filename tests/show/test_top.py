@@ -168,10 +168,10 @@ def test_a_loader_that_ends_leaves_no_page(running, folder) -> None:
 def test_a_target_that_is_nothing_is_named(folder, tmp_path, monkeypatch, target) -> None:
     """Whether it looks like a folder or like a number."""
     monkeypatch.chdir(tmp_path)
-    LivePage().publish({"kind": "preprocess", "title": "/else"})  # by this process
+    LivePage()({"kind": "preprocess", "title": "/else"})  # by this process
     done = top(target)
     assert done.returncode == 2
-    assert f"{target!r} is neither the output folder of a run nor the number of a" in done.stderr
+    assert f"{target!r} is neither the output folder of a run nor the PID of one" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -195,7 +195,7 @@ def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
         assert f"preprocess {output}" in text
         assert "3 of 5 inputs done · 1 failed" in text
         assert "2 workers" in text
-        until(lambda: re.search(r"longest at work, for \d.*: .*\.txt", top(output).stdout))
+        until(lambda: re.search(r"longest-running input \(\d.*\): .*\.txt", top(output).stdout))
         other = top(tmp_path)
         assert other.returncode == 1
         assert "holds no ledger" in other.stderr

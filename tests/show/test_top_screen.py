@@ -83,6 +83,12 @@ def test_a_run_is_shown_with_its_counts_and_workers() -> None:
     ]
 
 
+def test_rare_figures_are_shown_where_there_are_some() -> None:
+    """Those of the whole run, beside the rates of the last seconds."""
+    assert "of the last 30 s · 2 restarts" in shown(LOADER | {"restarts": 2})[3]
+    assert shown(RUN | {"retries": 1})[2].endswith("8 workers · 1 retry")
+
+
 def test_plain_characters_where_the_terminal_has_no_others() -> None:
     """The same in ASCII."""
     text = "\n".join(shown(LOADER, RUN, signs=ASCII))

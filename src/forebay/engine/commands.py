@@ -1,8 +1,9 @@
-"""The limits of the flow, as one frozen record. PURE."""
+"""What the flow decides with: its limits, tasks and workers, and the commands it gives. PURE."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -104,6 +105,37 @@ MEANING: dict[State, str] = {
     State.RELEASED: "finished; its slot is free",
     State.FAILED: "finished without a result; holds no slot",
 }
+
+
+@dataclass(slots=True)
+class Task:
+    """One task and its state; `attempt` counts from 1.
+
+    Only the worker with ID `worker_id` may run it (None: any). An unwanted task is dropped when its
+    current attempt ends.
+    """
+
+    worker_id: int | None = None
+    unwanted: bool = False
+    state: State = State.QUEUED
+    attempt: int = 1
+    nbytes: int = 0
+    seconds: float = 0.0
+    result: Any = None
+    failure: Failure | None = None
+    moved: Move | None = None  # how it came into its state
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker, the tasks it holds in the order it runs them, and when it began the first."""
+
+    worker_id: int
+    started: bool = False
+    tasks: deque[int] = field(default_factory=deque)
+    begun: float | None = None
+    timed_out: int | None = None  # the task for which it is being killed
+    returning: set[int] = field(default_factory=set)  # taken back; not yet returned or answered
 
 
 class IllegalMoveError(AssertionError):

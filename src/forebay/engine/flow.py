@@ -5,12 +5,10 @@
     source ──── TasksQueued ──────────────────────┘
 
 Guarantees, checked by a random state machine in the tests:
-- `free + running + ready + leased == slots`, and each task in exactly one state (`check`);
+- `free + running + ready + leased == slots`, and each task in exactly one state;
 - a task is delivered or reported failed exactly once, whatever dies meanwhile;
 - an answer from a dead worker, or for an attempt that has ended, is ignored;
 - with `in_order`, results and failures come in the order of the source.
-
-Long because it holds every decision about a task.
 
 Which task is blamed for a death: a worker answers each task separately and runs its tasks in the
 order in which they were sent, so when it dies the first unanswered task is the suspect and the
@@ -28,10 +26,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
-from typing import Any
 
 from forebay.engine.commands import (
     RECLAIM_S,
@@ -53,57 +50,15 @@ from forebay.engine.commands import (
     StartWorker,
     State,
     StopWorker,
+    Task,
+    Worker,
 )
 from forebay.failures import Failure
-from forebay.pools.events import (
-    GIVE_BACK_S,
-    AlarmRang,
-    Event,
-    ResultsReleased,
-    TaskFailed,
-    TaskFinished,
-    TasksForgotten,
-    TasksQueued,
-    TasksReturned,
-    WorkerDied,
-    WorkersResized,
-    WorkerStarted,
-)
+from forebay.pools import events as happened
 
 # How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
 # Workers that die together count once.
 MAX_DEATHS_IN_A_ROW = 10
-
-
-@dataclass(slots=True)
-class _Task:
-    """One task and its state; `attempt` counts from 1.
-
-    Only the worker with ID `worker_id` may run it (None: any). An unwanted task is dropped when its
-    current attempt ends.
-    """
-
-    worker_id: int | None = None
-    unwanted: bool = False
-    state: State = State.QUEUED
-    attempt: int = 1
-    nbytes: int = 0
-    seconds: float = 0.0
-    result: Any = None
-    failure: Failure | None = None
-    moved: Move | None = None  # how it came into its state
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker, the tasks it holds in the order it runs them, and when it began the first."""
-
-    worker_id: int
-    started: bool = False
-    tasks: deque[int] = field(default_factory=deque)
-    begun: float | None = None
-    timed_out: int | None = None  # the task for which it is being killed
-    returning: set[int] = field(default_factory=set)  # taken back; not yet returned or answered
 
 
 class Flow:
@@ -114,8 +69,8 @@ class Flow:
         self.limits = limits
         self.counts = dict.fromkeys(State, 0)
         self.held_bytes = 0
-        self._tasks: dict[int, _Task] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._tasks: dict[int, Task] = {}
+        self._workers: dict[int, Worker] = {}
         self._surplus = 0  # workers beyond num_workers that still hold tasks
         self._next_incarnation = 0
         self._queue: deque[int] = deque()  # by number: new tasks, and those put back
@@ -135,7 +90,7 @@ class Flow:
         self._deaths_in_a_row = 0
         self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
-        self._due_changed: list[_Worker] = []  # whose `_due` may have changed since `_set_alarm`
+        self._due_changed: list[Worker] = []  # whose `_due` may have changed since `_set_alarm`
         self._over = False
 
     # ---- entry points --------------------------------------------------------------------------
@@ -146,39 +101,39 @@ class Flow:
         self._decide(now, commands)
         return commands
 
-    def handle(self, events: Sequence[Event], now: float) -> list[Command]:
+    def handle(self, events: Sequence[happened.Event], now: float) -> list[Command]:
         """Process events, all at time `now`, and return the commands to perform, in order."""
         commands: list[Command] = []
-        finished: list[TaskFinished] = []  # a series of them, which nearly all events are
+        finished: list[happened.TaskFinished] = []  # a series of them, which nearly all events are
         for event in events:
-            if type(event) is TaskFinished:
+            if type(event) is happened.TaskFinished:
                 finished.append(event)
                 continue
             if finished:
                 self._on_finished(finished, now, commands)
                 finished = []
             match event:
-                case TaskFailed():
+                case happened.TaskFailed():
                     self._on_failed(event, now, commands)
-                case TasksQueued():
+                case happened.TasksQueued():
                     self._on_queued(event)
-                case TasksReturned():
+                case happened.TasksReturned():
                     self._on_returned(event, now, commands)
-                case WorkerStarted():
+                case happened.WorkerStarted():
                     worker = self._workers.get(event.incarnation)
                     if worker is not None:
                         worker.started = True
-                case WorkerDied():
+                case happened.WorkerDied():
                     self._on_died(event, commands)
-                case WorkersResized():
+                case happened.WorkersResized():
                     self._on_resized(event.num_workers, event.group_s)
-                case AlarmRang():
+                case happened.AlarmRang():
                     self._on_alarm(now, commands)
-                case ResultsReleased():
+                case happened.ResultsReleased():
                     self._move(Move.RELEASED, *event.tasks)
                     for key in event.tasks:
                         self.held_bytes -= self._tasks.pop(key).nbytes
-                case TasksForgotten():
+                case happened.TasksForgotten():
                     self._on_forgotten(event.before, commands)
         if finished:
             self._on_finished(finished, now, commands)
@@ -187,15 +142,15 @@ class Flow:
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _on_queued(self, event: TasksQueued) -> None:
+    def _on_queued(self, event: happened.TasksQueued) -> None:
         self._fetching = False
         self._source_ended = event.ended
         if event.worker_ids is None:
-            self._tasks.update((key, _Task()) for key in event.tasks)
+            self._tasks.update((key, Task()) for key in event.tasks)
             self._queue.extend(event.tasks)
         else:
             for key, worker_id in zip(event.tasks, event.worker_ids, strict=True):
-                self._tasks[key] = _Task(worker_id)
+                self._tasks[key] = Task(worker_id)
                 self._queue_of(key).append(key)
         self.counts[State.QUEUED] += len(event.tasks)
         if self.limits.in_order:
@@ -222,7 +177,7 @@ class Flow:
         self._deliver(commands)
 
     def _on_finished(
-        self, events: Sequence[TaskFinished], now: float, commands: list[Command]
+        self, events: Sequence[happened.TaskFinished], now: float, commands: list[Command]
     ) -> None:
         in_order, delivered = self.limits.in_order, []
         for incarnation, key, attempt, result, nbytes, seconds in events:
@@ -250,7 +205,7 @@ class Flow:
         self._move(Move.FINISHED, *delivered)
         self._move(Move.DELIVERED, *delivered)
 
-    def _on_failed(self, event: TaskFailed, now: float, commands: list[Command]) -> None:
+    def _on_failed(self, event: happened.TaskFailed, now: float, commands: list[Command]) -> None:
         task = self._answered(event.incarnation, event.task, event.attempt, now)
         if task is None:
             return
@@ -258,7 +213,9 @@ class Flow:
         task.seconds = event.seconds
         self._fail(event.task, event.failure, commands, self._retries, final=event.final)
 
-    def _on_returned(self, event: TasksReturned, now: float, commands: list[Command]) -> None:
+    def _on_returned(
+        self, event: happened.TasksReturned, now: float, commands: list[Command]
+    ) -> None:
         worker = self._workers.get(event.incarnation)
         if worker is None:
             return
@@ -267,7 +224,7 @@ class Flow:
         self._take_back(worker, [key for key in worker.tasks if key in given], commands)
         self._begin(worker, now)
 
-    def _on_died(self, event: WorkerDied, commands: list[Command]) -> None:
+    def _on_died(self, event: happened.WorkerDied, commands: list[Command]) -> None:
         worker = self._workers.pop(event.incarnation, None)
         if worker is None:
             return
@@ -336,7 +293,7 @@ class Flow:
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
-    def _take_back(self, worker: _Worker, keys: list[int], commands: list[Command]) -> None:
+    def _take_back(self, worker: Worker, keys: list[int], commands: list[Command]) -> None:
         """Put tasks that a worker has not begun back into the queue."""
         taken = set(keys)
         for key in keys:
@@ -346,7 +303,7 @@ class Flow:
 
     # ---- ends and retries of tasks -------------------------------------------------------------
 
-    def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> _Task | None:
+    def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> Task | None:
         """Take an answered task off its worker; return None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
         if worker is None or not worker.tasks or worker.tasks[0] != key:
@@ -503,11 +460,11 @@ class Flow:
     def _start_worker(self, commands: list[Command]) -> None:
         taken = {worker.worker_id for worker in self._workers.values()}
         free = next(each for each in range(self.limits.num_workers) if each not in taken)
-        self._workers[self._next_incarnation] = _Worker(free)
+        self._workers[self._next_incarnation] = Worker(free)
         commands.append(StartWorker(self._next_incarnation, free))
         self._next_incarnation += 1
 
-    def _is_surplus(self, worker: _Worker) -> bool:
+    def _is_surplus(self, worker: Worker) -> bool:
         return worker.worker_id >= self.limits.num_workers
 
     def _stop_surplus(self, commands: list[Command]) -> int:
@@ -564,7 +521,7 @@ class Flow:
         no_others = self._source_ended and self.counts[State.QUEUED] == count
         return self._trying_suspects or no_others or count >= self.limits.max_suspects
 
-    def _assign(self, worker: _Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
+    def _assign(self, worker: Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
         """Record that a worker holds these tasks; return each with its attempt."""
         self._move(Move.SENT, *keys)
         idle = not worker.tasks
@@ -576,14 +533,14 @@ class Flow:
         tasks = self._tasks
         return tuple([(key, tasks[key].attempt) for key in keys])
 
-    def _group_size(self, worker: _Worker, queue: deque[int], now: float) -> int:
+    def _group_size(self, worker: Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send to a worker now: about `group_s` of work."""
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
         if queue is self._retries or self._estimate is None or not limits.group_s:
             return 0 if held else 1
-        is_slow = held and worker.begun is not None and now - worker.begun > GIVE_BACK_S
+        is_slow = held and worker.begun is not None and now - worker.begun > happened.GIVE_BACK_S
         if is_slow or held * self._estimate > limits.group_s / 2:
             return 0  # another task would wait here, where no other worker can take it
         size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
@@ -639,12 +596,12 @@ class Flow:
         made = counts[State.RUNNING] + counts[State.READY] + counts[State.LEASED]
         return max(made - self._refill_at + 1, 0)
 
-    def _begin(self, worker: _Worker, now: float) -> None:
+    def _begin(self, worker: Worker, now: float) -> None:
         """Record that the worker begins its next task now, if it has one."""
         worker.begun = now if worker.tasks or worker.returning else None
         self._mark_due_changed(worker)
 
-    def _mark_due_changed(self, worker: _Worker) -> None:
+    def _mark_due_changed(self, worker: Worker) -> None:
         """Have `_set_alarm` check the worker's time limit, once all events are processed."""
         if not self._due_changed or self._due_changed[-1] is not worker:  # answers come in series
             self._due_changed.append(worker)
@@ -659,10 +616,10 @@ class Flow:
                 commands.append(SetAlarm(soonest))
         self._due_changed.clear()
 
-    def _soonest_due(self, workers: Iterable[_Worker]) -> float | None:
+    def _soonest_due(self, workers: Iterable[Worker]) -> float | None:
         return min((at for each in workers if (at := self._due(each)) is not None), default=None)
 
-    def _due(self, worker: _Worker) -> float | None:
+    def _due(self, worker: Worker) -> float | None:
         """Return when the worker's current task exceeds its time limit; None for never."""
         if worker.begun is None or worker.timed_out is not None:
             return None
@@ -671,7 +628,7 @@ class Flow:
             timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
         return None if timeout is None else worker.begun + timeout
 
-    def _has_spare_tasks(self, worker: _Worker) -> bool:
+    def _has_spare_tasks(self, worker: Worker) -> bool:
         """Whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
@@ -686,28 +643,3 @@ class Flow:
             (len(worker.tasks) - 1) * estimate >= seconds for worker in self._workers.values()
         )
         return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])
-
-    # ---- for tests and statistics --------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants: every task is in exactly one state, and no slot is lost."""
-        held = dict.fromkeys(State, 0)
-        for task in self._tasks.values():
-            held[task.state] += 1
-        for state in (State.QUEUED, State.RUNNING, State.READY, State.LEASED):
-            assert held[state] == self.counts[state], (state, held, self.counts)
-        bound = [key for queue in self._bound.values() for key in queue]
-        waiting = [*self._queue, *bound, *self._retries, *self._suspects]
-        assert len(waiting) == len(set(waiting)) == held[State.QUEUED]
-        on_workers = [key for worker in self._workers.values() for key in worker.tasks]
-        assert len(on_workers) == len(set(on_workers)) == held[State.RUNNING]
-        worker_ids = [worker.worker_id for worker in self._workers.values()]
-        assert len(worker_ids) == len(set(worker_ids)), worker_ids
-        surplus = [each for each in self._workers.values() if self._is_surplus(each)]
-        assert self._over or (len(surplus) == self._surplus and all(w.tasks for w in surplus))
-        used = held[State.RUNNING] + held[State.READY] + held[State.LEASED]
-        assert used <= self.limits.slots, (used, self.limits.slots)
-        ready = [t for t in self._tasks.values() if t.state in (State.READY, State.LEASED)]
-        soonest = self._soonest_due(self._workers.values())
-        assert soonest is None or (self._alarm is not None and self._alarm <= soonest)
-        assert self.held_bytes == sum(task.nbytes for task in ready)

@@ -32,7 +32,7 @@ from forebay.base.remote import (
 from forebay.errors import InputError, OptionError
 from forebay.inputs.tables import SUFFIXES, Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
-from forebay.ledger.records import Input, LinkInput, RowsInPlace
+from forebay.ledger.records import Input, LinkInput
 from forebay.options import PreprocessOptions
 from forebay.outputs.packed_reader import packed_identity
 
@@ -48,18 +48,17 @@ class Listing:
 
     Attributes:
         total: The number of inputs; None if it is not known before the listing ends.
-        in_place: How to read a large manifest from any row on, so that its rows need not be copied;
-            None for any other listing.
+        fingerprint: Changes with a large manifest that is read from any row on; "" for others.
     """
 
     kind: str
     columns: tuple[str, ...]
     description: str
-    _walk: Callable[[], Iterator[Input]] = field(repr=False, compare=False)
+    _walk: Callable[..., Iterator[Input]] = field(repr=False, compare=False)
     is_search: bool = False
     folder: str | None = None
     total: int | None = None
-    in_place: RowsInPlace | None = field(default=None, repr=False, compare=False)
+    fingerprint: str = ""
 
     @property
     def is_distinct(self) -> bool:
@@ -68,15 +67,15 @@ class Listing:
 
     def through(self, check: Callable[[Iterable[Input]], Iterator[Input]]) -> Listing:
         """Return this listing with a check that every input passes through when it is listed."""
-        rows = self.in_place
-        if rows is not None:
-            start = rows.start
-            rows = rows._replace(start=lambda ordinal: check(start(ordinal)))
-        return replace(self, _walk=lambda: check(self._walk()), in_place=rows)
+        return replace(self, _walk=lambda *first: check(self._walk(*first)))
 
     def __iter__(self) -> Iterator[Input]:
         """Yield the inputs as a stream."""
         return self._walk()
+
+    def read_on(self, first: int) -> Iterator[Input]:
+        """Yield the inputs from an ordinal on, if there is a fingerprint."""
+        return self._walk(first)
 
 
 def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) -> Listing:
@@ -141,7 +140,7 @@ def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing
 
 def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
     manifest, start = memory_manifest(table, folder)
-    return Listing("rows", manifest.columns, manifest.name, manifest.__iter__, folder=start)
+    return Listing("rows", manifest.columns, manifest.name, manifest.inputs, folder=start)
 
 
 def _list_path(name: str) -> Listing:
@@ -266,10 +265,10 @@ def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
         "rows",
         manifest.columns,
         name,
-        manifest.__iter__,
+        manifest.inputs,
         folder=folder,
         total=manifest.total,
-        in_place=manifest.in_place,
+        fingerprint=manifest.fingerprint,
     )
 
 

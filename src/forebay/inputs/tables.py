@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from uuid import UUID
 
 from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, RowsInPlace, path_in
+from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in
 from forebay.outputs.packed_reader import packed_identity
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ _PAGE_ROWS = 64
 _MARK = "forebay: the next row"
 # What values raise that JSON in UTF-8 cannot hold, or that are nested too deep to be looked at.
 _UNFIT = (ValueError, TypeError, RecursionError)
+# A Parquet manifest with as many rows has a fingerprint; fewer are always compared, in a second.
+MANY_ROWS = 1 << 16
 # It writes the infinities as Python's `json` reads them. NaN is None here; see `plain`.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# A Parquet manifest with as many rows is not copied into the ledger.
-IN_PLACE_ROWS = 1 << 16
 
 _Row = dict[str, Any]
 # A row and its position, such as "line 7".
@@ -118,6 +118,7 @@ class Manifest:
     Attributes:
         folder: Where relative paths may start besides the current folder; None if it is remote.
         total: The number of rows; None if it is not known before the last one is read.
+        fingerprint: Changes with a large file that is read from any row on; "" for others.
     """
 
     name: str
@@ -125,18 +126,14 @@ class Manifest:
     folder: str | None
     _rows: Callable[[int], Iterator[LocatedRow]]
     total: int | None = None
-    in_place: RowsInPlace | None = None
+    fingerprint: str = ""
 
-    def __iter__(self) -> Iterator[Input]:
-        """Yield one input for each row, as `inputs` does."""
-        return self.inputs()
-
-    def inputs(self, first: int = 1, *, look: bool = True) -> Iterator[Input]:
+    def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
         names_paths = not set(PATH_COLUMNS).isdisjoint(self.columns)
         for row, text in self.rows(first - 1):
             source, column = path_in(row) if names_paths else ("", "")
-            yield Input(source, text, self._identity(source, column) if look and source else "")
+            yield Input(source, text, self._identity(source, column) if source else "")
 
     def rows(self, skipped: int = 0) -> Iterator[tuple[_Row, str]]:
         """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
@@ -250,10 +247,9 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     check_columns(shown, columns)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
-    manifest = Manifest(shown, tuple(columns), folder, rows, total)
-    if folder is None or total is None or total < IN_PLACE_ROWS:
-        return manifest
-    return replace(manifest, in_place=_in_place(name, manifest))
+    is_large = folder is not None and total is not None and total >= MANY_ROWS
+    fingerprint = _fingerprint(name) if is_large else ""
+    return Manifest(shown, tuple(columns), folder, rows, total, fingerprint)
 
 
 def _csv_columns(name: str, file: BinaryIO) -> Sequence[str]:
@@ -397,20 +393,6 @@ def _parquet_rows(name: str, file: BinaryIO, skipped: int) -> Iterator[LocatedRo
                 for row in batch.slice(before).to_pylist():
                     number += 1
                     yield f"row {number}", row
-
-
-def _in_place(name: str, manifest: Manifest) -> RowsInPlace:
-    """Return how to read a Parquet file from any row on, as long as it is the same file."""
-    path = os.path.abspath(name)
-    fingerprint = _fingerprint(path)
-
-    def start(ordinal: int, look: bool = True) -> Iterator[Input]:
-        if _fingerprint(path) != fingerprint:
-            advice = "Completed work is kept. Make the same call again, which compares all rows."
-            refuse(manifest.name, "it changed while it was read", advice)
-        return manifest.inputs(ordinal, look=look)
-
-    return RowsInPlace(path, fingerprint, start, partial(start, look=False))
 
 
 def _fingerprint(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Merge a listing into the ledger: which inputs are new, changed or gone, and their ordinals.
+"""The inputs in the ledger: compressed while they do not change, and merged with a listing.
 
 A listing equal to the ledger is only compared with it, and new inputs after the known ones are
 appended, a page at a time, while earlier ones are worked on. From any other difference on, the
@@ -11,28 +11,252 @@ whole listing goes into temporary tables and SQLite does the joins, so memory do
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import tempfile
+import zlib
 from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, count, islice
-from typing import IO, Any, NamedTuple
+from functools import partial
+from itertools import chain, count, islice, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from forebay.errors import InputError
 from forebay.ledger.database import (
+    DONE,
+    FAILED,
+    PAGE,
+    Query,
     change_counts,
-    compress_all,
-    count_in_blocks,
-    expand_all,
-    listed_keys,
-    listed_rows,
+    chunks,
+    fetch,
+    pages,
     query_of,
-    recount,
+    reading,
     storables,
+    write_counts,
 )
-from forebay.ledger.records import Input
+from forebay.ledger.records import Counts, Input
+
+# ---- done blocks ---------------------------------------------------------------------------------
+# Blocks of done inputs: the rows of 4,096 consecutive inputs in one compressed row.
+#
+#     inputs    one row for each input of a block in which anything is still to be done
+#     blocks    one row for each block in which every input is done
+#
+# An input that is done rarely changes again. So a block is compressed by the transaction in which
+# the last of its inputs becomes done, which takes about a tenth of the space, and expanded by the
+# one in which one of its inputs changes. Everything else in the ledger works on rows of `inputs`.
+
+# Inputs in a block. It is part of the format.
+BLOCK = 4096
+# A block with more bytes of JSON stays as rows; one that has more is damaged.
+LARGEST = 64 << 20
+_LAST_BLOCK = 1 << 50
+
+_COLUMNS = "ordinal, source, row, identity, state, attempts, seconds, outputs, metadata, error"
+_INSERT = (
+    "INSERT INTO inputs VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), "
+    "?, ?, ?, CAST(? AS TEXT), CAST(? AS TEXT), ?)"
+)
+_TEXTS = (1, 2, 3, 7, 8)  # the columns of strings
+_TEXT: frozenset[type] = frozenset({str})
+# The types of the columns that are compressed, in their order.
+_TYPES: tuple[frozenset[type], ...] = (
+    _TEXT,
+    frozenset({str, type(None)}),
+    _TEXT,
+    frozenset({int}),
+    frozenset({int, float}),
+    _TEXT,
+    _TEXT,
+)
+
+
+class InputRow(NamedTuple):
+    """A row of `inputs`; see the schema in `database.py`."""
+
+    ordinal: int
+    source: str
+    row: str | None
+    identity: str
+    state: int
+    attempts: int
+    seconds: float
+    outputs: Any  # a string, unless the ledger is damaged or the input is not done
+    metadata: Any
+    error: str | None
+
+
+# Calls no Python code, as the class would.
+_make_row: Callable[[Iterable[Any]], InputRow] = partial(tuple.__new__, InputRow)
+
+
+def block_of(ordinal: int) -> int:
+    """Return the block of an input: 0 for the first 4,096."""
+    return (ordinal - 1) // BLOCK
+
+
+@contextmanager
+def changing(db: sqlite3.Connection, ordinals: Collection[int]) -> Iterator[dict[int, int]]:
+    """Make these inputs rows while they change, and yield their states before that."""
+    with reading("inputs"):
+        blocks = {*map(block_of, ordinals)}
+    for part, marks in chunks(sorted(blocks)):
+        found = db.execute(f"SELECT block, body FROM blocks WHERE block IN ({marks})", part)  # noqa: S608
+        for block, body in found.fetchall():
+            _expand(db, block, body)
+    before: dict[int, int] = {}
+    for part, marks in chunks(ordinals):
+        sql = f"SELECT ordinal, state FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
+        before.update(db.execute(sql, part))
+    yield before
+    rows = "FROM inputs WHERE ordinal BETWEEN ? AND ?"
+    for block in blocks:
+        # From the end, where most blocks have an input that is not done yet.
+        todo = f"SELECT 1 {rows} AND state != {DONE} ORDER BY ordinal DESC LIMIT 1"
+        if db.execute(todo, _bounds(block)).fetchone() is None:
+            (done,) = db.execute(f"SELECT count(*) {rows}", _bounds(block)).fetchone()
+            if done == BLOCK:
+                _compress(db, block)
+
+
+@contextmanager
+def _changing_all(db: sqlite3.Connection) -> Iterator[None]:
+    """Make all inputs rows while they change; compress and count them afterwards."""
+    for block, body in _blocks(query_of(db)):
+        _expand(db, block, body)
+    yield
+    sql = (
+        f"SELECT (ordinal - 1) / {BLOCK} AS block FROM inputs WHERE ordinal > 0 "  # noqa: S608
+        f"AND state = {DONE} GROUP BY block HAVING count(*) = {BLOCK}"
+    )
+    for (block,) in db.execute(sql).fetchall():
+        _compress(db, block)
+    states = dict(db.execute("SELECT state, count(*) FROM inputs WHERE ordinal > 0 GROUP BY state"))
+    (blocks,) = db.execute("SELECT count(*) FROM blocks").fetchone()
+    compressed = blocks * BLOCK
+    total = compressed + sum(states.values())
+    write_counts(db, Counts(total, compressed + states.get(DONE, 0), states.get(FAILED, 0)))
+
+
+def last_ordinal(db: sqlite3.Connection) -> int:
+    """Return the highest ordinal of all inputs; 0 if there are none."""
+    (row,) = db.execute("SELECT coalesce(max(ordinal), 0) FROM inputs").fetchone()
+    (block,) = db.execute("SELECT coalesce(max(block), -1) FROM blocks").fetchone()
+    return max(int(row), (int(block) + 1) * BLOCK, 0)
+
+
+def name_of(query: Query, ordinal: int) -> str:
+    """Return an input's name for messages: its path, or its row; "" if there is none."""
+    found = query("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
+    if not found:
+        block = block_of(ordinal)
+        bodies = query("SELECT body FROM blocks WHERE block = ?", (block,))
+        found = [_rows(block, body)[(ordinal - 1) % BLOCK][1:3] for (body,) in bodies]
+    source, row = found[0] if found else ("", None)
+    return source or row or ""
+
+
+def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
+    """Yield the rows of all listed inputs in order, compressed or not, a page at a time."""
+    row_pages = _row_pages(query, where)
+    rows = next(row_pages, [])
+    last = 0
+    for block, body in _blocks(query):
+        first, _ = _bounds(block)
+        while rows and rows[0].ordinal < first:
+            count = bisect_left(rows, first, key=itemgetter(0))
+            yield from rows[:count]
+            last = rows[count - 1].ordinal
+            rows = rows[count:] or next(row_pages, [])
+        # A driver may have compressed the block since its rows were read.
+        yield from _rows(block, body)[max(last - first + 1, 0) :]
+    while rows:
+        yield from rows
+        rows = next(row_pages, [])
+
+
+def _row_pages(query: Query, where: str) -> Iterator[list[InputRow]]:
+    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"  # noqa: S608
+    return ([*map(_make_row, page)] for page in pages(query, sql))
+
+
+def _blocks(query: Query) -> Iterator[tuple[int, bytes]]:
+    sql = "SELECT block, body FROM blocks WHERE block > ? ORDER BY block LIMIT ?"
+    return (page[0] for page in pages(query, sql, after=-1, size=1))
+
+
+def _bounds(block: int) -> tuple[int, int]:
+    """Return the first and the last ordinal of a block."""
+    return block * BLOCK + 1, (block + 1) * BLOCK
+
+
+def _compress(db: sqlite3.Connection, block: int) -> None:
+    rows = fetch(
+        db,
+        "SELECT source, row, identity, attempts, seconds, outputs, metadata FROM inputs "
+        "WHERE ordinal BETWEEN ? AND ? ORDER BY ordinal",
+        _bounds(block),
+    )
+    source, row, identity, attempts, seconds, outputs, metadata = zip(*rows, strict=True)
+    with reading("inputs"):
+        # More digits than microseconds would be half of a block.
+        shorter = [round(each, 6) for each in seconds]
+        columns = [source, row, identity, attempts, shorter, outputs, metadata]
+        _check_types(columns)
+        text = json.dumps(columns, separators=(",", ":")).encode()
+    if len(text) > LARGEST:
+        return
+    db.execute("INSERT INTO blocks VALUES(?, ?)", (block, zlib.compress(text, 1)))
+    db.execute("DELETE FROM inputs WHERE ordinal BETWEEN ? AND ?", _bounds(block))
+
+
+def _expand(db: sqlite3.Connection, block: int, body: bytes) -> None:
+    columns = enumerate(zip(*_rows(block, body), strict=True))
+    stored = (storables(each) if at in _TEXTS else each for at, each in columns)
+    db.executemany(_INSERT, zip(*stored, strict=True))
+    db.execute("DELETE FROM blocks WHERE block = ?", (block,))
+
+
+def _rows(block: int, body: bytes) -> list[InputRow]:
+    """Return the rows of a compressed block."""
+    with reading("a block of inputs"):
+        if not 0 <= block < _LAST_BLOCK:
+            raise ValueError(f"block {block}")
+        columns = _columns(body)
+        first, last = _bounds(block)
+        before, after = columns[:3], columns[3:]
+        ordinals = range(first, last + 1)
+        values = zip(ordinals, *before, repeat(DONE), *after, repeat(None), strict=False)
+        return [*map(_make_row, values)]
+
+
+def _columns(body: bytes) -> list[list[Any]]:
+    inflate = zlib.decompressobj()
+    try:
+        text = inflate.decompress(body, LARGEST + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(text) > LARGEST or not inflate.eof:
+        raise ValueError(f"more than {LARGEST:,} bytes, or truncated")
+    columns: list[list[Any]] = json.loads(text)
+    if [len(each) for each in columns] != [BLOCK] * len(_TYPES):
+        raise ValueError("not the columns of 4,096 inputs")
+    _check_types(columns)
+    return columns
+
+
+def _check_types(columns: Sequence[Sequence[Any]]) -> None:
+    for each, types in zip(columns, _TYPES, strict=True):
+        if not types >= {*map(type, each)}:
+            raise TypeError("a value of another type")
+
 
 # ---- duplicates ----------------------------------------------------------------------------------
 # Find the inputs that a listing names twice, in bounded memory, once the ledger has all of them.
@@ -54,90 +278,64 @@ class Duplicate(NamedTuple):
 
     Attributes:
         second: Its second place.
+        more: How many other inputs are.
     """
 
     first: int
     second: int
     more: int
+    value: str
+    is_row: bool
 
 
-class KeyHashes:
-    """The hashes of all keys of a listing."""
-
-    def __init__(self) -> None:
-        self._parts = [array("q") for _ in range(_PARTS)]
-        self._held = 0
-        self._file: IO[bytes] | None = None
-        self._spilled: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
-
-    def add(self, keys: Sequence[str]) -> None:
-        """Add keys."""
-        parts = self._parts
-        for number in map(hash, keys):
+def _repeated(keys: Iterable[str]) -> set[int]:
+    """Return the hashes of keys that are there more than once, at most about 10,000 of them."""
+    found: set[int] = set()
+    parts = [array("q") for _ in range(_PARTS)]
+    spilled: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
+    with tempfile.SpooledTemporaryFile(max_size=1) as file:
+        for held, number in enumerate(map(hash, keys), 1):
             parts[number % _PARTS].append(number)
-        self._held += len(keys)
-        if self._held >= _IN_MEMORY:
-            self._spill()
-
-    def repeated(self) -> set[int]:
-        """Return hashes that were added more than once, at most about 10,000 of them."""
-        found: set[int] = set()
-        for part, spilled in zip(self._parts, self._spilled, strict=True):
-            numbers = array("q", part)
-            for offset, nbytes in spilled:
-                assert self._file is not None, "parts are spilled only into the file"
-                self._file.seek(offset)
-                numbers.frombytes(self._file.read(nbytes))
-            if len(set(numbers)) < len(numbers):
-                found.update(each for each, count in Counter(numbers).items() if count > 1)
+            if held % _IN_MEMORY == 0:
+                for part, places in zip(parts, spilled, strict=True):
+                    places.append((file.tell(), part.itemsize * len(part)))
+                    file.write(part.tobytes())
+                    del part[:]
+        for part, places in zip(parts, spilled, strict=True):
+            for offset, nbytes in places:
+                file.seek(offset)
+                part.frombytes(file.read(nbytes))
+            if len(set(part)) < len(part):
+                found.update(each for each, count in Counter(part).items() if count > 1)
+            del part[:]
             if len(found) > _COUNTED:
                 break
-        return found
-
-    def close(self) -> None:
-        """Remove the temporary file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _spill(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        for at, part in enumerate(self._parts):
-            body = part.tobytes()
-            self._spilled[at].append((self._file.tell(), len(body)))
-            self._file.write(body)
-            self._parts[at] = array("q")
-        self._held = 0
+    return found
 
 
-def find_duplicate(
-    keys: Iterable[Sequence[str]], again: Iterable[tuple[int, str]]
-) -> Duplicate | None:
-    """Return the first key that is listed twice; None if there is none."""
-    hashes = KeyHashes()
-    try:
-        for page in keys:
-            hashes.add(page)
-        suspected = hashes.repeated()
-    finally:
-        hashes.close()
+def find_duplicate(rows: Callable[[], Iterable[Sequence[Any]]]) -> Duplicate | None:
+    """Return the first key that is listed twice; None if there is none.
+
+    Args:
+        rows: Returns the inputs from the first on: ordinal, source and row of each.
+    """
+    suspected = _repeated(each[1] if each[2] is None else each[2] for each in rows())
     if not suspected:
         return None
     firsts: dict[str, int] = {}
-    seconds: dict[int, int] = {}
-    for ordinal, key in again:
-        if hash(key) in suspected:
-            first = firsts.setdefault(key, ordinal)
-            if first != ordinal:
-                seconds.setdefault(first, ordinal)
+    seconds: dict[int, Duplicate] = {}
+    for ordinal, source, row, *_ in rows():
+        key = source if row is None else row
+        if hash(key) in suspected and (first := firsts.setdefault(key, ordinal)) != ordinal:
+            seconds.setdefault(first, Duplicate(first, ordinal, 0, key, row is not None))
     if not seconds:
         return None  # different keys with one hash
-    first = min(seconds)
-    return Duplicate(first, seconds[first], len(seconds) - 1)
+    return seconds[min(seconds)]._replace(more=len(seconds) - 1)
 
 
-def listed_twice(value: str, is_row: bool, found: Duplicate, *, is_late: bool) -> InputError:
+def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
     """Return the error for an input that is listed twice."""
+    value, is_row = found.value, found.is_row
     shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
     what = "row" if is_row else "input"
     more = f" (and so {'is' if found.more == 1 else 'are'} {found.more:,} more)"
@@ -159,7 +357,6 @@ def listed_twice(value: str, is_row: bool, found: Duplicate, *, is_late: bool) -
 
 # ---- enrolment -----------------------------------------------------------------------------------
 
-_PAGE = 4096  # inputs in memory at once
 _KEY = "coalesce({0}row, {0}source)"
 
 _TABLES = f"""
@@ -231,25 +428,22 @@ def merge(
     complete: bool,
     ahead: int | None = None,
     is_distinct: bool = False,
-    name_of: Callable[[int], str] | None = None,
 ) -> Merged:
     """Merge a listing into the ledger within the caller's transaction."""
     remaining = iter(listing)
     known, first, at_end = _skip_known(db, remaining)
-    if first is None and not (complete and _count_after(db, known)):
+    if first is None and not (complete and last_ordinal(db) > known):
         return Merged(Enrolment(0, known, 0, 0))
     if first is not None and at_end and not _has_gone(db):
         new, rest = append(db, known, chain((first,), remaining), ahead)
         if rest is None and not is_distinct:
-            check_distinct(db, name_of, is_late=False)
+            check_distinct(db, is_late=False)
         return Merged(Enrolment(new, known, 0, 0), rest)
-    expand_all(db)
-    _load(db, known, remaining if first is None else chain((first,), remaining), name_of)
-    enrolment = _rearrange(db, known, complete)
-    for table in ("listing", "places", "unlisted", "lifted"):
-        db.execute(f"DROP TABLE temp.{table}")
-    compress_all(db)
-    recount(db)
+    with _changing_all(db):
+        _load(db, known, remaining if first is None else chain((first,), remaining))
+        enrolment = _rearrange(db, known, complete)
+        for table in ("listing", "places", "unlisted", "lifted"):
+            db.execute(f"DROP TABLE temp.{table}")
     return Merged(enrolment)
 
 
@@ -285,26 +479,11 @@ def append(
     return new, None if following is None else chain((following,), listing)
 
 
-def check_distinct(
-    db: sqlite3.Connection, name_of: Callable[[int], str] | None, *, is_late: bool
-) -> None:
+def check_distinct(db: sqlite3.Connection, *, is_late: bool) -> None:
     """Raise InputError if an input is listed twice."""
-
-    def keys() -> Iterator[tuple[int, str]]:
-        return ((one.ordinal, one.key) for one in listed_rows(query_of(db)))
-
-    found = find_duplicate(listed_keys(query_of(db)), keys())
-    if found is None:
-        return
-    if name_of is not None:
-        value, is_row = name_of(found.first), True
-        if value != name_of(found.second):
-            return  # two rows with one hash
-    else:
-        rows = listed_rows(query_of(db))
-        one = next(one for one in rows if one.ordinal == found.first)
-        value, is_row = one.key, one.row is not None
-    raise listed_twice(value, is_row, found, is_late=is_late)
+    found = find_duplicate(lambda: listed_rows(query_of(db)))
+    if found is not None:
+        raise listed_twice(found, is_late=is_late)
 
 
 def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, Input | None, bool]:
@@ -322,14 +501,9 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, 
 def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
     """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
     ordinals = count(known + 1)
-    while page := [*islice(listing, _PAGE)]:
+    while page := [*islice(listing, PAGE)]:
         columns = map(storables, zip(*page, strict=True))
         yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end
-
-
-def _count_after(db: sqlite3.Connection, ordinal: int) -> int:
-    (rows,) = db.execute("SELECT count(*) FROM inputs WHERE ordinal > ?", (ordinal,)).fetchone()
-    return int(rows) + count_in_blocks(db, ordinal)
 
 
 def _has_gone(db: sqlite3.Connection) -> bool:
@@ -337,12 +511,7 @@ def _has_gone(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
 
 
-def _load(
-    db: sqlite3.Connection,
-    known: int,
-    remaining: Iterator[Input],
-    name_of: Callable[[int], str] | None,
-) -> None:
+def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> None:
     """Put the whole listing into its temporary table: from the ledger what equals it, then new."""
     *tables, index, _ = _TABLES.split(";\n")
     for statement in tables:
@@ -361,24 +530,10 @@ def _load(
         # Built last, by one external sort, which is far faster than sorting at each insertion.
         db.execute(index)
     except sqlite3.IntegrityError:
-        raise _duplicate(db, name_of) from None
-
-
-def _duplicate(db: sqlite3.Connection, name_of: Callable[[int], str] | None) -> InputError:
-    key = _KEY.format("")
-    groups = f"SELECT min(position) AS first FROM listing GROUP BY {key} HAVING count(*) > 1"  # noqa: S608
-    number, first = db.execute(f"SELECT count(*), min(first) FROM ({groups})").fetchone()  # noqa: S608
-    source, row = db.execute(
-        "SELECT source, row FROM listing WHERE position = ?", (first,)
-    ).fetchone()
-    (second,) = db.execute(
-        f"SELECT min(position) FROM listing WHERE position > :first AND {key} = "  # noqa: S608
-        f"(SELECT {key} FROM listing WHERE position = :first)",
-        {"first": first},
-    ).fetchone()
-    found = Duplicate(first, second, number - 1)
-    value = source if row is None else row if name_of is None else name_of(first)
-    return listed_twice(value, row is not None, found, is_late=False)
+        rows = "SELECT position, source, row FROM listing ORDER BY position"
+        found = find_duplicate(lambda: db.execute(rows))
+        assert found is not None, "the index found one"
+        raise listed_twice(found, is_late=False) from None
 
 
 def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:

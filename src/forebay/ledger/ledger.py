@@ -16,43 +16,46 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from forebay.base.output_names import TABLE_FORMATS, table_name
-from forebay.errors import InputError, LedgerError
+from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
+    DONE,
     FAILED,
     GONE,
     NAME,
     TODO,
     UNLISTED,
     Database,
+    change_counts,
     check_outputs,
     chunks,
-    compress_all,
     counts_in,
-    expand,
-    expand_all,
     failures_in,
     files_of,
-    last_ordinal,
-    listed_rows,
     pages,
     put_meta,
     reading,
-    recount,
-    row_in_block,
-    storable,
-    storable_or_none,
 )
-from forebay.ledger.inputs import Enrolment, Merged, append, check_distinct, extend, merge
+from forebay.ledger.inputs import (
+    Enrolment,
+    Merged,
+    append,
+    changing,
+    check_distinct,
+    extend,
+    last_ordinal,
+    listed_rows,
+    merge,
+    name_of,
+)
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
     Recorded,
@@ -68,120 +71,12 @@ from forebay.ledger.records import (
     FailedInput,
     FileChange,
     Input,
-    RowsInPlace,
     Todo,
     Unpublished,
 )
 
-# ---- rows in place -------------------------------------------------------------------------------
-# Inputs that are not copied into the ledger: the rows of a large Parquet manifest.
-#
-#     manifest   row 1, row 2, ...                    read where they are wanted
-#     ledger     ordinal = row number, hash of row    tells whether the row is still the same
-#
-# The hash stands in the column `row` of the ledger, so everything else there works as for rows that
-# are copied. It is part of the format.
-
-# Inputs that were listed last, which are wanted again when they are sent to workers and recorded.
-_RECENT = 1 << 15
-# To reach a row that is further ahead than this, reading starts again at that row.
-_SKIPPED = 1 << 16
-
-
-def row_hash(row: str) -> str:
-    """Return the 11 characters that stand for a row; no JSON object looks like them."""
-    return b64encode(blake2b(row.encode(errors="surrogatepass"), digest_size=8).digest())[
-        :11
-    ].decode()
-
-
-def hashed(one: Input) -> Input:
-    """Return an input as the ledger records it."""
-    return one if one.row is None else Input("", row_hash(one.row), one.identity)
-
-
-class ManifestInputs:
-    """The inputs of a manifest, by their ordinals."""
-
-    def __init__(self, rows: RowsInPlace) -> None:
-        self.names_files = False
-        self._rows = rows
-        self._recent: dict[int, Input] = {}
-        self._following: Iterator[Input] = iter(())
-        self._next = -_SKIPPED  # no row is at hand
-
-    def listed(self, listing: Iterable[Input], first: int) -> Iterator[Input]:
-        """Yield the inputs of a listing as the ledger records them, from an ordinal on."""
-        for ordinal, one in enumerate(listing, first):
-            self._recent[ordinal] = one
-            self._recent.pop(ordinal - _RECENT, None)
-            self.names_files |= one.identity != ""
-            yield hashed(one)
-
-    def recent(self, ordinal: int) -> Input | None:
-        """Return an input that was listed a short while ago; None for any other."""
-        return self._recent.get(ordinal)
-
-    def at(self, ordinal: int) -> Input:
-        """Return an input; fast for increasing ordinals, and for those listed last."""
-        found = self._recent.get(ordinal)
-        if found is not None:
-            return found
-        if not self._next <= ordinal < self._next + _SKIPPED:
-            self._following, self._next = self._rows.read(ordinal), ordinal
-        for one in self._following:
-            self._next += 1
-            if self._next > ordinal:
-                return one
-        raise InputError(
-            f"{self._rows.name} has no row {ordinal:,}, which the ledger has\n"
-            "  Completed work is kept. Make the same call again, which compares all rows."
-        )
-
-
-def hash_rows(db: sqlite3.Connection) -> None:
-    """Replace the rows in a ledger by their hashes."""
-    expand_all(db)
-    db.create_function("row_hash", 1, row_hash, deterministic=True)
-    db.execute("UPDATE inputs SET source = '', row = row_hash(row) WHERE row IS NOT NULL")
-    compress_all(db)
-
-
-class CopiedRows:
-    """Replaces the hashes in a ledger by the rows of a listing that is not read in place."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        db.execute("CREATE TEMP TABLE copies(ordinal INTEGER PRIMARY KEY, source TEXT, row TEXT)")
-
-    def listed(self, listing: Iterable[Input]) -> Iterator[Input]:
-        """Yield the inputs as the ledger has them, and remember what they are."""
-        for ordinal, one in enumerate(listing, 1):
-            self._db.execute(
-                "INSERT INTO copies VALUES(?, CAST(? AS TEXT), CAST(? AS TEXT))",
-                (ordinal, storable(one.source), storable_or_none(one.row)),
-            )
-            yield hashed(one)
-
-    def restore(self) -> None:
-        """Put the rows in the place of the hashes."""
-        expand_all(self._db)
-        self._db.execute(
-            "UPDATE inputs SET "
-            "source = (SELECT source FROM copies WHERE copies.ordinal = inputs.ordinal), "
-            "row = (SELECT row FROM copies WHERE copies.ordinal = inputs.ordinal) "
-            "WHERE ordinal IN (SELECT ordinal FROM copies)"
-        )
-        self._db.execute("DROP TABLE temp.copies")
-        compress_all(self._db)
-
-
-# ---- ledger --------------------------------------------------------------------------------------
-
-# The fingerprint of the manifest whose rows are not copied; "" if it was listed in part.
-_MANIFEST = "_place"
-# The key that is there if rows that are not copied name files, which could have changed.
-_NAMES_FILES = "_names_files"
+# The fingerprint of the manifest that was listed; none if its rows name files, which could change.
+_MANIFEST = "_manifest"
 # How many inputs of a listing are read at once while earlier ones are worked on.
 READ_ON = 8192
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
@@ -215,8 +110,7 @@ class Ledger:
         self._database = database
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
-        self._rows: RowsInPlace | None = None  # the manifest whose rows are not copied
-        self._manifest_inputs: ManifestInputs | None = None
+        self._fingerprint = ""
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
@@ -293,63 +187,37 @@ class Ledger:
         *,
         ahead: int | None = None,
         is_distinct: bool = False,
-        in_place: RowsInPlace | None = None,
+        fingerprint: str = "",
+        read_on: Callable[[int], Iterator[Input]] | None = None,
     ) -> Enrolment:
         """Merge a listing, which determines the inputs and their order.
 
         Args:
             ahead: How many new inputs to read after those that the ledger has; `todo` reads the
                 rest as it is needed. None to read the listing to its end.
+            fingerprint: If it is that of the last listing, the inputs that the ledger has are not
+                compared. "" to compare them.
+            read_on: Returns the rest of a listing with a fingerprint, from an ordinal on.
         """
-        self._rows = in_place
-        self._manifest_inputs = None if in_place is None else ManifestInputs(in_place)
+        self._fingerprint = fingerprint if complete else ""
         with self._database.transaction() as db:
-            if in_place is not None:
-                merged = self._merge_in_place(db, listing_inputs, complete, ahead, in_place)
-            elif self.get_meta(_MANIFEST) is None:
-                merged = merge(db, listing_inputs, complete, ahead, is_distinct)
-            else:
-                copies = CopiedRows(db)
-                merged = merge(db, copies.listed(listing_inputs), complete)
-                copies.restore()
-                db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_MANIFEST, _NAMES_FILES))
+            merged: Merged | None = None
+            if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
+                known = last_ordinal(db)
+                merged = extend(db, known, self._watched(read_on(known + 1)), ahead)
+            if merged is None:
+                merged = merge(db, self._watched(listing_inputs), complete, ahead, is_distinct)
             put_meta(db, "columns", json.dumps(list(columns)))
             self._set_rest(db, merged.rest)
         self._is_distinct = is_distinct
         return merged.enrolment
 
-    def _merge_in_place(
-        self,
-        db: sqlite3.Connection,
-        listing_inputs: Iterable[Input],
-        complete: bool,
-        ahead: int | None,
-        in_place: RowsInPlace,
-    ) -> Merged:
-        assert self._manifest_inputs is not None, "enrol sets it"
-        before, known = self.get_meta(_MANIFEST), last_ordinal(db)
-        merged: Merged | None = None
-        if complete and before == in_place.fingerprint and self.get_meta(_NAMES_FILES) is None:
-            more = self._manifest_inputs.listed(in_place.start(known + 1), known + 1)
-            merged = extend(db, known, more, ahead)
-        if merged is None:
-            if before is None:
-                hash_rows(db)
-            db.execute("DELETE FROM meta WHERE key = ?", (_NAMES_FILES,))
-            listed = self._manifest_inputs.listed(listing_inputs, 1)
-            merged = merge(db, listed, complete, ahead, name_of=self._name_of)
-        put_meta(db, _MANIFEST, in_place.fingerprint if complete else "")
-        return merged
-
-    def use_rows(self, in_place: RowsInPlace) -> None:
-        """Read rows that were not copied from their manifest, without enrolling it again."""
-        if self.get_meta(_MANIFEST) != in_place.fingerprint:
-            raise InputError(
-                f"{in_place.name} has changed since its rows were processed\n"
-                "  Nothing was started. Make the call that processes them again, which compares "
-                "all rows."
-            )
-        self._rows, self._manifest_inputs = in_place, ManifestInputs(in_place)
+    def _watched(self, listing: Iterable[Input]) -> Iterator[Input]:
+        """Yield the inputs; a file that one names may change although the fingerprint does not."""
+        for one in listing:
+            if one.identity:
+                self._fingerprint = ""
+            yield one
 
     @property
     def is_listed(self) -> bool:
@@ -361,8 +229,7 @@ class Ledger:
             put_meta(db, UNLISTED, "1")
         else:
             db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
-        if self._manifest_inputs is not None and self._manifest_inputs.names_files:
-            put_meta(db, _NAMES_FILES, "1")
+        put_meta(db, _MANIFEST, self._fingerprint)
         self._rest = rest
 
     def _read_on(self) -> bool:
@@ -374,7 +241,7 @@ class Ledger:
             _, rest = append(db, last_ordinal(db), self._rest, READ_ON)
             self._set_rest(db, rest)
             if rest is None and not self._is_distinct:
-                check_distinct(db, self._name_of, is_late=True)
+                check_distinct(db, is_late=True)
         return True
 
     def free_contested(self) -> None:
@@ -418,12 +285,7 @@ class Ledger:
                 after = each.ordinal
                 if last is not None and after > last:
                     return
-                yield each if self._manifest_inputs is None else self._todo_at(each.ordinal)
-
-    def _todo_at(self, ordinal: int) -> Todo:
-        assert self._manifest_inputs is not None, "the rows are not copied"
-        found = self._manifest_inputs.at(ordinal)
-        return Todo(ordinal, found.source, found.row)
+                yield each
 
     def _in_states(self, states: tuple[int, int], after: int) -> list[Todo]:
         rows = self._database.rows(
@@ -433,23 +295,9 @@ class Ledger:
         )
         return [Todo(*row) for row in rows]
 
-    @property
-    def _name_of(self) -> Callable[[int], str] | None:
-        """What names an input in messages, if the ledger has no copy of it."""
-        return None if self._rows is None else self.name_of
-
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
-        if self._rows is not None and ordinal > 0:
-            recent = (
-                None if self._manifest_inputs is None else self._manifest_inputs.recent(ordinal)
-            )
-            found = ManifestInputs(self._rows).at(ordinal) if recent is None else recent
-            return found.source or found.row or ""
-        rows = self._database.rows("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
-        block = None if rows else row_in_block(self._database.rows, ordinal)
-        source, row = rows[0] if rows else ("", "") if block is None else block[1:3]
-        return source or row or ""
+        return name_of(self._database.rows, ordinal)
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `todo` returned.
@@ -461,7 +309,7 @@ class Ledger:
         self._lock.check()
         with self._database.transaction() as db:
             db.execute("DELETE FROM file_changes")
-            return record_results(db, done, failed, self._name_of)
+            return record_results(db, done, failed)
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.
@@ -469,7 +317,7 @@ class Ledger:
         Their other files, if published, are to be removed. Other file changes stay.
         """
         with self._database.transaction() as db:
-            return take_back(db, unpublished, self._name_of)
+            return take_back(db, unpublished)
 
     def file_changes(self) -> list[FileChange]:
         """Return the file changes that are not known to be done, in the order to perform them."""
@@ -489,12 +337,10 @@ class Ledger:
 
     def results(self) -> Iterator[DoneInput]:
         """Yield the done inputs in order; each call starts again."""
-        inputs = None if self._rows is None else ManifestInputs(self._rows)
         with reading("outputs"):
             for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
-                found = each if inputs is None else inputs.at(each.ordinal)
-                yield DoneInput(each.ordinal, found.source, found.row, each.outputs, each.metadata)
+                yield DoneInput(each.ordinal, each.source, each.row, each.outputs, each.metadata)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
@@ -517,9 +363,10 @@ class Ledger:
     def mark_todo(self, ordinals: Iterable[int]) -> None:
         """Make inputs todo again; free their names and record the removal of their outputs."""
         wanted = list(ordinals)
-        with self._database.transaction() as db:
-            expand(db, wanted)
+        with self._database.transaction() as db, changing(db, wanted) as before:
             add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
+            was = Counter(before.values())
+            change_counts(db, done=-was[DONE], failed=-was[FAILED])
             for part, marks in chunks(wanted):
                 db.execute(
                     f"UPDATE inputs SET state = CASE state WHEN {GONE} THEN {GONE} ELSE 0 END, "  # noqa: S608
@@ -527,7 +374,6 @@ class Ledger:
                     f"WHERE ordinal IN ({marks})",
                     part,
                 )
-            recount(db)
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
         """Commit what the block does, for records with a module of their own."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from tarfile import BLOCKSIZE as BLOCK
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.base.output_names import MEMBER_INDEX, PACKED, is_packed, recorded_name, shard_name
 from forebay.errors import LedgerError
@@ -25,15 +25,15 @@ from forebay.ledger.database import (
     FAILED,
     change_counts,
     chunks,
-    compress,
-    expand,
     failure_column,
     files_of,
     outputs_column,
+    query_of,
     reading,
     storable,
     storables,
 )
+from forebay.ledger.inputs import changing, name_of
 from forebay.ledger.records import Done, FailedInput, FileChange, PackedMember, Unpublished
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
 _OVERWRITTEN = "an output was overwritten"
-
-# Returns the name of an input for messages, where the ledger has none: its path, or its row.
-NameOf = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,89 +52,70 @@ class Recorded:
     failed: list[FailedInput]
 
 
-@dataclass(slots=True)
-class _Verdict:
-    """The inputs that lose a name: ordinal -> (name, ordinal of the other input)."""
+class _Lost(NamedTuple):
+    """The result of an input whose outputs are not kept."""
 
-    losers: dict[int, tuple[str, int]] = field(default_factory=dict)
-    withdrawn: dict[int, tuple[str, int]] = field(default_factory=dict)
-    gone: dict[int, set[str]] = field(default_factory=dict)
-
-    def concerned(self) -> set[int]:
-        """Return the inputs that were recorded before, and lose a name or are named in messages."""
-        others = (
-            other for verdicts in (self.losers, self.withdrawn) for _, other in verdicts.values()
-        )
-        return {ordinal for ordinal in (*self.withdrawn, *others) if ordinal > 0}
+    ordinal: int
+    attempts: int
+    seconds: float
+    names: list[str]
 
 
 def record_results(
-    db: sqlite3.Connection,
-    done: Sequence[Done],
-    failed: Sequence[FailedInput],
-    name_of: NameOf | None = None,
+    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
-    expand(db, [one.ordinal for one in done])
-    before = _states(db, [*(one.ordinal for one in done), *(one.ordinal for one in failed)])
-    again = [ordinal for ordinal, state in before.items() if state == DONE]
-    removals = dict.fromkeys(release(db, again))
-    claimants: dict[str, list[int]] = {}
-    for one in done:
-        for file in one.outputs:
-            claimants.setdefault(file.name, []).append(one.ordinal)
-    held = _held(db, claimants)
-    verdict = _judge(done, claimants, held)
-    expand(db, verdict.concerned())
-
-    winners = [one for one in done if one.ordinal not in verdict.losers]
-    losing = [one for one in done if one.ordinal in verdict.losers]
-    published = {file.name: one.ordinal for one in winners for file in one.outputs}
-    contested: dict[str, int] = {}
-    for one in losing:
-        for file in one.outputs:
-            contested[file.name] = min(one.ordinal, contested.get(file.name, one.ordinal))
-            # What is still staged is removed there; its name was never taken.
-            removals[file.staged or file.name] = None
-            if held.get(file.name, (0, 0))[0]:
-                removals[file.name] = None
-    lost, names = _withdraw(db, verdict.withdrawn, name_of)
-    for ordinal, name in names:
-        contested[name] = min(ordinal, contested.get(name, ordinal))
-        removals[name] = None
-    for one in losing:
-        clash = verdict.losers[one.ordinal]
-        lost.append(_failure(db, one.ordinal, one.attempts, one.seconds, *clash, name_of))
-    _remove_overwritten(db, verdict.gone)
-    all_failed = [*failed, *lost]
-    _write(db, winners, all_failed, published, contested, name_of)
-    file_changes = _file_changes(winners, removals, held)
-    add_file_changes(db, file_changes)
-    compress(db, (one.ordinal for one in winners))
+    ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+    with changing(db, ordinals) as before:
+        if len(before) < len(ordinals):
+            wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
+            raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
+        again = [ordinal for ordinal, state in before.items() if state == DONE]
+        removals = dict.fromkeys(release(db, again))
+        claimants: dict[str, list[int]] = {}
+        for one in done:
+            for file in one.outputs:
+                claimants.setdefault(file.name, []).append(one.ordinal)
+        held = _held(db, claimants)
+        clashes = _clashes(done, claimants, held)
+        removals |= dict.fromkeys(_overwritten(db, held))
+        winners = [one for one in done if one.ordinal not in clashes]
+        losers = [one for one in done if one.ordinal in clashes]
+        # What is still staged is removed there; its name was never taken.
+        removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
+        withdrawn = clashes.keys() - before.keys()
+        with changing(db, withdrawn):
+            lost = _recorded(db, withdrawn)
+            removals |= {name: None for holder in lost for name in holder.names}
+            for one in losers:
+                names = [file.name for file in one.outputs]
+                lost.append(_Lost(one.ordinal, one.attempts, one.seconds, names))
+            contested: dict[str, int] = {}
+            for ordinal, _, _, names in lost:
+                for name in names:
+                    contested[name] = min(ordinal, contested.get(name, ordinal))
+            all_failed = [*failed, *(_clash(db, each, *clashes[each.ordinal]) for each in lost)]
+            _write(db, winners, all_failed, contested)
+        file_changes = _file_changes(winners, removals)
+        add_file_changes(db, file_changes)
     failed_before = sum(state == FAILED for state in before.values())
     change_counts(
         db,
-        done=len(winners) - len(again) - len(verdict.withdrawn),
+        done=len(winners) - len(again) - len(withdrawn),
         failed=len(all_failed) - failed_before,
     )
     return Recorded(file_changes, all_failed)
 
 
-def _file_changes(
-    winners: Iterable[Done], removals: Iterable[str], held: Iterable[str]
-) -> list[FileChange]:
+def _file_changes(winners: Iterable[Done], removals: Iterable[str]) -> list[FileChange]:
     """Return the removals, and after them the renames of the winners' staged files."""
     files = [file for one in winners for file in one.outputs]
     published, staged = {file.name for file in files}, {file.name for file in files if file.staged}
-    # A file that a gone input left under such a name is replaced.
-    removed = dict.fromkeys((*removals, *(name for name in held if name in staged)))
-    changes = [FileChange(name) for name in removed if name not in published or name in staged]
+    changes = [FileChange(name) for name in removals if name not in published or name in staged]
     return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
 
 
-def take_back(
-    db: sqlite3.Connection, unpublished: Sequence[Unpublished], name_of: NameOf | None = None
-) -> Recorded:
+def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
     """Mark inputs as failed if some of their files could not be given their names.
 
     The files that they did publish are to be removed. Whatever has the other names stays.
@@ -145,18 +123,14 @@ def take_back(
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
     owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
-    expand(db, owners)
     failed: list[FailedInput] = []
-    for part, marks in chunks(owners):
-        sql = (
-            "SELECT ordinal, attempts, seconds FROM inputs "  # noqa: S608
-            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
-        )
-        for ordinal, attempts, seconds in db.execute(sql, part):
+    with changing(db, owners):
+        for ordinal, attempts, seconds, _ in _recorded(db, owners):
             failure = Failure("output", "OutputError", reasons[owners[ordinal]])
             failure = failure._replace(attempts=attempts, seconds=seconds)
             failed.append(FailedInput(ordinal, failure))
-    names = release(db, [one.ordinal for one in failed])
+        names = release(db, [one.ordinal for one in failed])
+        _write(db, [], failed, {})
     withdrawn = [*names, *reasons]
     db.executemany(
         "DELETE FROM file_changes WHERE name = CAST(? AS TEXT)",
@@ -165,7 +139,6 @@ def take_back(
     file_changes = [FileChange(name) for name in names if name not in reasons]
     file_changes += [FileChange(one.staged) for one in unpublished]
     add_file_changes(db, file_changes)
-    _write(db, [], failed, {}, {}, name_of)
     change_counts(db, done=-len(failed), failed=len(failed))
     return Recorded(file_changes, failed)
 
@@ -191,18 +164,6 @@ def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange])
     )
 
 
-def _states(db: sqlite3.Connection, ordinals: list[int]) -> dict[int, int]:
-    states: dict[int, int] = {}
-    for part, marks in chunks(ordinals):
-        states.update(
-            db.execute(f"SELECT ordinal, state FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
-        )
-    if len(states) < len(ordinals):
-        wrong = [one for one in ordinals if one not in states or ordinals.count(one) > 1]
-        raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
-    return states
-
-
 def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int | None, int]]:
     held: dict[str, tuple[int | None, int]] = {}
     for part, _ in chunks(names):
@@ -213,90 +174,75 @@ def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int |
     return held
 
 
-def _judge(
+def _clashes(
     done: Sequence[Done],
     claimants: dict[str, list[int]],
     held: dict[str, tuple[int | None, int]],
-) -> _Verdict:
-    verdict = _Verdict()
+) -> dict[int, tuple[str, int]]:
+    """Return the inputs that lose a name, these and recorded ones: the name, and another input."""
+    clashes: dict[int, tuple[str, int]] = {}
     if not held and len(claimants) == sum(len(one.outputs) for one in done):
-        return verdict  # the usual case: every name is new
+        return clashes  # the usual case: every name is new
     for one in done:
-        for file in one.outputs:
-            others = [ordinal for ordinal in claimants[file.name] if ordinal != one.ordinal]
-            if file.name in held:
-                holder, rival = held[file.name]
-                if holder is None or holder > 0:
-                    others.append(rival if holder is None else holder)
-                if holder is not None and holder > 0:
-                    first = (file.name, min(claimants[file.name]))
-                    verdict.withdrawn.setdefault(holder, first)
-                elif holder is not None:
-                    verdict.gone.setdefault(holder, set()).add(file.name)
+        for name, *_ in one.outputs:
+            others = [ordinal for ordinal in claimants[name] if ordinal != one.ordinal]
+            holder, rival = held.get(name, (0, 0))
+            if holder is None:
+                others.append(rival)
+            elif holder > 0:
+                others.append(holder)
+                clashes.setdefault(holder, (name, min(claimants[name])))
             if others:
-                verdict.losers.setdefault(one.ordinal, (file.name, min(others)))
-    return verdict
+                clashes.setdefault(one.ordinal, (name, min(others)))
+    return clashes
 
 
-def _withdraw(
-    db: sqlite3.Connection, withdrawn: dict[int, tuple[str, int]], name_of: NameOf | None
-) -> tuple[list[FailedInput], list[tuple[int, str]]]:
-    """Mark inputs that were done as failed; return their failures and all of their names."""
-    lost: list[FailedInput] = []
-    names: list[tuple[int, str]] = []
-    for part, marks in chunks(withdrawn):
-        rows = db.execute(
-            f"SELECT ordinal, attempts, seconds, outputs FROM inputs WHERE ordinal IN ({marks})",  # noqa: S608
-            part,
+def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
+    """Return the results of inputs that were done."""
+    found: list[_Lost] = []
+    for part, marks in chunks(ordinals):
+        sql = (
+            "SELECT ordinal, attempts, seconds, outputs FROM inputs "  # noqa: S608
+            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
         )
-        for ordinal, attempts, seconds, outputs in rows.fetchall():
-            lost.append(_failure(db, ordinal, attempts, seconds, *withdrawn[ordinal], name_of))
-            with reading("outputs"):
-                names += [(ordinal, name) for name, _ in files_of(outputs)]
-    return lost, names
+        with reading("outputs"):
+            for ordinal, attempts, seconds, outputs in db.execute(sql, part):
+                names = [name for name, _ in files_of(outputs)]
+                found.append(_Lost(ordinal, attempts, seconds, names))
+    return found
 
 
-def _failure(
-    db: sqlite3.Connection,
-    ordinal: int,
-    attempts: int,
-    seconds: float,
-    name: str,
-    other: int,
-    name_of: NameOf | None,
-) -> FailedInput:
-    found = db.execute("SELECT source, row FROM inputs WHERE ordinal = ?", (other,)).fetchone()
-    source, row = found or ("another input", None)
-    rival = name_of(other) if found and name_of is not None else source or row
+def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> FailedInput:
     message = (
-        f"output {name!r} is claimed by two inputs, this one and {rival}\n"
+        f"output {name!r} is claimed by two inputs, this one and "
+        f"{name_of(query_of(db), other) or 'another input'}\n"
         "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
         "example with the input's folder or row in them, and run again."
     )
-    failure = Failure("output", "OutputError", message, attempts=attempts, seconds=seconds)
-    return FailedInput(ordinal, failure)
+    failure = Failure("output", "OutputError", message)
+    return FailedInput(lost.ordinal, failure._replace(attempts=lost.attempts, seconds=lost.seconds))
 
 
-def _remove_overwritten(db: sqlite3.Connection, gone: dict[int, set[str]]) -> None:
-    """Delete from gone inputs the outputs whose names listed inputs took over."""
-    for ordinal, names in gone.items():
+def _overwritten(db: sqlite3.Connection, held: dict[str, tuple[int | None, int]]) -> dict[str, int]:
+    """Delete from gone inputs the outputs whose names are claimed; return these names."""
+    gone = {name: holder for name, (holder, _) in held.items() if holder is not None and holder < 0}
+    for ordinal in {*gone.values()}:
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
         with reading("outputs"):
             files_of(text)
-            left = [each for each in json.loads(text) if each[0] not in names]
+            left = [each for each in json.loads(text) if each[0] not in gone]
         db.execute(
             "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
             (json.dumps(left), _OVERWRITTEN, ordinal),
         )
+    return gone
 
 
 def _write(
     db: sqlite3.Connection,
     winners: list[Done],
     failed: list[FailedInput],
-    published: dict[str, int],
     contested: dict[str, int],
-    name_of: NameOf | None,
 ) -> None:
     if winners:
         ordinals, attempts, seconds, outputs, metadata = zip(*winners, strict=True)
@@ -316,16 +262,11 @@ def _write(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
         "metadata = ?, error = ? WHERE ordinal = ?",
         (
-            (
-                failure.attempts,
-                failure.seconds,
-                metadata,
-                failure_column(failure, None if name_of is None else name_of(ordinal)),
-                ordinal,
-            )
+            (failure.attempts, failure.seconds, metadata, failure_column(failure), ordinal)
             for ordinal, failure, metadata in failed
         ),
     )
+    published = {file.name: one.ordinal for one in winners for file in one.outputs}
     claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), {})"
     for names, columns in ((published, "?, NULL"), (contested, "NULL, ?")):
         values = zip(storables([*names]), names.values(), strict=True)
@@ -395,14 +336,13 @@ def move_members(ledger: Ledger, places: Mapping[str, tuple[int, int]]) -> None:
             sql = f"SELECT ordinal FROM outputs WHERE name IN ({marks})"  # noqa: S608
             names = [storable(name) for name in part]
             ordinals.update(one for (one,) in db.execute(sql, names) if one is not None)
-        expand(db, ordinals)
-        for part, marks in chunks(ordinals):
-            sql = f"SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
-            db.executemany(
-                "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
-                [(_moved(outputs, places), ordinal) for outputs, ordinal in db.execute(sql, part)],
-            )
-        compress(db, ordinals)
+        with changing(db, ordinals):
+            for part, marks in chunks(ordinals):
+                sql = f"SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
+                db.executemany(
+                    "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
+                    [(_moved(text, places), ordinal) for text, ordinal in db.execute(sql, part)],
+                )
 
 
 def _moved(outputs: str, places: Mapping[str, tuple[int, int]]) -> str:

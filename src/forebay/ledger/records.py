@@ -1,4 +1,4 @@
-"""The plain records that the parts of `jobs/` pass to each other.
+"""The plain records of inputs, outputs and runs that other parts pass to each other.
 
 Annotations are evaluated at once: workers import this module, and a named tuple would compile each
 of them from a string.
@@ -7,7 +7,7 @@ of them from a string.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError, shortened
@@ -15,7 +15,7 @@ from forebay.failures import Failure
 
 
 class Input(NamedTuple):
-    """One input as it was listed. A tuple, since there may be very many.
+    """One input as it was listed, known by its row or else its path. A tuple: there may be many.
 
     Attributes:
         row: The table's row as a JSON object, columns in the table's order; for a Dataset with
@@ -26,23 +26,9 @@ class Input(NamedTuple):
     row: str | None = None
     identity: str = ""
 
-    @property
-    def key(self) -> str:
-        """What identifies this input: its row, or else its path."""
-        return self.source if self.row is None else self.row
-
 
 class LinkInput(Input):
     """An input whose path is a symbolic link."""
-
-
-class RowsInPlace(NamedTuple):
-    """A listing that can be read from any of its inputs on, so the ledger need not copy them."""
-
-    name: str
-    fingerprint: str
-    start: Callable[[int], Iterator[Input]]
-    read: Callable[[int], Iterator[Input]]
 
 
 class Todo(NamedTuple):

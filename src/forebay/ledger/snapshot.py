@@ -36,9 +36,9 @@ from forebay.ledger.database import (
     failure_from,
     failures_in,
     in_words,
-    listed_rows,
     reading,
 )
+from forebay.ledger.inputs import listed_rows
 from forebay.ledger.lock import LOCK_NAME, Holder, find_holder
 from forebay.ledger.records import Counts
 

@@ -47,7 +47,8 @@ from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning
-from forebay.observe.record import Statistics, Trace, totals_of
+from forebay.observe.figures import Statistics, statistics_of
+from forebay.observe.record import Trace
 from forebay.plan import DEVICE, Mixture, Plan, seed_of, worker_seed_of
 from forebay.ranks import Ranks, check_agreement, check_still
 
@@ -500,7 +501,7 @@ class LoaderProgress:
         """Stop the workers; the position is kept."""
         for pipeline in list(self._pipelines):
             pipeline.close()
-        self.trace.publication.remove()
+        self.trace.hide()
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -613,7 +614,8 @@ class LoaderProgress:
                 ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
         if self.resumed is not None and self.resumed.batch:
             epoch, batch = self.resumed.epoch, self.resumed.batch
-        return Statistics(
+        return statistics_of(
+            self.trace,
             epoch=epoch,
             batch=batch,
             ready_batches=len(waiting),
@@ -623,7 +625,6 @@ class LoaderProgress:
             in_flight=sum(feed.in_flight for feed in feeds),
             failures=self.failures.total,
             sources=sources,
-            **totals_of(self.trace),
         )
 
 

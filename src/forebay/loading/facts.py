@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
-from forebay.loading.epochs import LoaderProgress, Pipeline
+from forebay.loading.epochs import LoaderProgress
 from forebay.loading.settings import LoaderArguments, Settings
+from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
 from forebay.options import (
     AutoWorkers,
@@ -88,22 +88,19 @@ def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
     """Write the report of a loader; see `DataLoader.report`."""
     from forebay.show.html import write_report
-    from forebay.show.report import environment, loader_html, loader_summary
+    from forebay.show.report import loader_summary, report_html
 
     loader = settings.loader
     summary = loader_summary(
         progress.trace,
         title=settings.described(),
         settings=_arguments(settings),
-        environment=environment(),
         verdict=str(loader.diagnose()),
         marks=_marks_of(loader.buffer),
         failures=progress.failures.total,
         replays=loader.seed is not None and not settings.is_iterable,
-        now=time.perf_counter(),
-        wall=time.time(),
     )
-    return write_report(loader_html(summary), path)
+    return write_report(report_html(summary), path)
 
 
 def _marks_of(buffer: Buffer | None) -> dict[str, int | None]:
@@ -147,30 +144,21 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)) if function else "None"
 
 
-class LiveLoader:
-    """Publishes a loader to `forebay top`, while its trace records something."""
+class LiveLoader(LivePage):
+    """The page of a loader in `forebay top`, renewed while its trace records something."""
 
     def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
-        self._page, self._recent = LivePage(), RecentWork()
+        super().__init__()
+        self._recent = RecentWork()
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
         self._verdict, self._verdict_due = "", 0.0
-        weakref.finalize(loader, self._page.remove)
+        weakref.finalize(loader, self.remove)
 
-    def __call__(self, trace: Trace) -> None:
-        """Write the present state of the loader; never raises."""
-        loader, progress = self._loader(), self._progress()
-        if loader is not None and progress is not None:
-            with suppress(Exception):  # showing something must not end a training
-                state = self._state(loader, progress.pipeline, trace, time.perf_counter())
-                self._page.publish(state)
-
-    def remove(self) -> None:
-        """Remove what is shown, until something is recorded again."""
-        self._page.remove()
-
-    def _state(
-        self, loader: LoaderArguments, pipeline: Pipeline | None, trace: Trace, now: float
-    ) -> dict[str, Any]:
+    def state_of(self, trace: Trace) -> dict[str, Any] | None:
+        """Return the present state of the loader."""
+        loader, progress, now = self._loader(), self._progress(), time.perf_counter()
+        if loader is None or progress is None:
+            return None
         if now >= self._verdict_due:
             from forebay.observe.diagnosis import LEAST_STEPS
 
@@ -179,21 +167,19 @@ class LiveLoader:
             if found.evidence["steps"] >= LEAST_STEPS:  # otherwise it is cheap, and soon outdated
                 took = time.perf_counter() - now
                 self._verdict_due = now + max(VERDICT_S, took / VERDICT_SHARE)
-        buffer = loader.buffer
+        buffer, pipeline = loader.buffer, progress.pipeline
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed
         return {
+            **numbers_in(trace.snapshot()),
             "kind": "loader",
             "title": Settings(loader).described(),
             "began": time.time() - (now - trace.began_at),
             "epoch": -1 if planner is None else planner.epoch,
             "batch": 0 if planner is None else planner.batch,
             "ready": 0 if feed is None else len(feed.ready),
-            "held_bytes": trace.held_bytes,
             **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
-            "num_workers": trace.num_workers,
-            "restarts": trace.restarts,
             "verdict": self._verdict[:1000],
             **self._recent.update(trace, now),
         }

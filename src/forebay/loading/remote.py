@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class BatchHosting:
-    """Hosts a worker that makes batches; see `Hosting` in `engine/pools/ray`.
+    """Hosts a worker that makes batches; see `Hosting` in `pools/ray_host.py`.
 
     Args:
         trainer: Where bytes are sent over TCP; None to send them in messages.

@@ -162,9 +162,9 @@ class Causes:
                 or self._busy_cores()
                 or Finding(
                     "unknown",
-                    "The cause cannot be told: by the recorded times the present settings would "
-                    f"come to {short_number(present.rate)} batches/s, and it was "
-                    f"{short_number(recorded.rate)}.",
+                    "The cause is unknown: simulating the present settings gives "
+                    f"{short_number(present.rate)} batches/s, but {short_number(recorded.rate)} "
+                    "were measured.",
                 )
             )
         judges: tuple[Callable[[], Finding | None], ...] = (

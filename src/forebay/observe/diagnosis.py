@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from forebay.base.formatting import counted, short_number, summary
@@ -26,6 +26,7 @@ from forebay.observe.causes import (
     sentence_case,
     system_time,
 )
+from forebay.observe.figures import numbers_in
 from forebay.observe.record import MadeRecord, SlowSample, StepRecord
 from forebay.observe.recorded_work import SimulatedLoader, recorded_work
 from forebay.observe.simulation import Setup
@@ -122,34 +123,18 @@ def diagnose(
 
 def _evidence(simulated: SimulatedLoader) -> dict[str, float]:
     recorded, setup = simulated.recorded, simulated.setup
-    step_s = max(recorded.step_s, 1e-9)
-    found: dict[str, float | None] = {
-        "steps": recorded.steps,
-        "step_s": recorded.step_s,
-        "trainer_cpu_s": recorded.trainer_cpu_s,
-        "batch_s": recorded.batch_s,
-        "cpu_s": recorded.cpu_s,
-        "queued_s": recorded.queued_s,
-        "trainer_queued_s": recorded.trainer_queued_s,
-        "threads_s": recorded.threads_s,
-        "system_s": recorded.system_s,
-        "faults": recorded.faults,
+    known = {each.name: getattr(recorded, each.name) for each in fields(recorded)}
+    others = {
         "other_s": recorded.other_s,
-        "nbytes": recorded.nbytes,
-        "read_bytes": recorded.read_bytes,
-        "read_rate": recorded.read_rate,
         "read_limit": setup.read_limit,
-        "idle_share": recorded.idle_share,
         "num_workers": setup.num_workers,
-        "workers_needed": recorded.batch_s / step_s,
+        "workers_needed": recorded.batch_s / max(recorded.step_s, 1e-9),
         "cores": setup.cores,
         "cores_needed": simulated.cores_needed,
         "depth": simulated.depth,
-        "epoch_wait_share": recorded.epoch_wait_share,
-        "slowdown": recorded.slowdown,
         "simulated_rate": simulated.present.rate,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return numbers_in(known | others)
 
 
 def _verdict(simulated: SimulatedLoader, finding: Finding, expected: float | None) -> str:
@@ -215,21 +200,7 @@ def diagnose_run(times: RunTimes) -> Diagnosis:
     elapsed_s = max(times.elapsed_s, 1e-9)
     idle = max(1.0 - times.busy_s / (times.num_workers * elapsed_s), 0.0)
     cause, verdict = _cause(times, elapsed_s, idle)
-    evidence = {
-        "inputs": times.inputs,
-        "elapsed_s": times.elapsed_s,
-        "num_workers": times.num_workers,
-        "busy_s": times.busy_s,
-        "cpu_s": times.cpu_s,
-        "system_s": times.system_s,
-        "faults": times.faults,
-        "threads_s": times.threads_s,
-        "queued_s": times.queued_s,
-        "flush_s": times.flush_s,
-        "record_s": times.record_s,
-        "cores": times.cores,
-    }
-    known = {name: float(value) for name, value in evidence.items() if value is not None}
+    known = numbers_in({each.name: getattr(times, each.name) for each in fields(times)})
     return Diagnosis(cause, idle, {}, times.inputs / elapsed_s, None, known, verdict)
 
 

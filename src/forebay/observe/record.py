@@ -17,14 +17,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from forebay.base.formatting import byte_size, counted, duration, summary
 from forebay.base.process import cores_idle_s, queued_s
-from forebay.errors import printable
 
 # ---- bounded -------------------------------------------------------------------------------------
 # Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
@@ -38,37 +36,58 @@ DURATION_BINS = 64
 Entry = TypeVar("Entry")
 
 
-class Mergeable(Protocol):
-    """What happened in one span of a run."""
+@dataclass(slots=True)
+class Span:
+    """What happened in one part of a record.
 
-    def add(self, later: Any, /) -> None:
+    Attributes:
+        made: Of a loader: batches that workers made; and so on.
+        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
+        busy_s: By worker: seconds it spent on batches.
+        done: Of a run: inputs or samples that succeeded.
+    """
+
+    made: int = 0
+    taken: int = 0
+    waited_s: float = 0.0
+    least_ready: int | None = None
+    most_ready: int | None = None
+    held_bytes: int = 0
+    num_workers: int = 0
+    busy_s: dict[int, float] = field(default_factory=dict)
+    restarts: int = 0
+    done: int = 0
+    failed: int = 0
+
+    def add(self, later: Span) -> None:
         """Merge the span that follows into this one."""
+        for name in ("made", "taken", "waited_s", "restarts", "done", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
+        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
+        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
+        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
+        for worker_id, seconds in later.busy_s.items():
+            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
 
-    def following(self) -> Self:
-        """Return the span that follows, in which nothing has happened yet."""
-        ...
 
-
-AnySpan = TypeVar("AnySpan", bound=Mergeable)
-
-
-class Spans(Generic[AnySpan]):
+class Spans:
     """A whole run in at most `MAX_SPANS` spans of equal length, which grows with the run."""
 
-    def __init__(self, began_at: float, seconds: float, before: AnySpan) -> None:
+    def __init__(self, began_at: float, seconds: float) -> None:
         self.seconds = seconds
-        self._began_at, self._before = began_at, before
-        self._spans: list[AnySpan] = []
+        self._began_at = began_at
+        self._spans: list[Span] = []
 
     def __len__(self) -> int:
         """Return the number of spans up to the last in which something happened."""
         return len(self._spans)
 
-    def __iter__(self) -> Iterator[AnySpan]:
+    def __iter__(self) -> Iterator[Span]:
         """Return an iterator over the spans, in order of time."""
         return iter(list(self._spans))  # another thread may add some
 
-    def at(self, moment: float) -> AnySpan:
+    def at(self, moment: float) -> Span:
         """Return the span of a moment, making spans longer where there would be too many."""
         index = max(int((moment - self._began_at) / self.seconds), 0)
         while index >= MAX_SPANS:
@@ -78,8 +97,8 @@ class Spans(Generic[AnySpan]):
             self._spans, self.seconds = merged, self.seconds * 2
             index = int((moment - self._began_at) / self.seconds)
         while len(self._spans) <= index:
-            last = self._spans[-1] if self._spans else self._before
-            self._spans.append(last.following())
+            last = self._spans[-1] if self._spans else Span()
+            self._spans.append(Span(held_bytes=last.held_bytes, num_workers=last.num_workers))
         return self._spans[index]
 
 
@@ -118,9 +137,10 @@ def duration_bin(seconds: float) -> int:
     return int(seconds * 1e6).bit_length()
 
 
-# ---- publication ---------------------------------------------------------------------------------
-# When a record is shown to other processes: about once a second, while something is recorded.
+# ---- record --------------------------------------------------------------------------------------
+# What the records of loaders and runs share: spans, and who shows them to other processes.
 
+# A record is shown about once a second, while something is recorded.
 PUBLISH_S = 1.0
 
 
@@ -134,28 +154,31 @@ class Publisher(Protocol):
         """Show nothing until the next call."""
 
 
-class Publication:
-    """Calls a publisher, once there is one.
+class Record:
+    """What a loader or a run did, in bounded memory.
 
     Attributes:
-        publisher: Shows the record; None before `begin`.
+        publisher: Shows the record from `publish_due` on; None before there is one.
     """
 
-    def __init__(self) -> None:
-        self.due = math.inf
+    def __init__(self, began_at: float, span_s: float) -> None:
+        self.began_at = began_at
+        self.spans = Spans(began_at, span_s)
+        self.num_workers = 0
         self.publisher: Publisher | None = None
+        self.publish_due = math.inf
 
-    def begin(self, publisher: Publisher, at: float) -> None:
+    def publish_from(self, at: float, publisher: Publisher) -> None:
         """Show the record from a moment on."""
-        self.publisher, self.due = publisher, at
+        self.publisher, self.publish_due = publisher, at
 
-    def renew(self, record: Any, now: float) -> None:
-        """Show the present state of the record."""
-        self.due = now + PUBLISH_S
+    def show(self, now: float) -> None:
+        """Show the present state to other processes."""
+        self.publish_due = now + PUBLISH_S
         if self.publisher is not None:
-            self.publisher(record)
+            self.publisher(self)
 
-    def remove(self) -> None:
+    def hide(self) -> None:
         """Show nothing until something is recorded again."""
         if self.publisher is not None:
             self.publisher.remove()
@@ -197,6 +220,9 @@ FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
 # How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
+# Attributes of a trace that its snapshot has by the same name.
+_TIMES = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s")
+_TOTALS = (*_TIMES, "restarts", "num_workers", "held_bytes")
 
 
 class SlowSample(NamedTuple):
@@ -289,44 +315,7 @@ class StepRecord(NamedTuple):
         return self.asked_at + self.waited_s
 
 
-@dataclass(slots=True)
-class Span:
-    """What happened in one part of the run.
-
-    Attributes:
-        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
-        busy_s: By worker: seconds it spent on batches.
-    """
-
-    made: int = 0
-    taken: int = 0
-    waited_s: float = 0.0
-    least_ready: int | None = None
-    most_ready: int | None = None
-    held_bytes: int = 0
-    num_workers: int = 0
-    busy_s: dict[int, float] = field(default_factory=dict)
-    restarts: int = 0
-
-    def add(self, later: Span) -> None:
-        """Merge the span that follows into this one."""
-        self.made += later.made
-        self.taken += later.taken
-        self.waited_s += later.waited_s
-        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
-        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
-        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
-        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
-        for worker_id, seconds in later.busy_s.items():
-            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
-        self.restarts += later.restarts
-
-    def following(self) -> Span:
-        """Return the span that follows, in which nothing has happened yet."""
-        return Span(held_bytes=self.held_bytes, num_workers=self.num_workers)
-
-
-class Trace:
+class Trace(Record):
     """Records what a loader does, in bounded memory, over all its epochs.
 
     `made` may be called in a background thread while the trainer's thread calls `taken`: only the
@@ -339,13 +328,11 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self.began_at = time.perf_counter()
+        super().__init__(time.perf_counter(), FIRST_SPAN_S)
         self.steps: deque[StepRecord] = deque(maxlen=KEPT)
         self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
         self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
         self.wait_bins = [0] * DURATION_BINS
-        self.spans = Spans(self.began_at, FIRST_SPAN_S, Span())
-        self.num_workers = 0
         self.held_bytes = 0
         self.restarts = 0
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
@@ -369,7 +356,6 @@ class Trace:
         self._cores_idle_s: float | None = None
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
-        self.publication = Publication()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -409,8 +395,8 @@ class Trace:
                 span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
                 self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
             busy_s.clear()
-        if ended_at >= self.publication.due:
-            self.publication.renew(self, ended_at)
+        if ended_at >= self.publish_due:
+            self.show(ended_at)
 
     def restarted(self) -> None:
         """Record that an attempt at a batch ended with the death of a worker."""
@@ -423,7 +409,7 @@ class Trace:
     def begin(self, at: float) -> None:
         """Begin the record when the first epoch does; what is before that is not training."""
         if not self.epochs and not self.made_count:
-            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S, Span())
+            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S)
 
     def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
         """Record that an epoch began, and the seconds that `iter(loader)` took.
@@ -491,8 +477,8 @@ class Trace:
             self.step_count += count - self._taken_before
         self._taken_before, self._waited_before = count, total
         self._got_before = asked_at + waited_s
-        if asked_at >= self.publication.due:
-            self.publication.renew(self, asked_at)
+        if asked_at >= self.publish_due:
+            self.show(asked_at)
 
     # ---- the whole run -------------------------------------------------------------------------
 
@@ -500,6 +486,34 @@ class Trace:
     def slowest(self) -> list[SlowSample]:
         """The slowest samples of the run, slowest first."""
         return [sample for _, sample in self._slowest]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the totals up to the last batch that was made or taken."""
+        ends = [step.got_at for step in list(self.steps)[-1:]]
+        ends += [batch.ended_at for batch in list(self.batches)[-1:]]
+        seconds = max([self.began_at, *ends]) - self.began_at
+        waits = sorted(self.waits) or [0.0]
+        shares = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+        copies = self.transfers
+        return {
+            "seconds": seconds,
+            "made": self.made_count,
+            "taken": self.taken_count,
+            "rate": self.taken_count / seconds if seconds else 0.0,
+            "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
+            **{
+                f"wait_{name}_s": waits[min(int(share * len(waits)), len(waits) - 1)]
+                for name, share in shares
+            },
+            **{name: getattr(self, name) for name in _TOTALS},
+            "copied_batches": copies.batches,
+            "copied_bytes": copies.nbytes,
+            "copy_s": copies.seconds,
+            "staged_bytes": copies.staged_bytes,
+            "pinned_bytes": copies.pinned_bytes,
+            "pinned_reason": copies.reason or "",
+            "decisions": tuple(reason for _, reason in list(self.decisions)),
+        }
 
     def _span(self, at: float) -> Span:
         """Return the span of a moment, with the present state."""
@@ -520,24 +534,7 @@ FIRST_RUN_SPAN_S = 0.5
 LONG_S = 5.0
 
 
-@dataclass(slots=True)
-class RunSpan:
-    """What ended in one part of a run."""
-
-    done: int = 0
-    failed: int = 0
-
-    def add(self, later: RunSpan) -> None:
-        """Merge the span that follows into this one."""
-        self.done += later.done
-        self.failed += later.failed
-
-    def following(self) -> RunSpan:
-        """Return the span that follows, in which nothing has ended yet."""
-        return RunSpan()
-
-
-class RunTrace:
+class RunTrace(Record):
     """Records what a run does, in bounded memory.
 
     Attributes:
@@ -546,15 +543,13 @@ class RunTrace:
     """
 
     def __init__(self) -> None:
-        self.began_at = self.ended_at = time.monotonic()
+        super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
+        self.ended_at = self.began_at
         self.done = self.failed = 0
-        self.spans = Spans(self.began_at, FIRST_RUN_SPAN_S, RunSpan())
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
-        self.num_workers = 0
         self._slowest = Slowest[int]()
-        self.publication = Publication()
         self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
         self.longest: tuple[str, float] | None = None
         self._published: tuple[object, ...] = ()
@@ -563,6 +558,19 @@ class RunTrace:
     def slowest(self) -> list[tuple[float, int]]:
         """Seconds and number of the tasks that took longest, slowest first."""
         return list(self._slowest)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the totals up to the last input or sample that ended."""
+        seconds = max(self.ended_at - self.began_at, 0.0)
+        capacity = seconds * self.num_workers
+        return {
+            "seconds": seconds,
+            "ended": self.done + self.failed,
+            "num_workers": self.num_workers,
+            "busy_s": self.busy_s,
+            "busy_share": min(self.busy_s / capacity, 1.0) if capacity else 0.0,
+            "retries": self.retries,
+        }
 
     def took(self, tasks: Sequence[tuple[int, float]]) -> None:
         """Record tasks that succeeded, and how many seconds each took."""
@@ -595,160 +603,11 @@ class RunTrace:
         The loop of the run calls it while nothing ends: otherwise what ended just after a
         publication would not be seen until the next input ends.
         """
-        if now >= self.publication.due:
+        if now >= self.publish_due:
             found = self.longest_task()
             self.longest = found if found is not None and now - found[1] >= LONG_S else None
             # While a task runs for long, the rate falls.
             state = (self.done, self.failed, self.num_workers, self.longest and now)
             if state != self._published:
                 self._published = state
-                self.publication.renew(self, now)
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-# The statistics of a loader, as an immutable record.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """A snapshot of a loader: `loader.statistics()`. Its `str` is a summary.
-
-    Attributes:
-        epoch: The epoch of the last batch returned; -1 before the first.
-        batch: How many batches of that epoch were returned.
-        ready_batches: Batches that are ready to be returned, including those that raised.
-        ready_bytes: Size of these batches in bytes.
-        ready_from: Epoch and number of the first ready batch; None if there is none, or with
-            `in_order=False`.
-        ready_to: Epoch and number of the last ready batch, likewise.
-        in_flight: Batches that were sent to workers and are not ready.
-        waited_s: Seconds that the training loop waited for batches, in total.
-        wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
-        wait_p95_s: The 95th percentile of these waits.
-        wait_p99_s: The 99th percentile of these waits.
-        fetch_s: Seconds that workers spent getting samples, in wall time.
-        collate_s: Seconds that workers spent collating samples and packing batches, in wall time.
-        cpu_s: Seconds of processor time that workers used. If it is far less than
-            `fetch_s + collate_s`, they waited for a disk, a network or a core.
-        queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
-        idle_s: Seconds that workers had no batch to make, because enough were prefetched, or
-            between epochs; 0 without workers.
-        restarts: Attempts to make a batch that ended with the death of a worker.
-        failures: Samples that were skipped (`on_error="skip"`).
-        num_workers: The current number of workers; 0 before the first iteration.
-        decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
-        copied_batches: Batches of worker processes whose copy to the device was started.
-        copied_bytes: Bytes of these copies.
-        copy_s: Seconds that they took on the device.
-        staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
-            memory is not.
-        pinned_bytes: Bytes of the memory of batches that are page-locked now.
-        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
-        sources: For a mixture: by name, how many samples of each source were returned over all
-            ranks, and how many epochs of the source that is.
-    """
-
-    epoch: int
-    batch: int
-    ready_batches: int
-    ready_bytes: int
-    ready_from: tuple[int, int] | None
-    ready_to: tuple[int, int] | None
-    in_flight: int
-    waited_s: float
-    wait_p50_s: float
-    wait_p95_s: float
-    wait_p99_s: float
-    fetch_s: float
-    collate_s: float
-    cpu_s: float
-    queued_s: float
-    idle_s: float
-    restarts: int
-    failures: int
-    num_workers: int = 0
-    decisions: tuple[str, ...] = ()
-    copied_batches: int = 0
-    copied_bytes: int = 0
-    copy_s: float = 0.0
-    staged_bytes: int = 0
-    pinned_bytes: int = 0
-    pinned_reason: str = ""
-    sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, int | float]:
-        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
-
-        Returns:
-            The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
-            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
-            such batch. Each source of a mixture adds `sources/NAME/samples` and
-            `sources/NAME/epochs`, from the first batch on.
-        """
-        flat: dict[str, int | float] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, int | float):
-                flat[each.name] = value
-        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
-            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
-        for source, (samples, epochs) in self.sources.items():
-            flat[f"sources/{source}/samples"] = samples
-            flat[f"sources/{source}/epochs"] = epochs
-        return flat
-
-    def __str__(self) -> str:
-        """Return a summary, one line for each part of the loader that did something."""
-        where = f"epoch {self.epoch}, batch {self.batch:,}"
-        p50, p95, p99 = map(duration, (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s))
-        lines = [
-            f"position   {where if self.epoch >= 0 else 'before the first batch'}",
-            f"batches    {self.ready_batches:,} ready, {byte_size(self.ready_bytes)}; "
-            f"{self.in_flight:,} in flight",
-            f"waits      {duration(self.waited_s)} in all; 50% within {p50}, 95% within {p95}, "
-            f"99% within {p99}",
-            f"workers    {self.num_workers:,}, together fetching {duration(self.fetch_s)}, "
-            f"collating {duration(self.collate_s)}, idle {duration(self.idle_s)}",
-            f"processor  {duration(self.cpu_s)}, and {duration(self.queued_s)} waiting for a core",
-        ]
-        if self.restarts or self.failures:
-            skipped = counted(self.failures, "skipped sample")
-            lines.append(f"failures   {counted(self.restarts, 'restart')}, {skipped}")
-        if self.copied_batches:
-            lines.append(
-                f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
-                f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
-                f"{byte_size(self.staged_bytes)} staged"
-            )
-        for name, (samples, epochs) in self.sources.items():
-            lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
-        lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
-        return "\n".join(map(printable, lines))
-
-    def _repr_html_(self) -> str:
-        """Return a table of the numbers for a notebook."""
-        return summary("Statistics", self.to_dict())
-
-
-def totals_of(trace: Trace) -> dict[str, Any]:
-    """Return the fields of `Statistics` that a trace has."""
-    waits = sorted(trace.waits) or [0.0]
-    last = len(waits) - 1
-    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    percentiles = {
-        f"wait_{name}_s": waits[min(int(share * len(waits)), last)]
-        for name, share in shares.items()
-    }
-    names = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "restarts")
-    totals = percentiles | {name: getattr(trace, name) for name in names}
-    decisions = tuple(reason for _, reason in list(trace.decisions))
-    copies = trace.transfers
-    totals |= {
-        "copied_batches": copies.batches,
-        "copied_bytes": copies.nbytes,
-        "copy_s": copies.seconds,
-        "staged_bytes": copies.staged_bytes,
-        "pinned_bytes": copies.pinned_bytes,
-        "pinned_reason": copies.reason or "",
-    }
-    return totals | {"num_workers": trace.num_workers, "decisions": decisions}
+                self.show(now)

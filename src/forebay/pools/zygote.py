@@ -410,7 +410,7 @@ def _without_our_frames(stacks: str) -> str:
     """Remove the frames outside the job: the worker's loop and its callers."""
     kept, ours = [], False
     for line in stacks.splitlines(keepends=True):
-        ours = line.startswith("  ") and (ours or "/engine/pools/worker.py" in line)
+        ours = line.startswith("  ") and (ours or "/pools/worker.py" in line)
         if not ours:
             kept.append(line)
     return "".join(kept)

@@ -37,29 +37,72 @@ class Later:
         return vars(self)
 
 
-class _Explained:
-    """The values of `later` as attributes of a report."""
+# ---- report --------------------------------------------------------------------------------------
 
-    __slots__ = ()
-    later: Later
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunReport:
+    """What a run returns. Counts are of inputs or of samples."""
+
+    output: Path | str
+    done: int
+    failed: int
+    resumed: int
+    failures: tuple[Failure, ...]
+    elapsed_s: float
+    later: Later = field(compare=False)
+    decisions: tuple[str, ...] = ()
 
     @property
     def diagnosis(self) -> Diagnosis:
+        """What the run waited for; made when it is asked for."""
         found: Diagnosis = self.later.get("diagnosis")
         return found
 
     @property
     def details(self) -> Mapping[str, Any]:
+        """What `save` shows besides the counts; made when it is asked for."""
         found: Mapping[str, Any] = self.later.get("details")
         return found
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a self-contained HTML file: throughput, durations, failures.
 
-# ---- report --------------------------------------------------------------------------------------
-# The report that `preprocess` returns.
+        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+        It names the slowest inputs and up to three failed inputs for each error.
+        """
+        from forebay.show.html import write_report
+        from forebay.show.report import report_html, run_summary
+
+        return write_report(report_html(run_summary(self)), path)
+
+    def _took(self, unit: str) -> str:
+        ran = self.done - self.resumed + self.failed
+        rate = f", {ran / self.elapsed_s:,.1f} {unit}s/s" if ran and self.elapsed_s else ""
+        return f"{duration(self.elapsed_s)}{rate}"
+
+    def _failure_lines(self, again: str) -> list[str]:
+        if not self.failures:
+            return []
+        lines = ["failures", *(f"  {failure}" for failure in self.failures[:10])]
+        if self.failed > 10:
+            lines.append(f"  … and {self.failed - 10:,} more")
+        command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+        return [*lines, f"  What happened to each, and what to do: {command}", f"  {again}"]
+
+    def _html(self, title: str, done: str, places: Mapping[str, object]) -> str:
+        facts = {
+            done: self.done,
+            "done by earlier runs": self.resumed,
+            "failed": self.failed,
+            "time": duration(self.elapsed_s),
+            **places,
+        }
+        return summary(title, facts, self.failures, self.failed)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Report(_Explained):
+class Report(RunReport):
     """The result of `preprocess`; its `repr` is a summary.
 
     Attributes:
@@ -77,14 +120,7 @@ class Report(_Explained):
     """
 
     output: str
-    done: int
-    failed: int
-    resumed: int
-    failures: tuple[Failure, ...]
-    elapsed_s: float
-    metadata_path: Path | str
-    later: Later = field(compare=False)
-    decisions: tuple[str, ...] = ()
+    metadata_path: Path | str = field(kw_only=True)
 
     @property
     def metadata(self) -> pyarrow.Table:
@@ -93,55 +129,25 @@ class Report(_Explained):
 
         return read_table(self.metadata_path)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a self-contained HTML file: throughput, durations, failures.
-
-        See `save` of `forebay.show.report`.
-        """
-        from forebay.show.report import save
-
-        return save(path, self)
-
     def __repr__(self) -> str:
         """Return the summary."""
         resumed = f" ({self.resumed:,} of them earlier)" if self.resumed else ""
-        ran = self.done - self.resumed + self.failed
-        rate = f", {ran / self.elapsed_s:,.1f} inputs/s" if ran and self.elapsed_s else ""
         lines = [
-            f"{self.done:,} done{resumed}, {self.failed:,} failed "
-            f"in {duration(self.elapsed_s)}{rate}",
+            f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
             f"outputs   {self.output}",
             f"metadata  {self.metadata_path}",
         ]
-        if self.failures:
-            lines.append("failures")
-            lines += [f"  {failure}" for failure in self.failures[:10]]
-            if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more")
-            command = shlex.join(["forebay", "failures", self.output, "--traceback"])
-            lines.append(f"  What happened to each, and what to do: {command}")
-            lines.append("  To try them again, repeat the call or use `forebay retry`.")
-        return "\n".join(lines)
+        again = "To try them again, repeat the call or use `forebay retry`."
+        return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        facts = {
-            "done": self.done,
-            "of them earlier": self.resumed,
-            "failed": self.failed,
-            "time": duration(self.elapsed_s),
-            "outputs": self.output,
-            "metadata": self.metadata_path,
-        }
-        return summary("preprocess", facts, self.failures, self.failed)
-
-
-# ---- prediction report ---------------------------------------------------------------------------
-# The report of a run of predict.
+        places = {"outputs": self.output, "metadata": self.metadata_path}
+        return self._html("preprocess", "done", places)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PredictionReport(_Explained):
+class PredictionReport(RunReport):
     """The result of `predict`; its `repr` is a summary.
 
     Attributes:
@@ -157,56 +163,19 @@ class PredictionReport(_Explained):
         details: What `save` shows besides these: what took how long, and when.
     """
 
-    output: Path | str
-    done: int
-    failed: int
-    resumed: int
-    failures: tuple[Failure, ...]
-    elapsed_s: float
-    later: Later = field(compare=False)
-    decisions: tuple[str, ...] = ()
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a self-contained HTML file: throughput, durations, failures.
-
-        See `save` of `forebay.show.report`.
-        """
-        from forebay.show.report import save
-
-        return save(path, self)
-
     def __repr__(self) -> str:
         """Return the summary."""
         resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
-        ran = self.done + self.failed - self.resumed
-        rate = f", {ran / self.elapsed_s:,.1f} samples/s" if ran and self.elapsed_s else ""
         lines = [
-            f"{self.done:,} predicted, {self.failed:,} failed "
-            f"in {duration(self.elapsed_s)}{rate}{resumed}",
+            f"{self.done:,} predicted, {self.failed:,} failed in {self._took('sample')}{resumed}",
             f"output    {self.output}",
         ]
-        if self.failures:
-            lines.append("failures")
-            lines += [f"  {failure}" for failure in self.failures[:10]]
-            if self.failed > 10:
-                lines.append(f"  … and {self.failed - 10:,} more")
-            command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
-            lines.append(f"  What happened to each, and what to do: {command}")
-            lines.append(
-                "  They have no row. To try them again, use retry_failed=True or `forebay retry`."
-            )
-        return "\n".join(lines)
+        again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
+        return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        facts = {
-            "predicted": self.done,
-            "samples done earlier": self.resumed,
-            "failed": self.failed,
-            "time": duration(self.elapsed_s),
-            "output": self.output,
-        }
-        return summary("predict", facts, self.failures, self.failed)
+        return self._html("predict", "predicted", {"output": self.output})
 
 
 # ---- verification --------------------------------------------------------------------------------

@@ -369,13 +369,8 @@ class Session:
             self._open_table()
             self._merge(listing, ahead)
         self.perform_pending()
-        rows = listing.in_place
-        call = {
-            "kind": listing.kind,
-            "folder": listing.folder,
-            "metadata": self.options.metadata,
-            "manifest": None if rows is None else rows.name,
-        }
+        metadata = self.options.metadata
+        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
         self._call = {"call": json.dumps(call)}
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -387,7 +382,8 @@ class Session:
             complete=limit is None,
             ahead=ahead,
             is_distinct=listing.is_distinct,
-            in_place=listing.in_place,
+            fingerprint=listing.fingerprint,
+            read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
         others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
@@ -575,7 +571,7 @@ class Session:
         if self._progress is None:
             return dict
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
-        known = self._progress, self._verb, self._described.name, self._num_workers
+        known = self._progress, self._verb, self._described.name
         return partial(_details, *known, names.__getitem__, self.options, settings)
 
     def perform_pending(self) -> None:

@@ -131,8 +131,34 @@ def file_of(value: Any) -> str:
 
 
 def is_library(file: str) -> bool:
-    """Tell whether a file belongs to Python or to an installed package."""
-    return file.startswith(_STDLIB) or not _INSTALLED.isdisjoint(PurePath(file).parts)
+    """Return whether a file belongs to Python or to an installed package."""
+    if file.startswith(_STDLIB) or not _INSTALLED.isdisjoint(PurePath(file).parts):
+        return True
+    above, name = _in_package(file)
+    return name.partition("/")[0] in _installed_in(above)
+
+
+def _in_package(file: str) -> tuple[str, str]:
+    """Return the folder from which a file is imported, and the rest of its path."""
+    above, name = os.path.split(os.path.abspath(file))
+    while os.path.isfile(os.path.join(above, "__init__.py")):
+        above, package = os.path.split(above)
+        name = f"{package}/{name}"
+    return above, name
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """Return the files and packages that `pip install --target` put into a folder of any name."""
+    try:
+        if not any(name.endswith(".dist-info") for name in os.listdir(folder)):
+            return frozenset()
+        from importlib.metadata import distributions  # only here: it takes 10 ms
+
+        found = distributions(path=[folder])
+        return frozenset(file.parts[0] for each in found for file in each.files or ())
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def is_own(value: Any) -> bool:
@@ -150,11 +176,7 @@ def place_of(value: Any) -> str:
     file = file_of(value)
     if not os.path.isfile(file):
         return module_name(value) or "builtins"
-    above, name = os.path.split(os.path.abspath(file))
-    while os.path.isfile(os.path.join(above, "__init__.py")):
-        above, package = os.path.split(above)
-        name = f"{package}/{name}"
-    return name
+    return _in_package(file)[1]
 
 
 def label_of(value: Any) -> str:

@@ -7,44 +7,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forebay.base.formatting import duration, short_number
 from forebay.errors import OptionError, one_line
+from forebay.observe.figures import checked_number, figures_of, percent
 from forebay.show.html import page, paragraph, read_report, section, table, write_report
 
 MAX_TEXT = 400
 MAX_SETTINGS = 100
 # A ratio closer to 1 does not count as a difference: rates vary as much from run to run.
 LEAST_CHANGE = 0.02
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-_Shown = Callable[[float], str]
-# What is compared, by kind of report: key in "totals", name, how it is shown.
-_LOADER: tuple[tuple[str, str, _Shown], ...] = (
-    ("rate", "batches/s", short_number),
-    ("wait_share", "whole run: training waited", _percent),
-    ("wait_p50_s", "median wait", duration),
-    ("wait_p99_s", "99% of waits are shorter than", duration),
-    ("taken", "batches taken", short_number),
-    ("num_workers", "workers", short_number),
-    ("restarts", "restarts", short_number),
-    ("failures", "skipped samples", short_number),
-)
-_RUN: tuple[tuple[str, str, _Shown], ...] = (
-    ("rate", "done and failed per second", short_number),
-    ("busy_share", "time that workers were at work", _percent),
-    ("elapsed_s", "time in all", duration),
-    ("done", "done", short_number),
-    ("failed", "failed", short_number),
-)
 
 
 class Difference(NamedTuple):
@@ -149,12 +124,11 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Co
             f"{os.fspath(first)!r} is the report of a {kinds[0]} and {os.fspath(second)!r} that of "
             f"a {kinds[1]}\n  Nothing was compared. Name two reports of loaders, or two of runs."
         )
-    figures = _LOADER if kinds[0] == "loader" else _RUN
     return Comparison(
         first=_title(one, first),
         second=_title(two, second),
         verdicts=(_text(one.get("verdict")), _text(two.get("verdict"))),
-        figures=tuple(_figures(_mapping(one, "totals"), _mapping(two, "totals"), figures)),
+        figures=tuple(_figures(one, two, kinds[0])),
         settings=tuple(_texts(_mapping(one, "settings"), _mapping(two, "settings"))),
         environment=tuple(_texts(_mapping(one, "environment"), _mapping(two, "environment"))),
     )
@@ -170,20 +144,21 @@ def _title(summary: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     return f"{name}: {_text(summary.get('title'))}"
 
 
-def _figures(
-    one: Mapping[str, Any], two: Mapping[str, Any], known: tuple[tuple[str, str, _Shown], ...]
-) -> list[Difference]:
-    found = []
-    for key, name, shown in known:
-        before, after = _number(one.get(key)), _number(two.get(key))
+def _figures(one: Mapping[str, Any], two: Mapping[str, Any], kind: str) -> list[Difference]:
+    found, units = [], {_text(each.get("unit")) for each in (one, two)}
+    unit = units.pop() if len(units) == 1 else ""
+    totals = _mapping(one, "totals"), _mapping(two, "totals")
+    for figure in figures_of(kind):
+        before, after = (checked_number(each.get(figure.key)) for each in totals)
         if before is None or after is None or before == after:
             continue
         change = after / before - 1 if before else math.inf
         if abs(change) < LEAST_CHANGE:
             continue
         # The percentage of a percentage only confuses.
-        said = f"{change:+.0%}" if before and shown is not _percent else ""
-        found.append(Difference(name, shown(before), shown(after), said))
+        said = f"{change:+.0%}" if before and figure.shown is not percent else ""
+        name = figure.name(math.inf, unit or "input")
+        found.append(Difference(name, figure.shown(before), figure.shown(after), said))
     return found
 
 
@@ -200,9 +175,3 @@ def _mapping(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= 1e15 else None

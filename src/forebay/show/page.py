@@ -1,24 +1,19 @@
-"""One file of fixed size that a loader or a run renews and `forebay top` reads, without a lock.
+"""One small JSON file that a loader or a run replaces each second and `forebay top` reads.
 
-    | magic | version | checksum | length | JSON … zeros … | version |
-
-The writer never waits for a reader. A reader that comes in the middle of a write finds two
-versions, or a wrong checksum, and reads again.
+It is written beside its place and renamed, so a reader finds one state or the next, and neither
+side waits for the other.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import secrets
 import stat
-import struct
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -73,17 +68,12 @@ def writable_folder() -> str | None:
 
 # ---- live page -----------------------------------------------------------------------------------
 
+# A page that would be larger is not written, and one that is larger is not read.
 PAGE_BYTES = 16_384
 _SUFFIX = ".page"
-
-_MAGIC = b"forebay1"
-_HEAD, _TAIL = struct.Struct("<8sQII"), struct.Struct("<Q")
-_ROOM = PAGE_BYTES - _HEAD.size - _TAIL.size
-# A writer that is killed within a write leaves a page that stays inconsistent.
-_TRIES = 5
 # Files of dead processes that one writer removes.
 _SWEPT = 100
-# A page that cannot be read, and was not written for this long, has no writer any more.
+# A file that cannot be read, and was not written for this long, has no writer any more.
 _ABANDONED_S = 3600.0
 
 
@@ -97,18 +87,22 @@ class LivePage:
     def __init__(self) -> None:
         self._path: str | None = None
         self._owner = 0
-        self._versions = itertools.count(2, 2)
         self._lock = threading.Lock()  # two threads may record at a time: one of them writes
 
-    def publish(self, data: Mapping[str, Any]) -> None:
-        """Write what is to be seen now."""
+    def __call__(self, record: Any) -> None:
+        """Write what is to be seen of a record now."""
         if not self._lock.acquire(blocking=False):
             return
         try:
-            with suppress(Exception):
-                self._write(data)
+            with suppress(Exception):  # showing something must not end a training
+                if (data := self.state_of(record)) is not None:
+                    self._write(data)
         finally:
             self._lock.release()
+
+    def state_of(self, record: Any) -> Mapping[str, Any] | None:
+        """Return what to write; None to write nothing."""
+        return record  # type: ignore[no-any-return]
 
     def _write(self, data: Mapping[str, Any]) -> None:
         pid = os.getpid()
@@ -121,25 +115,20 @@ class LivePage:
                 "program": os.path.basename(sys.argv[0]) if sys.argv else "",
             }
         data = {**data, "at": time.time(), **self._process}
-        content = encode_page(data, next(self._versions))
-        if content is None:
+        content = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+        if len(content) > PAGE_BYTES:
             return
-        if self._path is not None:
-            with suppress(FileNotFoundError):  # the folder may end with the user's session
-                _overwrite(self._path, content, 0)
+        path = self._path
+        # The folder may end with the user's session, and another user could make it again.
+        if path is None or not is_private(os.path.dirname(path)):
+            folder = writable_folder()
+            if folder is None:
                 return
-        folder = writable_folder()
-        if folder is None:
-            return
-        remove_dead(folder)
-        path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
-        try:
-            _overwrite(path, content, os.O_CREAT | os.O_EXCL)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(path)
-            raise
-        self._path = path
+            remove_dead(folder)
+            path = self._path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
+        _replace(path, content)
+        if self._path is None:  # removed by another thread meanwhile
+            os.unlink(path)
 
     def remove(self) -> None:
         """Remove the file, unless it is that of the process that this one was forked from."""
@@ -149,56 +138,24 @@ class LivePage:
                 os.unlink(path)
 
 
-def encode_page(data: Mapping[str, Any], version: int) -> bytes | None:
-    """Return a page with the data; None if they do not fit."""
-    body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
-    if len(body) > _ROOM:
-        return None
-    head = _HEAD.pack(_MAGIC, version, zlib.crc32(body), len(body))
-    return head + body.ljust(_ROOM, b"\0") + _TAIL.pack(version)
-
-
-def decode_page(content: bytes) -> dict[str, Any] | None:
-    """Return the data of a page; None if it is none, damaged, or was read during a write."""
-    if len(content) != PAGE_BYTES:
-        return None
-    magic, version, checksum, length = _HEAD.unpack_from(content)
-    if (
-        magic != _MAGIC
-        or length > _ROOM
-        or _TAIL.unpack_from(content, PAGE_BYTES - 8) != (version,)
-    ):
-        return None
-    body = content[_HEAD.size : _HEAD.size + length]
-    if zlib.crc32(body) != checksum:
-        return None
+def read_page(path: str) -> dict[str, Any] | None:
+    """Return the data of a file; None if it is gone, or no page."""
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, PAGE_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        data = json.loads(content) if len(content) <= PAGE_BYTES else None
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
 
-def read_page(path: str) -> dict[str, Any] | None:
-    """Return the data of a file; None if it is gone, or no page."""
-    for _ in range(_TRIES):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                content = os.read(descriptor, PAGE_BYTES + 1)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return None
-        if (data := decode_page(content)) is not None:
-            return data
-    return None
-
-
-def pages_in(folder: str) -> list[str]:
+def pages_in(folder: str, suffix: str = _SUFFIX) -> list[str]:
     """Return the paths of the files in a folder; none if it cannot be listed."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+        names = sorted(name for name in os.listdir(folder) if name.endswith(suffix))
     except OSError:
         return []
     return [os.path.join(folder, name) for name in names]
@@ -206,7 +163,7 @@ def pages_in(folder: str) -> list[str]:
 
 def remove_dead(folder: str) -> None:
     """Remove the files of processes that have ended, as far as this process can see them."""
-    for path in pages_in(folder)[:_SWEPT]:
+    for path in pages_in(folder, suffix="")[:_SWEPT]:
         data = read_page(path)
         with suppress(OSError):
             if _is_abandoned(path) if data is None else is_dead(data):
@@ -226,14 +183,17 @@ def is_dead(data: Mapping[str, Any]) -> bool:
     return data.get("kernel") == kernel() and not is_alive(pid, start)
 
 
-def _overwrite(path: str, content: bytes, flags: int) -> None:
-    flags |= os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+def _replace(path: str, content: bytes) -> None:
+    temporary = f"{path}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        if os.pwrite(descriptor, content, 0) != len(content):
-            raise OSError(f"{path}: the disk is full")
-    finally:
-        os.close(descriptor)
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 # ---- recent work ---------------------------------------------------------------------------------
@@ -313,19 +273,19 @@ def _digits(row: Row, seconds: Sequence[int]) -> str:
 # A run of `preprocess`, `predict` or `cache`, as `forebay top` sees it.
 
 
-class LiveRun:
-    """Publishes a run, when its trace says so."""
+class LiveRun(LivePage):
+    """The page of a run."""
 
     def __init__(self, verb: str, output: str, progress: Progress) -> None:
-        self._page = LivePage()
+        super().__init__()
         self._verb, self._progress = verb, progress
         self._output = output if "://" in output else os.path.abspath(output)
         self._began = time.time()
         self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
-        progress.trace.publication.begin(self, 0.0)
+        progress.trace.publish_from(0.0, self)
 
-    def __call__(self, trace: RunTrace) -> None:
-        """Write the present state of the run; never raises."""
+    def state_of(self, trace: RunTrace) -> dict[str, Any]:
+        """Return the present state of the run."""
         now, ended = time.monotonic(), trace.done + trace.failed
         self._ended.append((now, ended))
         while len(self._ended) > 1 and self._ended[1][0] <= now - SECONDS:
@@ -334,22 +294,16 @@ class LiveRun:
         progress = self._progress
         # Of predict and cache it would be a range of samples.
         name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
-        self._page.publish(
-            {
-                "kind": self._verb,
-                "title": self._output,
-                "began": self._began,
-                "rate": (ended - before) / (now - began) if now > began else 0.0,
-                "num_workers": trace.num_workers,
-                "unit": progress.unit,
-                "done": progress.done,
-                "failed": progress.failed,
-                "total": progress.total,
-                "longest": name[:1000],
-                "longest_since": time.time() - (now - since),
-            }
-        )
-
-    def remove(self) -> None:
-        """Remove what is shown."""
-        self._page.remove()
+        return {
+            **trace.snapshot(),
+            "kind": self._verb,
+            "title": self._output,
+            "began": self._began,
+            "rate": (ended - before) / (now - began) if now > began else 0.0,
+            "unit": progress.unit,
+            "done": progress.done,
+            "failed": progress.failed,
+            "total": progress.total,
+            "longest": name[:1000],
+            "longest_since": time.time() - (now - since),
+        }

@@ -12,33 +12,29 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from operator import sub
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from forebay.base.formatting import byte_size, byte_unit, counted, duration, noun_for, short_number
+from forebay.base.formatting import byte_size, byte_unit, counted, duration
 from forebay.failures import Failure
-from forebay.observe.diagnosis import Diagnosis
+from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
-from forebay.observe.record import Span, Trace, totals_of
+from forebay.observe.record import Record, Span, Trace
 from forebay.options import PreprocessOptions, usable_memory, whole_cores
-from forebay.show.charts import (
+from forebay.show.html import (
     Mark,
     Series,
     bars_chart,
     columns_chart,
+    facts,
     histogram_bars,
     lanes_chart,
-    time_ticks,
-)
-from forebay.show.html import (
-    facts,
     page,
     paragraph,
     section,
     table,
     tiles,
+    time_ticks,
     verdict_box,
-    write_report,
 )
 
 # ---- timeline ------------------------------------------------------------------------------------
@@ -120,8 +116,8 @@ def _known_groups(values: Sequence[float | None], size: int) -> Iterator[list[fl
     return ([each for each in group if each is not None] for group in _groups(values, size))
 
 
-# ---- loader report -------------------------------------------------------------------------------
-# The report of a loader: its summary as HTML.
+# ---- the page ------------------------------------------------------------------------------------
+# A summary as HTML: what happened first, then the charts of a loader or of a run.
 
 # Wanted batches above this many times the highest other rate are cut off.
 HEADROOM = 1.6
@@ -129,44 +125,42 @@ HEADROOM = 1.6
 SHOWN_SLOWEST = 10
 
 
-def loader_html(summary: Mapping[str, Any]) -> str:
-    """Return the report of a loader as HTML."""
-    totals, timeline = summary["totals"], summary["timeline"]
-    sections = [verdict_box(summary["verdict"]), _loader_figures(totals)]
-    if timeline["columns"]:
+def report_html(summary: Mapping[str, Any]) -> str:
+    """Return the report of a loader or a run as HTML."""
+    is_loader, unit = summary["kind"] == "loader", summary.get("unit", "input")
+    totals = summary["totals"]
+    figures = [(name, value) for _, value, name in shown_figures(summary["kind"], totals, unit)]
+    began = f"from {summary['began'][:16].replace('T', ' ')} UTC" if "began" in summary else ""
+    took = duration(totals["seconds" if is_loader else "elapsed_s"])
+    ended = took if is_loader else f"{counted(totals.get('ended', 0), unit)} in {took}"
+    sections = [
+        verdict_box(summary["verdict"]),
+        tiles(figures),
+        *(_loader_sections(summary) if is_loader else _run_sections(summary)),
+        section("Settings", facts(summary.get("settings", {}))),
+        section("Environment", facts(summary.get("environment", {}))),
+    ]
+    subtitle = " · ".join(filter(None, ["forebay" + " loader" * is_loader, began, ended]))
+    return page(summary["title"], subtitle, sections, summary)
+
+
+# ---- loader report -------------------------------------------------------------------------------
+
+
+def _loader_sections(summary: Mapping[str, Any]) -> list[str]:
+    if summary["timeline"]["columns"]:
         times = _times(summary)
-        sections += [
+        sections = [
             section("Batches made and wanted", _rates(summary, times), _ready(summary, times)),
             section("Workers", _lanes(summary, times), _count(summary, times)),
         ]
     else:
-        sections.append(section("Batches", paragraph("No batch was made yet.")))
-    sections += [
+        sections = [section("Batches", paragraph("No batch was made yet."))]
+    return [
+        *sections,
         section("Waits", _waits(summary)),
         section("Slowest samples", _slowest_samples(summary)),
-        section("Settings", facts(summary["settings"])),
-        section("Environment", facts(summary["environment"])),
     ]
-    subtitle = (
-        f"forebay loader · from {summary['began'][:16].replace('T', ' ')} UTC · "
-        f"{duration(totals['seconds'])}"
-    )
-    return page(summary["title"], subtitle, sections, summary)
-
-
-def _loader_figures(totals: Mapping[str, Any]) -> str:
-    figures = [
-        ("batches/s", short_number(totals["rate"])),
-        ("of the whole run training waited", f"{totals['wait_share']:.0%}"),
-        ("batches taken", f"{totals['taken']:,}"),
-        ("median wait", duration(totals["wait_p50_s"])),
-        ("99% of waits are shorter", duration(totals["wait_p99_s"])),
-        (noun_for(totals["num_workers"], "worker"), f"{totals['num_workers']:,}"),
-    ]
-    for name, singular in (("restarts", "restart"), ("failures", "skipped sample")):
-        if totals[name]:
-            figures.append((noun_for(totals[name], singular), f"{totals[name]:,}"))
-    return tiles(figures)
 
 
 def _times(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
@@ -303,10 +297,11 @@ def _slowest_samples(summary: Mapping[str, Any]) -> str:
     return table(["time", "index", last], rows, code=code) + note
 
 
-# ---- loader summary ------------------------------------------------------------------------------
-# What a report of a loader shows, as a plain record that is JSON-serializable.
+# ---- summaries -----------------------------------------------------------------------------------
+# What a report shows, as a plain record that is JSON-serializable.
 #
-# trace, settings ──> loader_summary ──> JSON in the file ──> loader_report.py: HTML
+# trace, settings ──> summary ──> JSON in the file
+#                        └──────> HTML
 
 FORMAT = 1
 # More workers than this share lanes.
@@ -315,51 +310,42 @@ MAX_TEXT = 200
 MAX_DECISIONS = 50
 
 
+def _summary(
+    kind: str, title: str, verdict: str, totals: Mapping[str, Any], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        **others,
+        "title": cut(title, 1000),
+        "verdict": cut(verdict, 4000),
+        "totals": {
+            name: value if isinstance(value, int) else significant(value, 6)
+            for name, value in numbers_in(totals).items()
+        },
+    }
+
+
+def _began(ago_s: float) -> str:
+    return datetime.fromtimestamp(time.time() - ago_s, UTC).isoformat(timespec="seconds")
+
+
 def loader_summary(
     trace: Trace,
     *,
     title: str,
     settings: Mapping[str, str],
-    environment: Mapping[str, str],
     verdict: str,
     marks: Mapping[str, int | None],
     failures: int,
     replays: bool,
-    now: float,
-    wall: float,
 ) -> dict[str, Any]:
-    """Return the summary of a loader.
-
-    Args:
-        wall: The same in seconds since 1970.
-    """
-    end = max([each.got_at for each in list(trace.steps)[-1:]], default=trace.began_at)
-    end = max([end, *(each.ended_at for each in list(trace.batches)[-1:])])
-    seconds = max(end - trace.began_at, 0.0)
-    totals = {
-        "seconds": seconds,
-        "made": trace.made_count,
-        "taken": trace.taken_count,
-        "rate": trace.taken_count / seconds if seconds else 0.0,
-        "wait_share": min(trace.waited_s / seconds, 1.0) if seconds else 0.0,
-        "held_bytes": trace.held_bytes,
-        "failures": failures,
-        **totals_of(trace),
-    }
-    began = wall - (now - trace.began_at)
-    return {
-        "format": FORMAT,
-        "kind": "loader",
-        "title": cut(title, 1000),
-        "verdict": cut(verdict, 4000),
-        "began": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
-        "totals": {
-            name: significant(value, 6)
-            for name, value in totals.items()
-            if isinstance(value, int | float)  # others are sentences
-        },
+    """Return the summary of a loader."""
+    totals = {**trace.snapshot(), "failures": failures}
+    others = {
+        "began": _began(time.perf_counter() - trace.began_at),
         "marks": {name: value for name, value in marks.items() if value is not None},
-        "timeline": _timeline(trace, seconds),
+        "timeline": _timeline(trace, totals["seconds"]),
         "wait_bins": list(trace.wait_bins),
         "steps_without_wait": max(trace.taken_count - sum(trace.wait_bins), 0),
         "epochs": [[number, significant(at - trace.began_at, 6)] for number, at in trace.epochs],
@@ -378,35 +364,39 @@ def loader_summary(
         ],
         "replays": replays,
         "settings": {cut(name): cut(value, 1000) for name, value in settings.items()},
-        "environment": dict(environment),
+        "environment": environment(),
     }
+    return _summary("loader", title, verdict, totals, others)
 
 
-def _timeline(trace: Trace, seconds: float) -> dict[str, Any]:
+def _timeline(record: Record, seconds: float) -> dict[str, Any]:
     """Return what happened in so many seconds, as columns."""
-    spans = list(trace.spans)
+    spans, span_s = list(record.spans), record.spans.seconds
     if not spans:
         return {"seconds": 0.0, "columns": 0, "workers": {}}
-    lengths = [trace.spans.seconds] * len(spans)
-    before_s = (len(spans) - 1) * trace.spans.seconds
-    lengths[-1] = min(max(seconds - before_s, 0.0), trace.spans.seconds)
+    lengths = [span_s] * len(spans)
+    lengths[-1] = min(max(seconds - (len(spans) - 1) * span_s, 0.0), span_s)
     size = group_size(len(spans))
     held = summed(lengths, size)
-    made = summed([float(span.made) for span in spans], size)
-    taken = summed([float(span.taken) for span in spans], size)
-    waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
-    return {
-        "seconds": significant(size * trace.spans.seconds),
+
+    def total(name: str) -> list[float | None]:
+        return rounded(summed([float(getattr(span, name)) for span in spans], size), 9)
+
+    timeline = {
+        "seconds": significant(size * span_s),
         "last_seconds": significant(held[-1]),
         "columns": len(held),
-        "made": rounded(made, 9),
-        "taken": rounded(taken, 9),
+    }
+    if not isinstance(record, Trace):
+        return timeline | {name: total(name) for name in ("done", "failed")}
+    waited = summed(spread_back([span.waited_s for span in spans], lengths), size)
+    return timeline | {
+        **{name: total(name) for name in ("made", "taken", "restarts")},
         "waited_s": rounded(waited),
         "least_ready": lowest([span.least_ready for span in spans], size),
         "most_ready": highest([span.most_ready for span in spans], size),
         "held_bytes": rounded(highest([float(span.held_bytes) for span in spans], size)),
         "num_workers": highest([float(span.num_workers) for span in spans], size),
-        "restarts": rounded(summed([float(span.restarts) for span in spans], size), 9),
         "workers": _worker_lanes(spans, lengths, size, held),
     }
 
@@ -470,9 +460,6 @@ def environment() -> dict[str, str]:
 
 
 # ---- run summary ---------------------------------------------------------------------------------
-# What a report of a run shows, as a plain record that is JSON-serializable.
-#
-# trace, counts, failures ──> run_summary ──> JSON in the file ──> run_report.py: HTML
 
 # Kinds of failures, and examples of each.
 MAX_GROUPS = 30
@@ -485,7 +472,6 @@ def run_details(
     progress: Progress,
     verb: str,
     work: str,
-    num_workers: int,
     name_of: Callable[[int], str],
     options: PreprocessOptions,
 ) -> dict[str, Any]:
@@ -493,65 +479,41 @@ def run_details(
     trace = progress.trace
     given = {each.name: getattr(options, each.name) for each in fields(options)}
     del given["progress"]
-    seconds = max(trace.ended_at - trace.began_at, 0.0)
-    size = group_size(len(trace.spans))
-    columns = len(range(0, len(trace.spans), size))
-    width = size * trace.spans.seconds
+    totals = trace.snapshot()
     return {
         "kind": verb,
         "work": cut(work),
         "unit": progress.unit,
-        "began": datetime.fromtimestamp(
-            time.time() - (time.monotonic() - trace.began_at), UTC
-        ).isoformat(timespec="seconds"),
-        "seconds": significant(seconds, 6),
-        "ended": trace.done + trace.failed,
-        "num_workers": options.workers and num_workers,
-        "busy_s": significant(trace.busy_s, 6),
-        "retries": trace.retries,
-        "timeline": {
-            "seconds": significant(width),
-            "last_seconds": significant(min(max(seconds - width * (columns - 1), 0.0), width)),
-            "columns": columns,
-            "done": rounded(summed([float(span.done) for span in trace.spans], size), 9),
-            "failed": rounded(summed([float(span.failed) for span in trace.spans], size), 9),
-        },
+        "began": _began(time.monotonic() - trace.began_at),
+        "totals": totals,
+        "timeline": _timeline(trace, totals["seconds"]),
         "bins": list(trace.bins),
         "slowest": [[significant(each), cut(name_of(task))] for each, task in trace.slowest],
         "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
     }
 
 
-def run_summary(
-    details: Mapping[str, Any],
-    *,
-    title: str,
-    counts: Mapping[str, int],
-    elapsed_s: float,
-    failures: Sequence[Failure],
-    verdict: str,
-) -> dict[str, Any]:
-    """Return the summary of a run."""
-    seconds, ended = details.get("seconds", 0.0), details.get("ended", 0)
-    capacity = seconds * max(details.get("num_workers", 1), 1)
-    return {
-        "format": FORMAT,
-        "kind": "run",
+def run_summary(report: Any) -> dict[str, Any]:
+    """Return the summary of a run, from what `preprocess` or `predict` returned."""
+    details, known = report.details, report.details.get("totals", {})
+    folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
+    kind = details.get("kind", "run")
+    title = " ".join(filter(None, [kind, details.get("work", ""), f"→ {folder}"]))
+    totals = {
+        **known,
+        "done": report.done,
+        "failed": report.failed,
+        "resumed": report.resumed,
+        "elapsed_s": report.elapsed_s,
+        "rate": known.get("ended", 0) / report.elapsed_s if report.elapsed_s else 0.0,
+    }
+    others = {
         **details,
         **({"environment": environment()} if details else {}),
-        "title": cut(title, 1000),
-        "verdict": cut(verdict, 4000),
-        "totals": {
-            **counts,
-            "elapsed_s": significant(elapsed_s, 6),
-            "rate": significant(ended / elapsed_s, 6) if elapsed_s else 0.0,
-            "busy_share": significant(min(details.get("busy_s", 0.0) / capacity, 1.0), 4)
-            if capacity
-            else 0.0,
-        },
-        "failures": failure_groups(failures),
-        "failures_known": len(failures),
+        "failures": failure_groups(report.failures),
+        "failures_known": len(report.failures),
     }
+    return _summary(kind, title, str(report.diagnosis), totals, others)
 
 
 def failure_groups(failures: Iterable[Failure]) -> list[dict[str, Any]]:
@@ -581,92 +543,17 @@ def failure_groups(failures: Iterable[Failure]) -> list[dict[str, Any]]:
 
 
 # ---- run report ----------------------------------------------------------------------------------
-# The report of a run of `preprocess` or `predict`: its summary as HTML.
 
 
-class RunReport(Protocol):
-    """What `preprocess` and `predict` return."""
-
-    @property
-    def output(self) -> Path | str: ...  # noqa: D102
-    @property
-    def done(self) -> int: ...  # noqa: D102
-    @property
-    def failed(self) -> int: ...  # noqa: D102
-    @property
-    def resumed(self) -> int: ...  # noqa: D102
-    @property
-    def failures(self) -> Sequence[Failure]: ...  # noqa: D102
-    @property
-    def elapsed_s(self) -> float: ...  # noqa: D102
-    @property
-    def diagnosis(self) -> Diagnosis: ...  # noqa: D102
-    @property
-    def details(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-def save(path: str | os.PathLike[str], report: RunReport) -> Path:
-    """Write the report of a run to a self-contained HTML file.
-
-    The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`. It
-    names the slowest inputs and up to three failed inputs for each error.
-    """
-    return write_report(run_html(summary_of(report)), path)
-
-
-def summary_of(report: RunReport) -> dict[str, Any]:
-    """Return the summary of a run."""
-    details = report.details
-    folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
-    work = details.get("work", "")
-    return run_summary(
-        details,
-        title=" ".join(filter(None, [details.get("kind", "run"), work, f"→ {folder}"])),
-        counts={"done": report.done, "failed": report.failed, "resumed": report.resumed},
-        elapsed_s=report.elapsed_s,
-        failures=report.failures,
-        verdict=str(report.diagnosis),
-    )
-
-
-def run_html(summary: Mapping[str, Any]) -> str:
-    """Return the report of a run as HTML."""
-    unit = summary.get("unit", "input")
-    sections = [verdict_box(summary["verdict"]), _run_figures(summary)]
+def _run_sections(summary: Mapping[str, Any]) -> list[str]:
     if summary.get("timeline", {}).get("columns"):
-        sections += [
+        sections = [
             section("Throughput", _throughput(summary)),
             section("Durations", _durations(summary), _slowest_inputs(summary)),
         ]
     else:
-        sections.append(section("Throughput", paragraph("Nothing was left to be done.")))
-    sections += [
-        section("Failures", _failures(summary)),
-        section("Settings", facts(summary.get("settings", {}))),
-        section("Environment", facts(summary.get("environment", {}))),
-    ]
-    began = f"from {summary['began'][:16].replace('T', ' ')} UTC · " if "began" in summary else ""
-    ended = counted(summary.get("ended", 0), unit)
-    subtitle = f"forebay · {began}{ended} in {duration(summary['totals']['elapsed_s'])}"
-    return page(summary["title"], subtitle, sections, summary)
-
-
-def _run_figures(summary: Mapping[str, Any]) -> str:
-    totals, unit = summary["totals"], summary.get("unit", "input")
-    figures = [
-        (f"{unit}s/s", short_number(totals["rate"])),
-        ("done", f"{totals['done']:,}"),
-        ("failed", f"{totals['failed']:,}"),
-    ]
-    if totals["resumed"]:
-        figures.append(("of them done earlier", f"{totals['resumed']:,}"))
-    figures.append(("in all", duration(totals["elapsed_s"])))
-    if summary.get("num_workers"):
-        figures.append((noun_for(summary["num_workers"], "worker"), f"{summary['num_workers']:,}"))
-        figures.append(("of their time at work", f"{totals['busy_share']:.0%}"))
-    if summary.get("retries"):
-        figures.append(("attempts repeated", f"{summary['retries']:,}"))
-    return tiles(figures)
+        sections = [section("Throughput", paragraph("Nothing was left to be done."))]
+    return [*sections, section("Failures", _failures(summary))]
 
 
 def _throughput(summary: Mapping[str, Any]) -> str:
@@ -678,7 +565,7 @@ def _throughput(summary: Mapping[str, Any]) -> str:
     return columns_chart(
         f"{unit.capitalize()}s per second",
         series,
-        time_ticks(timeline["seconds"] * timeline["columns"]),
+        _times(summary),
         unit=f"{unit}s/s",
         limit=max([each for each in [*done, *failed] if each is not None], default=1.0),
     )

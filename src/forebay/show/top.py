@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.base.process import kernel
 from forebay.errors import one_line
+from forebay.observe.figures import MOST, checked_number, top_figures
 from forebay.show.page import (
     MAX_LANES,
     SECONDS,
@@ -26,7 +26,10 @@ from forebay.show.page import (
 )
 
 MAX_TEXT = 400
-_HIGHEST = 1e18
+
+
+# The last seconds, one digit up to 9 for each.
+Digits = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +40,20 @@ class View:
         began: When it began, in seconds since 1970.
         rate: Batches, inputs or samples per second, in the last seconds.
         wait_share: Share of the last seconds that training waited.
-        waits: The same by second, as digits up to 9.
-        lanes: By worker: how busy it was, by second, as digits up to 9.
+        waits: The same by second.
+        lanes: By worker: how busy it was, by second.
         longest_since: When it began, in seconds since 1970.
+        totals: All numbers of the page, with figures of the whole run.
     """
 
-    kind: str
-    pid: int
-    program: str
-    title: str
-    began: float
-    at: float
-    rate: float
-    num_workers: int
-    restarts: int
+    kind: str = ""
+    pid: int = 0
+    program: str = ""
+    title: str = ""
+    began: float = 0.0
+    at: float = 0.0
+    rate: float = 0.0
+    num_workers: int = 0
     verdict: str = ""
     epoch: int = -1
     batch: int = 0
@@ -60,76 +63,57 @@ class View:
     max_batches: float = 0.0
     refill_below: float = 0.0
     wait_share: float = 0.0
-    waits: str = ""
-    lanes: tuple[str, ...] = ()
+    waits: Digits = ""
+    lanes: tuple[Digits, ...] = ()
     unit: str = ""
     done: int = 0
     failed: int = 0
     total: int = 0
     longest: str = ""
     longest_since: float = 0.0
+    totals: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> View | None:
         """Return what a page shows; None if it is not one of a loader or a run."""
-        kind = data.get("kind")
-        if kind not in ("loader", "preprocess", "predict", "cache"):
+        if data.get("kind") not in ("loader", "preprocess", "predict", "cache"):
             return None
-        lanes = data.get("lanes")
-        return cls(
-            kind=kind,
-            pid=_count(data, "pid"),
-            program=_text(data, "program"),
-            title=_text(data, "title"),
-            began=_number(data, "began"),
-            at=_number(data, "at"),
-            rate=_number(data, "rate"),
-            num_workers=_count(data, "num_workers"),
-            restarts=_count(data, "restarts"),
-            verdict=_text(data, "verdict"),
-            epoch=_count(data, "epoch", -1),
-            batch=_count(data, "batch"),
-            ready=_count(data, "ready"),
-            held_bytes=_number(data, "held_bytes"),
-            max_bytes=_number(data, "max_bytes"),
-            max_batches=_number(data, "max_batches"),
-            refill_below=_number(data, "refill_below"),
-            wait_share=min(_number(data, "wait_share"), 1.0),
-            waits=_digits(data.get("waits")),
-            lanes=tuple(_digits(lane) for lane in lanes[:MAX_LANES])
-            if isinstance(lanes, list)
-            else (),
-            unit=_text(data, "unit"),
-            done=_count(data, "done"),
-            failed=_count(data, "failed"),
-            total=_count(data, "total"),
-            longest=_text(data, "longest"),
-            longest_since=_number(data, "longest_since"),
-        )
+        shown = {**data, "totals": data}
+        found = {each.name: _CLEANED[str(each.type)](shown.get(each.name)) for each in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if value is not None})
 
 
-def _text(data: Mapping[str, Any], name: str) -> str:
-    value = data.get(name)
-    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
+def _text(value: Any) -> str | None:
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else None
 
 
-def _number(data: Mapping[str, Any], name: str) -> float:
-    value = data.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    is_usable = abs(value) <= _HIGHEST and math.isfinite(value)
-    return max(float(value), 0.0) if is_usable else 0.0
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= MOST else None
 
 
-def _count(data: Mapping[str, Any], name: str, low: int = 0) -> int:
-    value = data.get(name)
-    return value if type(value) is int and low <= value <= _HIGHEST else low
+def _digits(value: Any) -> Digits | None:
+    digits = value[:SECONDS] if isinstance(value, str) else ""
+    return digits if digits.isascii() and digits.isdigit() else None
 
 
-def _digits(value: Any) -> str:
-    if not isinstance(value, str):
-        return ""
-    return value[:SECONDS] if value[:SECONDS].isascii() and value[:SECONDS].isdigit() else ""
+def _lanes(value: Any) -> tuple[Digits, ...] | None:
+    lanes = value[:MAX_LANES] if isinstance(value, list) else []
+    return tuple(_digits(lane) or "" for lane in lanes)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: checked_number(each) or 0.0 for name, each in values.items()}
+
+
+# By the type of a field: what makes any JSON a value of it, or None for the default.
+_CLEANED: dict[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": _whole,
+    "float": checked_number,
+    "Digits": _digits,
+    "tuple[Digits, ...]": _lanes,
+    "Mapping[str, float]": _numbers,
+}
 
 
 # ---- top screen ----------------------------------------------------------------------------------
@@ -182,8 +166,7 @@ def headline(views: Sequence[View], clock: str, signs: Signs) -> str:
 def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     where = f"epoch {view.epoch}, batch {view.batch:,}" if view.epoch >= 0 else "no batch yet"
     facts = [where, f"{short_number(view.rate)} batches/s", _waiting(view)]
-    if view.restarts:
-        facts.append(counted(view.restarts, "restart"))
+    facts += top_figures(view.kind, view.totals)
     texts = _title(view, now, signs), view.title, view.verdict, f" {signs.dot} ".join(facts)
     lines = [line for text in texts for line in _wrapped(text, width)]
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
@@ -209,13 +192,14 @@ def _run(view: View, now: float, width: int, signs: Signs) -> list[str]:
         f"{short_number(view.rate)} {view.unit or 'input'}s/s",
         time_left,
         counted(view.num_workers, "worker") if view.num_workers else "in this process",
+        *top_figures(view.kind, view.totals),
     ]
     state = f" {signs.dot} ".join(filter(None, facts))
     name = f"{view.kind} {view.title}"
     lines = [*_wrapped(_title(view, now, signs), width), name, *_wrapped(state, width)]
     if view.longest:
         took = duration(max(now - view.longest_since, 0.0))
-        lines += _wrapped(f"longest at work, for {took}: {view.longest}", width)
+        lines += _wrapped(f"longest-running input ({took}): {view.longest}", width)
     return lines
 
 

@@ -254,7 +254,7 @@ def _read(path: Path, name: str) -> pyarrow.Table:
     except Exception as error:  # pyarrow's errors have no common root
         if path.suffix.lower() != ".parquet":
             # Reading it as a manifest names the damaged line.
-            for _ in open_manifest(name, lambda: path.open("rb"), None):
+            for _ in open_manifest(name, lambda: path.open("rb"), None).inputs():
                 pass
         raise InputError(
             f"{name} cannot be read: {error}\n  If it is truncated or has another format, write "

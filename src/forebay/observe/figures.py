@@ -1,0 +1,239 @@
+"""The figures of loaders and runs: what each is called, and where it is shown.
+
+    Trace, RunTrace ── snapshot ──> totals by key ──> statistics, report, `compare`, `forebay top`
+
+A new figure is a key of a snapshot and a line in `FIGURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from forebay.base.formatting import byte_size, counted, duration, short_number, summary
+from forebay.errors import printable
+from forebay.observe.record import Trace
+
+# A larger number in a file is damaged.
+MOST = 1e15
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def percent(share: float) -> str:
+    """Return a share without digits behind the point."""
+    return f"{share:.0%}"
+
+
+class Figure(NamedTuple):
+    """One number of a loader or a run.
+
+    Attributes:
+        label: Its name; "{unit}" is what a run counts.
+        kind: "loader" or "run".
+        one: The name of a count if it is 1; "" for what is not counted.
+        is_rare: Whether it is only shown where it is not 0.
+        in_top: Whether `forebay top` shows it, too.
+    """
+
+    key: str
+    label: str
+    shown: Callable[[float], str]
+    kind: str
+    one: str = ""
+    is_rare: bool = False
+    in_top: bool = False
+
+    def name(self, value: float, unit: str) -> str:
+        """Return what the value is called."""
+        return self.one if self.one and value == 1 else self.label.format(unit=unit)
+
+
+# In the order in which they are shown.
+FIGURES = (
+    Figure("rate", "batches/s", short_number, "loader"),
+    Figure("wait_share", "share of the run spent waiting", percent, "loader"),
+    Figure("taken", "batches taken", _count, "loader"),
+    Figure("wait_p50_s", "median wait", duration, "loader"),
+    Figure("wait_p99_s", "99% of waits are shorter", duration, "loader"),
+    Figure("num_workers", "workers", _count, "loader", "worker"),
+    Figure("restarts", "restarts", _count, "loader", "restart", is_rare=True, in_top=True),
+    Figure("failures", "skipped samples", _count, "loader", "skipped sample", is_rare=True),
+    Figure("rate", "{unit}s/s", short_number, "run"),
+    Figure("done", "done", _count, "run"),
+    Figure("failed", "failed", _count, "run"),
+    Figure("resumed", "done by earlier runs", _count, "run", is_rare=True),
+    Figure("elapsed_s", "total time", duration, "run"),
+    Figure("num_workers", "workers", _count, "run", "worker", is_rare=True),
+    Figure("busy_share", "worker utilisation", percent, "run", is_rare=True),
+    Figure("retries", "retries", _count, "run", "retry", is_rare=True, in_top=True),
+)
+
+
+def figures_of(kind: str) -> Iterator[Figure]:
+    """Return the figures of a loader, or of any kind of run."""
+    is_loader = kind == "loader"
+    return (each for each in FIGURES if (each.kind == "loader") == is_loader)
+
+
+def shown_figures(
+    kind: str, totals: Mapping[str, float], unit: str = ""
+) -> Iterator[tuple[Figure, str, str]]:
+    """Yield the figures to show, each with its value and its name."""
+    for each in figures_of(kind):
+        value = totals.get(each.key, 0)
+        if value or not each.is_rare:
+            yield each, each.shown(value), each.name(value, unit)
+
+
+def top_figures(kind: str, totals: Mapping[str, float]) -> list[str]:
+    """Return the figures that `forebay top` adds to the others."""
+    return [
+        f"{value} {name}" if each.one else f"{name} {value}"
+        for each, value, name in shown_figures(kind, totals)
+        if each.in_top
+    ]
+
+
+def numbers_in(values: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return those values that are numbers."""
+    known = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {name: value for name, value in known.items() if not isinstance(value, bool)}
+
+
+def checked_number(value: Any) -> float | None:
+    """Return a number of a file that anybody may have written; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= MOST else None
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+# The statistics of a loader, as an immutable record.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot of a loader: `loader.statistics()`. Its `str` is a summary.
+
+    Attributes:
+        epoch: The epoch of the last batch returned; -1 before the first.
+        batch: How many batches of that epoch were returned.
+        ready_batches: Batches that are ready to be returned, including those that raised.
+        ready_bytes: Size of these batches in bytes.
+        ready_from: Epoch and number of the first ready batch; None if there is none, or with
+            `in_order=False`.
+        ready_to: Epoch and number of the last ready batch, likewise.
+        in_flight: Batches that were sent to workers and are not ready.
+        waited_s: Seconds that the training loop waited for batches, in total.
+        wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
+        wait_p95_s: The 95th percentile of these waits.
+        wait_p99_s: The 99th percentile of these waits.
+        fetch_s: Seconds that workers spent getting samples, in wall time.
+        collate_s: Seconds that workers spent collating samples and packing batches, in wall time.
+        cpu_s: Seconds of processor time that workers used. If it is far less than
+            `fetch_s + collate_s`, they waited for a disk, a network or a core.
+        queued_s: Seconds that workers waited for a core; 0 if the system does not report it.
+        idle_s: Seconds that workers had no batch to make, because enough were prefetched, or
+            between epochs; 0 without workers.
+        restarts: Attempts to make a batch that ended with the death of a worker.
+        failures: Samples that were skipped (`on_error="skip"`).
+        num_workers: The current number of workers; 0 before the first iteration.
+        decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
+        copied_batches: Batches of worker processes whose copy to the device was started.
+        copied_bytes: Bytes of these copies.
+        copy_s: Seconds that they took on the device.
+        staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
+            memory is not.
+        pinned_bytes: Bytes of the memory of batches that are page-locked now.
+        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
+        sources: For a mixture: by name, how many samples of each source were returned over all
+            ranks, and how many epochs of the source that is.
+    """
+
+    epoch: int
+    batch: int
+    ready_batches: int
+    ready_bytes: int
+    ready_from: tuple[int, int] | None
+    ready_to: tuple[int, int] | None
+    in_flight: int
+    waited_s: float
+    wait_p50_s: float
+    wait_p95_s: float
+    wait_p99_s: float
+    fetch_s: float
+    collate_s: float
+    cpu_s: float
+    queued_s: float
+    idle_s: float
+    restarts: int
+    failures: int
+    num_workers: int = 0
+    decisions: tuple[str, ...] = ()
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    staged_bytes: int = 0
+    pinned_bytes: int = 0
+    pinned_reason: str = ""
+    sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
+
+        Returns:
+            The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
+            are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
+            such batch. Each source of a mixture adds `sources/NAME/samples` and
+            `sources/NAME/epochs`, from the first batch on.
+        """
+        flat = numbers_in({each.name: getattr(self, each.name) for each in fields(self)})
+        for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
+            flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
+        for source, (samples, epochs) in self.sources.items():
+            flat[f"sources/{source}/samples"] = samples
+            flat[f"sources/{source}/epochs"] = epochs
+        return flat
+
+    def __str__(self) -> str:
+        """Return a summary, one line for each part of the loader that did something."""
+        where = f"epoch {self.epoch}, batch {self.batch:,}"
+        p50, p95, p99 = map(duration, (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s))
+        lines = [
+            f"position   {where if self.epoch >= 0 else 'before the first batch'}",
+            f"batches    {self.ready_batches:,} ready, {byte_size(self.ready_bytes)}; "
+            f"{self.in_flight:,} in flight",
+            f"waits      {duration(self.waited_s)} in total; 50% within {p50}, 95% within {p95}, "
+            f"99% within {p99}",
+            f"workers    {self.num_workers:,}; in total {duration(self.fetch_s)} fetching, "
+            f"{duration(self.collate_s)} collating, {duration(self.idle_s)} idle",
+            f"processor  {duration(self.cpu_s)}, and {duration(self.queued_s)} waiting for a core",
+        ]
+        if self.restarts or self.failures:
+            skipped = counted(self.failures, "skipped sample")
+            lines.append(f"failures   {counted(self.restarts, 'restart')}, {skipped}")
+        if self.copied_batches:
+            lines.append(
+                f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
+                f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
+                f"{byte_size(self.staged_bytes)} staged"
+            )
+        for name, (samples, epochs) in self.sources.items():
+            lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
+        lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
+        return "\n".join(map(printable, lines))
+
+    def _repr_html_(self) -> str:
+        """Return a table of the numbers for a notebook."""
+        return summary("Statistics", self.to_dict())
+
+
+def statistics_of(trace: Trace, **others: Any) -> Statistics:
+    """Return the statistics of a loader, with what its trace does not have."""
+    known = {each.name for each in fields(Statistics)}
+    totals = {name: value for name, value in trace.snapshot().items() if name in known}
+    return Statistics(**totals, **others)
