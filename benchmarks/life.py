@@ -46,7 +46,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "receive": ("forebay.pools.processes:ProcessPool.wait",),
     "flow": ("forebay.engine.flow:Flow.handle",),
     "perform": ("forebay.engine.engine:Engine._perform",),
-    "loop": ("forebay.runs.run:run",),
+    "loop": ("forebay.runs.run:Session._run",),
     "record": ("forebay.ledger.ledger:Ledger.record",),
     "rename": ("forebay.runs.commits:Commits.advance",),
     "perform pending": ("forebay.runs.run:Session.perform_pending",),

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay import collate
-    from forebay.cache import cache, open_cache
-    from forebay.caching.reader import CachedDataset
+    from forebay.cache import cache
+    from forebay.caching.reader import CachedDataset, open_cache
     from forebay.errors import (
         BusyError,
         ChangedError,
@@ -104,7 +104,7 @@ _MODULE_OF = {
     "from_ids": "forebay.items",
     "from_table": "forebay.items",
     "mix": "forebay.mixing",
-    "open_cache": "forebay.cache",
+    "open_cache": "forebay.caching.reader",
     "open_output": "forebay.outputs.packed_reader",
     "predict": "forebay.predict",
     "preprocess": "forebay.preprocess",

@@ -3,7 +3,7 @@
     dataset ── a few samples ──> plan: how they are built, how many to a shard
         └── session ── workers: shard-00000.arrow … ──> index, last ──> CachedDataset
 
-See `session.py` for how the work is done, and `caching/` for what is in the files.
+See `runs/run.py` for how the work is done, and `caching/` for what is in the files.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
-from forebay.base.files import is_url, local_path
 from forebay.base.output_names import PRIVATE
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.reader import CachedDataset
-from forebay.caching.writer import ShardWork, describe_failed, read_description, specs_of, wider
+from forebay.caching.reader import CachedDataset, folder_of
+from forebay.caching.writer import ShardWork, line_of, sample_failure, specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
-from forebay.failures import short_tracebacks
+from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
+from forebay.ledger.snapshot import read_entries
 from forebay.observe.progress import label_of
-from forebay.options import PreprocessOptions, Ray, workers_of_run
+from forebay.options import PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe, difference
-from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
+from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, failed_in, range_of
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 
@@ -102,18 +102,8 @@ def cache(
         OutputError: The folder cannot be written to, or is full.
         WorkerDiedError: Workers cannot be kept alive.
     """
-    options = PreprocessOptions(
-        num_workers=workers_of_run(num_workers, backend),
-        backend=backend,
-        timeout=timeout,
-        retries=retries,
-        on_error="skip",
-        resume=resume,
-        version=version,
-        shard_bytes=shard_bytes,
-        progress=progress,
-    )
-    folder, samples = _folder_of(directory), _length_of(dataset)
+    options = PreprocessOptions.of(locals(), on_error="skip")
+    folder, samples = folder_of(directory), _length_of(dataset)
     work = None if version is not None and resume else describe(dataset)
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
@@ -123,52 +113,6 @@ def cache(
         with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
             index = _made(session, dataset, samples, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
-
-
-@short_tracebacks
-def open_cache(
-    directory: str | os.PathLike[str], transform: Transform | None = None
-) -> CachedDataset:
-    """Open a finished cache without the dataset that it was made from.
-
-    Args:
-        directory: The folder.
-        transform: As in `cache`.
-
-    Returns:
-        The dataset. A NamedTuple has the user's own class if its module was imported before,
-        and otherwise a substitute with the same name and fields.
-
-    Raises:
-        InputError: There is no finished cache, or a file of it is missing or truncated.
-    """
-    folder = _folder_of(directory)
-    index = Index.read(folder / PRIVATE)
-    if index is None:
-        raise InputError(
-            f"{str(folder)!r} holds no finished cache\n"
-            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
-            "this is a copy, copy its .forebay folder too."
-        )
-    lost = index.missing(folder)
-    if lost:
-        raise InputError(
-            f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
-            f"{len(index.sizes)} shards are missing\n"
-            "  Call forebay.cache again, with the same dataset and directory: it writes the "
-            "missing shards again. If this is a copy, copy the whole folder."
-        )
-    return CachedDataset(folder, index.plan, transform)
-
-
-def _folder_of(directory: str | os.PathLike[str]) -> Path:
-    text = local_path(directory)
-    if is_url(text):
-        raise OptionError(
-            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
-            "\n  Name a local folder, or one that all nodes mount."
-        )
-    return Path(os.path.abspath(text))
 
 
 def _length_of(dataset: Any) -> int:
@@ -226,7 +170,7 @@ def _made(
         progress = SampleProgress(samples, done, visible, cut.size, label)
         report = session.process_inputs(progress=progress)
         if report.failed:
-            raise FailuresError(_failed_samples(report, plan, marks))
+            raise FailuresError(_failed_samples(report, private, samples, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
@@ -267,8 +211,9 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
             classes.update(classes_in(sample))
             nbytes.append(sum(map(nbytes_of, leaves)))
     if plan is None:
+        lines = "\n".join(line_of(sample_failure(*one)) for one in failed.items())
         raise FailuresError(
-            f"the first samples that were tried all failed\n{describe_failed(failed)}\n"
+            f"the first samples that were tried all failed\n{lines}\n"
             "  Nothing was started. Fix the dataset, and make the same call again."
         ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
@@ -283,27 +228,28 @@ def _check_sizes(session: Session) -> None:
             check_size(Path(session.folder.locate(name)), there, size)
 
 
-def _failed_samples(report: Report, plan: CachePlan, marks: Path) -> str:
+def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> str:
     """Return the message for a run in which samples failed."""
-    indices: list[int] = []
-    lines: list[str] = []
+    found: list[Failure] = []
     count = 0
-    for failure in report.failures:
-        found, described, number = read_description(failure.message)
-        if not number:  # its worker was killed, or died
-            first, number = range_of(failure)
-            name, mark = failure.source, marks / str(first)
-            if mark.exists() and (index := mark.read_text().strip()):
-                name, found, number = f"sample {index}", [int(index)], 1
-            described = [str(failure._replace(source=name))]
-        indices += found
-        lines += described
+    for entry in read_entries(folder):
+        failures, number = failed_in(entry)
+        mark = marks / str(range_of(entry.row)[0])  # left by a worker that was killed, or died
+        if (
+            failures
+            and entry.metadata is None
+            and mark.exists()
+            and (index := mark.read_text().strip())
+        ):
+            failures, number = [each._replace(source=int(index)) for each in failures], 1
+        found += failures
         count += number
-    named = ", ".join([*map(str, indices[:20]), *["…"] * (count > len(indices[:20]))])
-    some = lines[:20] + [f"… and {count - 20:,} more"] * (count > 20)
+    indices = [each.source for each in found if not isinstance(each.source, str)][:20]
+    named = ", ".join([*map(str, indices), *["…"] * (count > len(indices))])
+    some = [*map(line_of, found[:20]), *[f"… and {count - 20:,} more"] * (count > 20)]
     return "\n".join(
         [
-            f"{count:,} of {plan.samples:,} samples could not be cached: {named}",
+            f"{count:,} of {samples:,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
             "are done and kept. Fix the samples and make the same call again; if you change the "

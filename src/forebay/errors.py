@@ -17,6 +17,8 @@ Its first line must make sense alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ForebayError(Exception):
     """The base class of all exceptions that forebay defines."""
@@ -51,6 +53,9 @@ class FailuresError(ForebayError):
 
     Or, with ranks, all samples of a rank's batch failed.
     """
+
+    # Of a range of samples: the failed ones, as the ledger records them.
+    record: dict[str, Any] | None = None
 
 
 class SampleTimeoutError(ForebayError, TimeoutError):

@@ -11,7 +11,7 @@ Annotations are evaluated at once: a named tuple would compile each of them from
 from __future__ import annotations
 
 import traceback as _traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -21,6 +21,8 @@ from forebay.errors import ForebayError, printable
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
 MAX_TRACED = 100
+# The attributes that are stored: by the ledger, and in the records of ranges of samples.
+_STORED = ("source", "kind", "error", "message", "traceback")
 # Characters of a message and of a traceback: an exception's message may contain a whole array.
 MAX_TEXT = 32_768
 
@@ -95,6 +97,17 @@ class Failure(NamedTuple):
         what = self.source if isinstance(self.source, str) else f"sample {self.source!r}"
         named = "" if self.source is None else f"{what}: "
         return printable(f"{named}{self.error}" + (f": {words}" if words else ""))
+
+
+def failure_to_json(failure: Failure) -> dict[str, Any]:
+    """Return what is stored of a failure, JSON-serializable."""
+    return {name: value for name in _STORED if (value := getattr(failure, name)) not in ("", None)}
+
+
+def failure_from_json(found: Mapping[str, Any]) -> Failure:
+    """Return the failure that `failure_to_json` stored."""
+    known = {name: str(found[name]) for name in _STORED[1:] if name in found}
+    return Failure(**{"message": ""} | known, source=found.get("source"))  # type: ignore[arg-type]
 
 
 class FailureLog:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -155,10 +155,23 @@ class PreprocessOptions:
     shard_bytes: int = SHARD_BYTES
     progress: bool = True
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], **others: Any) -> Self:
+        """Return the settings among the arguments of an entry point; `others` replace them."""
+        given = {each.name: arguments[each.name] for each in fields(cls) if each.name in arguments}
+        return cls(**given | others)
+
     def __post_init__(self) -> None:
         """Check each setting, then those that depend on each other."""
         check_backend(self.backend)
         check_timeout(self.timeout)
+        wanted: Any = self.num_workers
+        if isinstance(wanted, str):
+            # On a cluster more of them than there is room for would only wait for room.
+            as_many_as_fit = wanted == "auto" and cluster_of(self.backend) is not None
+            object.__setattr__(
+                self, "num_workers", None if as_many_as_fit else checked_workers(wanted)
+            )
         for name, (is_fine, allowed) in _ALLOWED.items():
             value = getattr(self, name)
             _check(is_fine(value), name, value, allowed)
@@ -247,15 +260,6 @@ def checked_workers(num_workers: Any) -> Any:
         return num_workers
     _check(num_workers == "auto", "num_workers", num_workers, "0, 1, 2, … or 'auto'")
     return AutoWorkers()
-
-
-def workers_of_run(num_workers: Any, backend: str | Ray) -> Any:
-    """Return what "auto" means for a run of `preprocess` or `cache`, and any other value unchanged.
-
-    On a cluster it is None, as many as there is room for: any more would only wait for room.
-    """
-    is_auto = isinstance(num_workers, str) and num_workers == "auto"
-    return None if is_auto and cluster_of(backend) else checked_workers(num_workers)
 
 
 def check_positive(name: str, value: object, also: str = "") -> None:

@@ -3,12 +3,11 @@
     a model:      loader's workers ── batches ──> model, here ──> part ──> committed
     a factory:    session's workers, each: dataset ──> model ──> part ──> committed
 
-A part is a range of samples, one Parquet file, and one record in the ledger of `session.py`.
+A part is a range of samples, one Parquet file, and one record in the ledger.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
-from forebay.ledger.records import Todo
 from forebay.observe.progress import label_of
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_parts
-from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges
+from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
+from forebay.runs.report import Later, PredictionReport
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
@@ -31,7 +30,6 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
 
     from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.reader import RangeReader, Table
-    from forebay.runs.report import PredictionReport
 
 PART_SIZE = 8192
 _VERB = "predict"  # in the ledger
@@ -121,7 +119,6 @@ def predict(
     from forebay.predicting.model import evaluating, is_factory
     from forebay.predicting.parts import CompletedParts
     from forebay.predicting.reader import ReaderSettings, reader_of, table_of
-    from forebay.runs.report import PredictionReport
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
@@ -132,15 +129,13 @@ def predict(
     _check_workers(reader, has_factory)
     if not (has_factory and cluster_of(reader.backend)):
         check_device(place)
-    options = PreprocessOptions(
+    options = PreprocessOptions.of(
+        locals(),
         num_workers=reader.num_workers if has_factory else 0,
         backend=reader.backend if has_factory else "process",
         timeout=reader.timeout * reader.batches_in_part or None if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
-        resume=resume,
-        version=version,
-        progress=progress,
     )
     with evaluating(model):
         described = partial(_described, model, reader, load)
@@ -157,10 +152,9 @@ def predict(
             )
             done = CompletedParts.of(session.ledger.results())
             where = session.folder.locate("")
-            details = session.details()
-            if details:  # the session's own options are not those of the call
-                device_name = "None" if device is None else str(device)
-                details["settings"] = _settings(reader, device_name, resume, retry_failed)
+            # The session's own options are not those of the call.
+            device_name = "None" if device is None else str(device)
+            details = session.details(_settings(reader, device_name, resume, retry_failed))
     took, failures = time.monotonic() - began, done.failures
     return PredictionReport(
         output=where,
@@ -169,9 +163,8 @@ def predict(
         resumed=resumed,
         failures=tuple(failures),
         elapsed_s=took,
-        diagnosis=diagnosis,
+        later=Later(diagnosis=diagnosis, details=details),
         decisions=tuple(reason for _, reason in trace.decisions),
-        details=details,
     )
 
 
@@ -202,8 +195,8 @@ def _process_parts(
     has_factory: bool,
     retry_failed: bool,
     trace: Trace,
-) -> tuple[int, Diagnosis]:
-    """Make the parts that are not done."""
+) -> tuple[int, Callable[[], Diagnosis]]:
+    """Make the parts that are not done; return how many samples were, and what diagnoses it."""
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
     from forebay.predicting.reader import identities
 
@@ -219,13 +212,13 @@ def _process_parts(
     todo = sorted([*ledger.todo(reader.samples), *again])
     if not todo:
         session.remember_work()
-        return before.samples, reader.diagnosis(trace)
-    resumed = before.samples - sum(_range(each)["count"] for each in again)
+        return before.samples, partial(reader.diagnosis, trace)
+    resumed = before.samples - sum(range_of(each.row)[1] for each in again)
     label, visible = label_of(_VERB, session.output), session.options.progress
     progress = SampleProgress(
         reader.samples, resumed, visible, size, label, by_batch=not has_factory
     )
-    parts = [_range(each)["first"] // size for each in todo]
+    parts = [range_of(each.row)[0] // size for each in todo]
     work = PartWork(
         reader,
         model,
@@ -235,17 +228,16 @@ def _process_parts(
         here=None if has_factory else MadeHere(parts, progress.advance, trace),
     )
     try:
-        if has_factory:
-            session.start_workers("rows", doing=work)
-            report = session.process_inputs(todo=todo, at_once=True, progress=progress)
-            return resumed, report.diagnosis
-        session.process_inputs_here(work, todo, progress)
+        session.start_workers("rows", doing=work)
+        report = session.process_inputs(todo=todo, at_once=True, progress=progress)
     except FailuresError:  # every sample failed: the cause is not in the samples
         ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
         raise
     finally:
         work.close()
-    return resumed, reader.diagnosis(trace)
+    if has_factory:
+        return resumed, partial(report.later.get, "diagnosis")
+    return resumed, partial(reader.diagnosis, trace)
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:
@@ -282,8 +274,3 @@ def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
     parts |= {"data": reader.dataset} if load is None else {"load": load}
     parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
     return describe_parts(parts)
-
-
-def _range(each: Todo) -> dict[str, int]:
-    """Return the "first" and "count" of a part."""
-    return dict(json.loads(each.row or "{}"))

@@ -1,4 +1,4 @@
-"""preprocess(): call a function for every input, on every core, resumably; see `session.py`."""
+"""preprocess(): call a function for every input, on every core, resumably; see `runs/run.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.failures import short_tracebacks
 from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
 from forebay.ledger.database import reading
-from forebay.options import PreprocessOptions, Ray, workers_of_run
+from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.ranges import verb_of
@@ -121,20 +121,7 @@ def preprocess(
         FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
         WorkerDiedError: Workers cannot be kept alive.
     """
-    options = PreprocessOptions(
-        num_workers=workers_of_run(num_workers, backend),
-        backend=backend,
-        timeout=timeout,
-        retries=retries,
-        on_error=on_error,
-        max_failures=max_failures,
-        limit=limit,
-        resume=resume,
-        metadata=metadata,
-        version=version,
-        shard_bytes=shard_bytes,
-        progress=progress,
-    )
+    options = PreprocessOptions.of(locals())
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = listing_for(work, inputs, save=save, folder=folder)
@@ -163,6 +150,7 @@ def retry(
 
     To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
     """
+    options = PreprocessOptions.of(locals(), on_error="skip")
     verb = verb_of(snapshot_of(output).meta)
     if verb != "preprocess":
         way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
@@ -170,15 +158,6 @@ def retry(
             f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
-    options = PreprocessOptions(
-        num_workers=workers_of_run(num_workers, backend),
-        backend=backend,
-        timeout=timeout,
-        retries=retries,
-        on_error="skip",
-        version=version,
-        progress=progress,
-    )
     with Session(work, output, options, described=partial(_described, work, save)) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")

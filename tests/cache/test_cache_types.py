@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import struct
 from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from torch.utils.data import default_collate
 
 import forebay
 from forebay.caching import writer
-from forebay.caching.layout import MisfitError
-from forebay.caching.writer import describe_failed, read_description
+from forebay.caching.columns import CachePlan, spec_of
+from forebay.caching.layout import MisfitError, structure_of
+from forebay.caching.writer import ShardWork
 from forebay.failures import MAX_TEXT
+from forebay.runs.ranges import failed_samples
 
 # `forebay.cache` is the function.
 CACHE = importlib.import_module("forebay.cache")
@@ -217,16 +221,25 @@ class MuteError(Exception):
         raise LookupError("no message")
 
 
-def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others():
+def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others(tmp_path):
     """It stays short however many fail, and whatever their messages are."""
-    failed = {index: ValueError("bad\nindeed") for index in range(22_000)}
-    failed |= {0: MuteError(), 1: SystemExit(), 2: ValueError("x" * 10**6)}
-    text = describe_failed(failed)
+    failed = {0: MuteError(), 1: SystemExit(), 2: ValueError("x" * 10**6), 4: MisfitError("is odd")}
+
+    def fail(index):
+        raise failed.get(index, ValueError("bad\nindeed"))
+
+    node, spec = structure_of(1), spec_of(1)
+    work = ShardWork(Made(fail, 22_000), CachePlan(22_000, 22_000, node, [spec]), tmp_path)
+    with pytest.raises(forebay.FailuresError) as caught:
+        work({"first": 0, "count": 22_000}, SimpleNamespace(file=tmp_path.joinpath))
+    text = str(caught.value)
     lines = text.splitlines()
     assert lines[0] == "sample 0: MuteError: <its __str__ raised LookupError>"
-    assert lines[1] == "sample 1: SystemExit: "
+    assert lines[1] == "sample 1: SystemExit"
     assert lines[3] == "sample 3: ValueError: bad"
+    assert lines[4] == "sample 4: is odd"
     assert lines[20] == "and 21980 more of this shard"
     assert len(text) < MAX_TEXT
-    assert read_description(text) == (list(range(20)), lines[:20], 22_000)
-    assert describe_failed({5: MisfitError("is odd")}) == "sample 5: is odd"
+    listed, count = failed_samples(json.loads(json.dumps(caught.value.record)))
+    assert ([each.index for each in listed], count) == (list(range(20)), 22_000)
+    assert (listed[4].error, listed[4].message) == ("MisfitError", "is odd")

@@ -10,7 +10,7 @@ import pytest
 import forebay
 from forebay.base.process import ProcessTimes
 from forebay.observe.record import LONG_S, RunTrace
-from forebay.options import AutoWorkers, PreprocessOptions, workers_of_run
+from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.runs import run as runs_run
 from forebay.runs.run import EVERY_S, RunTuning
 
@@ -102,15 +102,19 @@ def test_a_task_that_runs_for_long_is_published_every_second():
 
 def test_a_cluster_has_as_many_as_there_is_room_for():
     """As without a number; a limit of the user's stays one."""
-    assert workers_of_run("auto", "ray") is None
-    assert workers_of_run(AutoWorkers(max=3), "ray") == 3
-    assert isinstance(workers_of_run("auto", "process"), AutoWorkers)
-    assert workers_of_run(None, "process") is None
+
+    def workers(num_workers, backend):
+        return PreprocessOptions(num_workers=num_workers, backend=backend).num_workers
+
+    assert workers("auto", "ray") is None
+    assert workers(AutoWorkers(max=3), "ray") == 3
+    assert isinstance(workers("auto", "process"), AutoWorkers)
+    assert workers(None, "process") is None
 
 
 def test_other_strings_are_refused():
     """Only one of them is a number of workers."""
     with pytest.raises(forebay.OptionError, match="num_workers='many' is not valid"):
-        PreprocessOptions(num_workers=workers_of_run("many", "process"))
+        PreprocessOptions(num_workers="many")
     with pytest.raises(forebay.OptionError, match="num_workers='2' is not valid; it must be 0, 1"):
         forebay.DataLoader([1], num_workers="2")

@@ -28,10 +28,13 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
+from forebay.base.files import is_url, local_path
 from forebay.base.formatting import counted, summary
+from forebay.base.output_names import PRIVATE
 from forebay.caching import layout
 from forebay.caching.columns import (
     CachePlan,
+    Index,
     Spec,
     arrow_type,
     from_json,
@@ -40,7 +43,8 @@ from forebay.caching.columns import (
     widened,
 )
 from forebay.caching.layout import Classes, Identity, loaded_class, namedtuples_of, rebuilder
-from forebay.errors import InputError
+from forebay.errors import InputError, OptionError
+from forebay.failures import short_tracebacks
 
 FORMAT = 1
 # The key in a shard's schema under which its columns are described.
@@ -399,6 +403,53 @@ class CachedDataset(Dataset[Any]):
     def _read(self, position: int) -> Any:
         number, row = divmod(position, self._plan.per_shard)
         return self._rebuild(iter(self._shards[number].leaves(row)))
+
+
+@short_tracebacks
+def open_cache(
+    directory: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None
+) -> CachedDataset:
+    """Open a finished cache without the dataset that it was made from.
+
+    Args:
+        directory: The folder.
+        transform: As in `cache`.
+
+    Returns:
+        The dataset. A NamedTuple has the user's own class if its module was imported before,
+        and otherwise a substitute with the same name and fields.
+
+    Raises:
+        InputError: There is no finished cache, or a file of it is missing or truncated.
+    """
+    folder = folder_of(directory)
+    index = Index.read(folder / PRIVATE)
+    if index is None:
+        raise InputError(
+            f"{str(folder)!r} holds no finished cache\n"
+            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
+            "this is a copy, copy its .forebay folder too."
+        )
+    lost = index.missing(folder)
+    if lost:
+        raise InputError(
+            f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
+            f"{len(index.sizes)} shards are missing\n"
+            "  Call forebay.cache again, with the same dataset and directory: it writes the "
+            "missing shards again. If this is a copy, copy the whole folder."
+        )
+    return CachedDataset(folder, index.plan, transform)
+
+
+def folder_of(directory: str | os.PathLike[str]) -> Path:
+    """Return the folder of a cache; raise OptionError if it is a URL."""
+    text = local_path(directory)
+    if is_url(text):
+        raise OptionError(
+            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
+            "\n  Name a local folder, or one that all nodes mount."
+        )
+    return Path(os.path.abspath(text))
 
 
 def _loaded(plan: CachePlan) -> dict[Identity, type]:

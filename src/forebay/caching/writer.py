@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from forebay.caching.columns import CachePlan, Column, Spec, nbytes_of, shard_na
 from forebay.caching.layout import MisfitError, Node, leaves_of, names_of, to_json
 from forebay.caching.reader import FORMAT, KEY, Shard
 from forebay.errors import FailuresError
-from forebay.failures import message_of
+from forebay.failures import Failure, failure_to_json, message_of
 
 # Size of a record batch in bytes; a larger sample is a record batch by itself.
 BATCH_BYTES = 8 * 2**20
@@ -129,10 +127,9 @@ class ShardWriter:
 # After a sample fails, the others of its shard are still tried, so that one run names all samples
 # that must be fixed. A worker that dies leaves the index of the sample it was processing.
 
-# Number of failed samples of a shard whose messages are kept.
+# Number of failed samples of a shard whose messages are kept, and the characters of each.
 MOST_DESCRIBED = 20
-# Replaces the exceptions of the others, whose frames would keep the data of their samples alive.
-_COUNTED = FailuresError()
+MOST_TEXT = 1000
 
 
 class ShardWork:
@@ -147,7 +144,8 @@ class ShardWork:
         if self._owned is None:
             self._owned = OwnedGenerators(dataset=self._dataset)
         first, plan = row["first"], self._plan
-        failed: dict[int, BaseException] = {}
+        failures: list[Failure] = []
+        failed, cause = 0, None
         path = out.file(shard_name(first // plan.per_shard))
         with (
             _marked(self._marks / str(first)) as mark,
@@ -157,9 +155,15 @@ class ShardWork:
                 mark(index)
                 error = self._add(index, writer)
                 if error is not None:
-                    failed[index] = error if len(failed) < MOST_DESCRIBED else _COUNTED
+                    failed, cause = failed + 1, cause or error
+                    if failed <= MOST_DESCRIBED:
+                        failures.append(sample_failure(index, error))
         if failed:
-            raise FailuresError(describe_failed(failed)) from next(iter(failed.values()))
+            more = failed - len(failures)
+            lines = [*map(line_of, failures), *[f"and {more} more of this shard"] * (more > 0)]
+            failure = FailuresError("\n".join(lines))
+            failure.record = {"failures": [*map(failure_to_json, failures)], "failed": failed}
+            raise failure from cause
 
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
@@ -180,23 +184,15 @@ class ShardWork:
         return None
 
 
-def describe_failed(failed: dict[int, BaseException]) -> str:
-    """Return a line for each of the first samples that failed, then the number of the others."""
-    lines = []
-    for index, error in islice(failed.items(), MOST_DESCRIBED):
-        words = next(iter(message_of(error).splitlines()), "")
-        kind = "" if isinstance(error, MisfitError) else f"{type(error).__name__}: "
-        lines.append(f"sample {index}: {kind}{words}"[:1000])
-    more = len(failed) - len(lines)
-    return "\n".join([*lines, f"and {more} more of this shard"] if more else lines)
+def sample_failure(index: int, error: BaseException) -> Failure:
+    """Return the failure of a sample, with the first line of its message."""
+    words = next(iter(message_of(error).splitlines()), "")[:MOST_TEXT]
+    return Failure("exception", type(error).__name__, words, source=index)
 
 
-def read_description(text: str) -> tuple[list[int], list[str], int]:
-    """Return what `describe_failed` wrote: indices, their lines, and the number of all samples."""
-    found = re.findall(r"^(sample (\d+): .*)$", text, re.MULTILINE)
-    more = re.search(r"^and (\d+) more of this shard$", text, re.MULTILINE)
-    count = len(found) + (int(more[1]) if more else 0)
-    return [int(index) for _, index in found], [line for line, _ in found], count
+def line_of(failure: Failure) -> str:
+    """Return the failure of a sample in one line; what cannot be cached needs no type of error."""
+    return str(failure).replace(f"{MisfitError.__name__}: ", "", 1)[:MOST_TEXT]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.base.output_names import recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
-from forebay.failures import Failure
+from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.records import Counts, OutputFile
 
 NAME = "ledger.sqlite"
@@ -351,15 +351,13 @@ def write_counts(db: sqlite3.Connection, counts: Counts) -> None:
 # No output, or one with a name that needs no escapes and is none of forebay's own.
 _PART = r'[^"\\./\x00-\x1f][^"\\/\x00-\x1f]*'
 _USUAL = re.compile(rf'\[\]|\[\["{_PART}(/{_PART})*", \d{{1,18}}\]\]').fullmatch
-# The attributes of a failure that are stored as one JSON object.
-_KEPT = ("kind", "error", "message", "traceback")
 # Failures in memory at once: a run may have millions, and each has kilobytes of text.
 _FAILURES = 1000
 
 
 def failure_column(failure: Failure) -> str:
     """Return the column of a failure; other columns have its input, attempts and seconds."""
-    return json.dumps({name: getattr(failure, name) for name in _KEPT})
+    return json.dumps(failure_to_json(failure))
 
 
 def failures_in(query: Query) -> Iterator[Failure]:
@@ -376,9 +374,8 @@ def failures_in(query: Query) -> Iterator[Failure]:
 def failure_from(source: str, attempts: int, seconds: float, error: str) -> Failure:
     """Return the failure of an input from the columns that keep it."""
     with reading("a failure"):
-        found = json.loads(error)
-        kept: Any = {name: str(value) for name, value in found.items() if name in _KEPT}
-        return Failure(**kept, source=source, attempts=int(attempts), seconds=float(seconds))
+        found = failure_from_json(json.loads(error))
+        return found._replace(source=source, attempts=int(attempts), seconds=float(seconds))
 
 
 def outputs_column(files: Sequence[OutputFile]) -> str:

@@ -260,10 +260,10 @@ def _write(
         )
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
-        "metadata = NULL, error = ? WHERE ordinal = ?",
+        "metadata = ?, error = ? WHERE ordinal = ?",
         (
-            (failure.attempts, failure.seconds, failure_column(failure), ordinal)
-            for ordinal, failure in failed
+            (failure.attempts, failure.seconds, metadata, failure_column(failure), ordinal)
+            for ordinal, failure, metadata in failed
         ),
     )
     published = {file.name: one.ordinal for one in winners for file in one.outputs}

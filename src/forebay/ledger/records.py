@@ -79,10 +79,11 @@ class Done(NamedTuple):
 
 
 class FailedInput(NamedTuple):
-    """An input that failed and is not tried again in this run."""
+    """An input that failed and is not tried again in this run; `metadata` may say more."""
 
     ordinal: int
     failure: Failure
+    metadata: str | None = None
 
 
 class FileChange(NamedTuple):

@@ -7,7 +7,7 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch.utils.data import (
@@ -36,7 +36,6 @@ from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
-from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
@@ -52,6 +51,9 @@ from forebay.options import (
 )
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
+
+if TYPE_CHECKING:
+    from forebay.observe.diagnosis import Diagnosis
 
 # ---- depth ---------------------------------------------------------------------------------------
 # Limit the number of outstanding requests.

@@ -20,12 +20,13 @@ from forebay.base import trees
 from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
-from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog
+from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import DoneInput
 from forebay.ledger.records import Todo
 from forebay.observe.progress import log_samples_failed
 from forebay.observe.record import Trace
+from forebay.pools.events import Refusal
 from forebay.predicting.model import Bisection, Model, Predicted
 from forebay.predicting.reader import (
     INDEX,
@@ -37,7 +38,7 @@ from forebay.predicting.reader import (
     columns_of,
     specs_of,
 )
-from forebay.runs.ranges import sample_failure
+from forebay.runs.ranges import failed_samples, range_of
 
 # ---- results -------------------------------------------------------------------------------------
 # Bring the model's outputs to host memory while it works on the next batch.
@@ -128,13 +129,12 @@ class CompletedParts(NamedTuple):
             for result in results:
                 record = json.loads(result.metadata)[0]
                 rows += int(record["rows"])
-                failures.extend(sample_failure(*one) for one in record["failures"])
+                failures.extend(failed_samples(record)[0])
                 if record["failures"]:
                     failing.append(Todo(result.ordinal, result.source, result.row))
                 if record["columns"] is not None:
                     columns = columns or dict(record["columns"])
-                    first = int(json.loads(result.row or "")["first"])
-                    check_specs(columns, record["columns"], first)
+                    check_specs(columns, record["columns"], range_of(result.row)[0])
         return cls(rows, failures, columns, failing)
 
     @staticmethod
@@ -145,16 +145,14 @@ class CompletedParts(NamedTuple):
 
 def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
     """Return the JSON-serializable record of one part, which `CompletedParts.of` reads."""
-    kept = [
-        [
-            each.index,
-            each.error,
-            each.message if at < MAX_KEPT else "",
-            each.traceback if at < MAX_TRACED else "",
-        ]
-        for at, each in enumerate(sorted(failures, key=lambda failure: failure.index))
-    ]
-    return {"rows": rows, "columns": columns if rows else None, "failures": kept}
+    kept = sorted(failures, key=lambda failure: failure.index)
+    kept[MAX_TRACED:] = [each._replace(traceback="") for each in kept[MAX_TRACED:]]
+    kept[MAX_KEPT:] = [each._replace(message="") for each in kept[MAX_KEPT:]]
+    return {
+        "rows": rows,
+        "columns": columns if rows else None,
+        "failures": [*map(failure_to_json, kept)],
+    }
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -224,7 +222,15 @@ class PartWork:
         self._error = ""
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
-        """Write the part."""
+        """Write the part; in the user's process an exception ends the run as it is."""
+        try:
+            return self._written(row, out)
+        except BaseException as error:
+            if self._here is None:
+                raise
+            raise Refusal("stop") from error
+
+    def _written(self, row: dict[str, int], out: Any) -> Any:
         part = row["first"] // self._reader.part_size
         failures: list[Failure] = []
         rows = 0

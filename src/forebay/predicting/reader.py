@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,16 +28,13 @@ from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, list_inputs
 from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
-from forebay.items import from_table
 from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
-from forebay.loading.facts import diagnosis_of, setup_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.planner import Planner
 from forebay.loading.set_epoch import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.record import Trace
 from forebay.options import (
     Ray,
@@ -48,6 +45,9 @@ from forebay.options import (
     cluster_of,
     whole_cores,
 )
+
+if TYPE_CHECKING:
+    from forebay.observe.diagnosis import Diagnosis
 
 # The seed of samples that draw random numbers.
 SEED = 0
@@ -113,6 +113,8 @@ class RangeReader:
 
     def diagnosis(self, trace: Trace) -> Diagnosis:
         """Return why the model waited, while a trace was recorded."""
+        from forebay.loading.facts import diagnosis_of, setup_of
+
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
         return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
@@ -456,6 +458,8 @@ def reader_of(
     check_backend(backend)
     check_timeout(timeout or None)
     if table is not None:
+        from forebay.items import from_table
+
         assert load is not None, "table_of made sure"
         dataset = from_table(table.rows, load, folder=table.listing.folder)
     elif isinstance(data, TorchDataLoader):

@@ -13,6 +13,7 @@ time.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from forebay.base.process import wait_until
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
-from forebay.errors import OutputError
+from forebay.errors import FailuresError, OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import Recorded
 from forebay.ledger.records import Done, FailedInput, OutputFile
@@ -31,6 +32,9 @@ COMMIT_S = 0.5
 COMMIT_RESULTS = 1024
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 CHECK_S = 0.02
+
+# Kinds of failures that end a run, and leave the input to be done by the next one.
+NO_FAILURES = ("environment", "stop")
 
 # Records tasks, and the seconds that each took.
 Took = Callable[[Sequence[tuple[int, float]]], None]
@@ -90,7 +94,7 @@ class Commits:
 
     def _add_other(self, outcome: Outcome) -> None:
         match outcome:
-            case ReportFailure() if outcome.failure.kind != "environment":
+            case ReportFailure() if outcome.failure.kind not in NO_FAILURES:
                 self._retrying.pop(outcome.task, None)
                 self._failed[outcome.task] = _failed(outcome, outcome.seconds)
             case ReportRetry():
@@ -249,5 +253,8 @@ def _unable(error: OSError) -> OutputError:
 
 
 def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput:
-    failure = outcome.failure._replace(attempts=outcome.attempt, seconds=seconds, exception=None)
-    return FailedInput(outcome.task, failure)
+    failure, error = outcome.failure, outcome.failure.exception
+    record = error.record if isinstance(error, FailuresError) else None
+    metadata = None if record is None else json.dumps([record])
+    failure = failure._replace(attempts=outcome.attempt, seconds=seconds, exception=None)
+    return FailedInput(outcome.task, failure, metadata)

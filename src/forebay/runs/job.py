@@ -307,7 +307,8 @@ class PreprocessJob:
         return returned, lambda text: source if text == fetched else out.final_name(text)
 
     def _is_environment(self, error: Exception) -> bool:
-        if isinstance(error, OSError) and error.errno in _ENVIRONMENT:
+        cause = error.__cause__ if isinstance(error, Refusal) else error
+        if isinstance(cause, OSError) and cause.errno in _ENVIRONMENT:
             return True
         try:
             return self._outputs.is_full()

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
+from typing import Any
 
 from forebay.errors import ChangedError
-from forebay.failures import Failure
+from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.inputs.listing import Listing
 from forebay.ledger.database import FAILED, TODO, reading
 from forebay.ledger.records import Counts, Input
@@ -52,7 +53,7 @@ class Cut:
             for first, identity in zip(range(0, self.samples, self.size), known, strict=False):
                 count = min(self.size, self.samples - first)
                 row = json.dumps({"first": first, "count": count})
-                yield Input(_range_name(first, count), row, identity)
+                yield Input(f"samples {first} to {first + count - 1}", row, identity)
 
         return Listing("rows", ("first", "count"), f"a Dataset of {self.samples} samples", rows)
 
@@ -118,7 +119,7 @@ class SampleProgress(Progress):
         """
         if self._by_batch:
             return
-        lost = [each for text in metadata for each in _failures_in(text)]
+        lost = [each for text in metadata for each in failed_samples(json.loads(text)[0])[0]]
         log_samples_failed(lost)
         samples = self._samples_of(done)
         self.advance(samples - len(lost), self._samples_of(failed) + len(lost))
@@ -158,8 +159,8 @@ def read_run_state(
         total = done = failed = 0
         for entry in read_entries(folder):
             with reading("a range"):
-                count = int(json.loads(entry.row or "")["count"])
-            lost = _failed_in(entry)[1]
+                count = range_of(entry.row)[1]
+            lost = failed_in(entry)[1]
             total, failed = total + count, failed + lost
             done += 0 if entry.state in (TODO, FAILED) else count - lost
         counts = Counts(total, done, failed)
@@ -168,49 +169,29 @@ def read_run_state(
             size = json.loads(snapshot.meta[_KEY])["size"]
             run |= {name: int(run.get(name, 0)) * size for name in ("done", "failed")}
         meta = snapshot.meta | {"run": json.dumps(run)}
-        failures = (one for entry in read_entries(folder) for one in _failed_in(entry)[0])
+        failures = (one for entry in read_entries(folder) for one in failed_in(entry)[0])
         yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures
 
 
-def _failed_in(entry: Entry) -> tuple[list[Failure], int]:
+def failed_in(entry: Entry) -> tuple[list[Failure], int]:
     """Return the failed samples of a range that are recorded by index, and the number of all."""
-    if entry.failure is None:
-        with reading("a range"):
-            listed = _failures_in(entry.metadata or "[{}]")
-            return listed, len(listed)
-    from forebay.caching.writer import read_description  # it loads torch
-
-    failure = entry.failure
-    found, lines, count = read_description(failure.message)
-    if not found:  # its worker died or hung, so none of its samples has a result
-        return [failure], range_of(failure)[1]
-    named = []
-    for index, line in zip(found, lines, strict=True):
-        words = line.partition(": ")[2]
-        error, _, message = words.partition(": ")
-        if not error.isidentifier():
-            error, message = "MisfitError", words
-        named.append(failure._replace(source=index, error=error, message=message))
-    return named, count
+    with reading("a range"):
+        listed, count = failed_samples(json.loads(entry.metadata or "[{}]")[0])
+        if entry.failure is None:
+            return listed, count
+        if not count:  # its worker died or hung, so none of its samples has a result
+            return [entry.failure], range_of(entry.row)[1]
+    whole = entry.failure._replace(message="")._asdict()
+    return [Failure(**whole | failure_to_json(one)) for one in listed], count
 
 
-def _failures_in(metadata: str) -> list[Failure]:
-    """Return the failed samples that the record of a range lists."""
-    record = json.loads(metadata)[0]
-    return [sample_failure(*one) for one in record.get("failures", ())]
+def failed_samples(record: Mapping[str, Any]) -> tuple[list[Failure], int]:
+    """Return the failed samples that the record of a range lists, and the number of all."""
+    listed = [failure_from_json(one) for one in record.get("failures", ())]
+    return listed, int(record.get("failed", len(listed)))
 
 
-def sample_failure(index: int, error: str, message: str, traceback: str) -> Failure:
-    """Return the failure of a sample from the record of its range."""
-    return Failure("exception", error, message, traceback, source=index)
-
-
-def range_of(failure: Failure) -> tuple[int, int]:
-    """Return the first sample, and the number of samples, of a range that failed."""
-    _, first, _, last = str(failure.source).split()
-    return int(first), int(last) - int(first) + 1
-
-
-def _range_name(first: int, count: int) -> str:
-    """Return the name of a range for messages."""
-    return f"samples {first} to {first + count - 1}"
+def range_of(row: str | None) -> tuple[int, int]:
+    """Return the first sample of a range, and how many it has."""
+    found = json.loads(row or "")
+    return int(found["first"]), int(found["count"])

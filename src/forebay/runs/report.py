@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import duration, summary
 from forebay.failures import Failure
-from forebay.observe.diagnosis import Diagnosis
-from forebay.show.html import write_report
-from forebay.show.report import report_html, run_summary
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
+
+    from forebay.observe.diagnosis import Diagnosis
+
+
+class Later:
+    """What few reports are asked for: made then, or when the report is pickled, and kept."""
+
+    def __init__(self, **makers: Callable[[], Any]) -> None:
+        self._makers, self._made = makers, dict[str, Any]()
+
+    def get(self, name: str) -> Any:
+        """Return a value by its name."""
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+            del self._makers[name]  # it holds what the value is made of
+        return self._made[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        for name in [*self._makers]:
+            self.get(name)
+        return vars(self)
+
 
 # ---- report --------------------------------------------------------------------------------------
 
@@ -31,9 +50,20 @@ class RunReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
-    diagnosis: Diagnosis
+    later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What the run waited for; made when it is asked for."""
+        found: Diagnosis = self.later.get("diagnosis")
+        return found
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What `save` shows besides the counts; made when it is asked for."""
+        found: Mapping[str, Any] = self.later.get("details")
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a self-contained HTML file: throughput, durations, failures.
@@ -41,6 +71,9 @@ class RunReport:
         The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
         It names the slowest inputs and up to three failed inputs for each error.
         """
+        from forebay.show.html import write_report
+        from forebay.show.report import report_html, run_summary
+
         return write_report(report_html(run_summary(self)), path)
 
     def _took(self, unit: str) -> str:

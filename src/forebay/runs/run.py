@@ -18,17 +18,17 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forebay.base import process
 from forebay.base.files import Download, location_text
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, collecting_seldom
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.errors import (
     ChangedError,
@@ -44,25 +44,23 @@ from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inpu
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, FailedInput, Todo
-from forebay.observe.diagnosis import RunTimes, diagnose_run
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
-from forebay.outputs.folder import OutputFolder
-from forebay.outputs.metadata_table import LedgerTable
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
-from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference
 from forebay.runs.job import PreprocessJob
-from forebay.runs.report import FailureBudget, Report
+from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
-from forebay.show.report import run_details
+
+if TYPE_CHECKING:
+    from forebay.observe.diagnosis import Diagnosis
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
@@ -183,93 +181,6 @@ def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
     return RunTuning(int(options.num_workers), pids, time.monotonic())
 
 
-def run(
-    pool: Pool,
-    num_workers: int,
-    todo: Iterable[Todo],
-    ledger: Ledger,
-    folder: OutputFolder,
-    options: PreprocessOptions,
-    budget: FailureBudget,
-    progress: Progress,
-    *,
-    at_once: bool = False,
-) -> RunTimes:
-    """Process the inputs; return what that took."""
-    tuning = _tuning_for(pool, options)
-    limits = Limits(
-        num_workers=num_workers if tuning is None else tuning.num_workers,
-        slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
-        max_bytes=MAX_BYTES,
-        retries=options.further_tries,
-        timeout_s=options.timeout,
-        group_s=pool.group_s if options.workers else 0.0,
-        max_group=MAX_GROUP,
-        lookahead=LOOKAHEAD,
-        max_suspects=1 if options.stops_at_first_failure else 64,
-    )
-    engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
-    progress.trace.longest_task = engine.longest_task
-    commits = Commits(ledger, folder)
-    committed, record_s = 0, 0.0
-    began, before = time.monotonic(), _used_by_workers(pool)
-    living, looked_at = ProcessTimes(), began
-    try:
-        while not engine.finished or commits.waiting:
-            progress.trace.num_workers = engine.num_workers if options.workers else 0
-            progress.trace.publish(time.monotonic())
-            due_in = commits.due_in()
-            wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
-            outcomes = engine.step(wait_s, collect_s=COLLECT_S)
-            others = commits.add(outcomes, progress.trace.took)
-            if len(others) < len(outcomes):
-                budget.succeeded()
-            for outcome in others:
-                _record(outcome, progress.trace)
-            for outcome in others:
-                _stop_if_due(outcome, budget, options, ledger)
-            if tuning is not None and not engine.finished:
-                tuning.update(time.monotonic(), progress.trace, engine.resize)
-            if isinstance(pool, ProcessPool) and time.monotonic() >= looked_at:
-                living.add(pool.living_pids())
-                looked_at = time.monotonic() + EVERY_S / 4
-            recorded_at, flush_s = time.monotonic(), commits.flush_s
-            commit = commits.advance(at_once=at_once or engine.finished)
-            waited_s = commits.flush_s - flush_s
-            record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
-            if commit is not None:
-                engine.release(commit.delivered)
-                progress.update(commit.done, commit.failed, commit.metadata)
-                committed += len(commit.delivered) + commit.failed
-                _stop_if_refused(commit.refused, budget, options, ledger)
-    finally:
-        # However the run ends, including Ctrl-C: end all workers, and commit the results.
-        engine.close()
-        try:
-            committed += commits.close()
-        finally:
-            progress.close()
-    commits.finish()
-    after = _used_by_workers(pool)
-    return RunTimes(
-        inputs=progress.trace.tasks,
-        committed=committed,
-        elapsed_s=time.monotonic() - began,
-        num_workers=num_workers if tuning is None else tuning.mean_workers(time.monotonic()),
-        busy_s=progress.trace.busy_s,
-        cpu_s=None if options.cluster else after.cpu_s - before.cpu_s,
-        system_s=after.system_s - before.system_s,
-        faults=after.faults - before.faults,
-        threads_s=max(living.threads_s, 0.0),
-        queued_s=living.queued_s,
-        keeps_freed=isinstance(pool, ProcessPool),
-        flush_s=commits.flush_s,
-        record_s=record_s,
-        cores=None if options.cluster else process.usable_cores(),
-        decisions=() if tuning is None else tuple(tuning.decisions),
-    )
-
-
 def _payloads(
     listed: Iterable[Todo], progress: Progress, budget: FailureBudget
 ) -> Iterator[tuple[int, tuple[str, str | None]]]:
@@ -302,68 +213,6 @@ def _name_of(payload: tuple[str, str | None]) -> str:
     return source or row or ""
 
 
-def run_here(
-    job: PreprocessJob,
-    todo: Iterable[Todo],
-    ledger: Ledger,
-    folder: OutputFolder,
-    progress: Progress,
-) -> None:
-    """Process the inputs one by one in this thread, without an engine; commit each immediately."""
-    commits = Commits(ledger, folder)
-    job.open(0, 0)
-    try:
-        for each in todo:
-            began = time.monotonic()
-            progress.trace.publish(began)
-            try:
-                answer = job.run(Assignment(each.ordinal, 1, each[1:]))
-            except Refusal as refusal:
-                cause = refusal.__cause__ or refusal
-                raise (
-                    _full(Failure.of(cause)) if refusal.kind == "environment" else cause
-                ) from None
-            seconds = time.monotonic() - began
-            result = DeliverResult(each.ordinal, 1, seconds, answer.nbytes, answer.result)
-            commits.add([result], progress.trace.took)
-            commit = commits.advance(at_once=True)
-            assert commit is not None
-            progress.update(commit.done, commit.failed, commit.metadata)
-            for _, failure in commit.refused:
-                raise OutputError(failure.message)
-    finally:
-        job.close()
-        try:
-            commits.close()
-        finally:
-            progress.close()
-
-
-def _record(outcome: Outcome, trace: RunTrace) -> None:
-    if isinstance(outcome, ReportFailure):
-        trace.spent(outcome.seconds)
-    elif isinstance(outcome, ReportRetry):
-        trace.retries += 1
-
-
-def _stop_if_due(
-    outcome: Outcome, budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
-) -> None:
-    """Raise the exception that ends the run, if this outcome requires that."""
-    if not isinstance(outcome, ReportRetry | ReportFailure):
-        return
-    failure = outcome.failure
-    if failure.kind == "environment":
-        raise _full(failure) from failure.exception
-    reason = budget.attempt_failed(outcome.task, failure.error)
-    if isinstance(outcome, ReportFailure):
-        if options.stops_at_first_failure:
-            raise _as_exception(outcome, ledger.name_of(outcome.task))
-        reason = budget.failed() or reason
-    if reason is not None:
-        raise _too_many(reason, ledger.name_of(outcome.task), failure)
-
-
 def _too_many(reason: str, name: str, failure: Failure) -> FailuresError:
     return FailuresError(
         f"stopped early: {reason}\n"
@@ -379,20 +228,6 @@ def _full(failure: Failure) -> OutputError:
         "  The run was stopped; completed work is kept, and no input counts as failed.\n"
         "  Free some space (or make the folder writable), then make the same call again."
     )
-
-
-def _stop_if_refused(
-    refused: list[FailedInput], budget: FailureBudget, options: PreprocessOptions, ledger: Ledger
-) -> None:
-    """Raise the exception that ends the run, if inputs whose outputs were refused require that."""
-    for ordinal, failure in refused:
-        name = ledger.name_of(ordinal)
-        log_failed(name, failure)
-        if options.stops_at_first_failure:
-            raise OutputError(failure.message)
-        reason = budget.failed()
-        if reason is not None:
-            raise _too_many(reason, name, failure)
 
 
 def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
@@ -417,6 +252,20 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
         "completed work is kept."
     )
     return error
+
+
+def _diagnosed(times: dict[str, Any]) -> Diagnosis:
+    from forebay.observe.diagnosis import RunTimes, diagnose_run
+
+    return diagnose_run(RunTimes(**times))
+
+
+def _details(*known: Any) -> dict[str, Any]:
+    from forebay.show.report import run_details
+
+    *others, settings = known
+    found = run_details(*others)
+    return found if settings is None else found | {"settings": settings}
 
 
 # ---- session -------------------------------------------------------------------------------------
@@ -456,7 +305,7 @@ class Session:
     def __enter__(self) -> Session:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(self.folder.ledger())
-            self._table = LedgerTable(self.ledger, self.folder)
+            self._open_table()
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._closing = stack.pop_all()
@@ -469,6 +318,13 @@ class Session:
             again = "the same call" + ("" if self.options.resume else " without resume=False")
             error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
+
+    def _open_table(self) -> None:
+        """Record that the table is not up to date, before anything changes."""
+        if self._has_table:
+            from forebay.outputs.metadata_table import LedgerTable
+
+            self._table = LedgerTable(self.ledger, self.folder)
 
     def start_workers(
         self,
@@ -510,7 +366,7 @@ class Session:
         self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
             self.ledger.restart()
-            self._table = LedgerTable(self.ledger, self.folder)
+            self._open_table()
             self._merge(listing, ahead)
         self.perform_pending()
         metadata = self.options.metadata
@@ -559,24 +415,13 @@ class Session:
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
-        assert self._pool is not None, "start_workers comes first"
         progress = progress or Progress(total, before.done, options.progress, label=label)
         budget = FailureBudget(options.max_failures, total, watch=not before.done)
         self._show(progress)
         kept = generators_kept if options.workers == 0 else collecting_seldom
         with generators_restored() if options.backend == "thread" else kept():
-            times = run(
-                self._pool,
-                self._num_workers,
-                listed,
-                ledger,
-                self.folder,
-                options,
-                budget,
-                progress,
-                at_once=at_once,
-            )
-        self._changed |= times.committed > 0
+            times = self._run(listed, budget, progress, at_once=at_once)
+        self._changed |= times["committed"] > 0
         self.perform_pending()
         if self._has_table:
             with collecting_seldom():
@@ -590,20 +435,120 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
-            diagnosis=diagnose_run(times),
-            decisions=times.decisions,
-            details=self.details(),
+            later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
+            decisions=times["decisions"],
         )
 
-    def process_inputs_here(self, work: Any, todo: Iterable[Todo], progress: Progress) -> None:
-        """Call the work for each row in this thread, and commit each result immediately."""
-        self.ledger.keep_alive()
-        self._begin_work()
-        self._show(progress)
-        job = PreprocessJob(work, "rows", self.folder.staging())
-        with generators_kept():
-            run_here(job, todo, self.ledger, self.folder, progress)
-        self.perform_pending()
+    def _run(
+        self, todo: Iterable[Todo], budget: FailureBudget, progress: Progress, *, at_once: bool
+    ) -> dict[str, Any]:
+        """Process the inputs; return what that took, as the arguments of `RunTimes`."""
+        pool, options, trace = self._pool, self.options, progress.trace
+        assert pool is not None, "start_workers comes first"
+        tuning = _tuning_for(pool, options)
+        limits = Limits(
+            num_workers=self._num_workers if tuning is None else tuning.num_workers,
+            slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
+            max_bytes=MAX_BYTES,
+            retries=options.further_tries,
+            timeout_s=options.timeout,
+            group_s=pool.group_s if options.workers else 0.0,
+            max_group=MAX_GROUP,
+            lookahead=LOOKAHEAD,
+            max_suspects=1 if options.stops_at_first_failure else 64,
+        )
+        engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+        trace.longest_task = engine.longest_task
+        commits = Commits(self.ledger, self.folder)
+        committed, record_s = 0, 0.0
+        began, before = time.monotonic(), _used_by_workers(pool)
+        living, looked_at = ProcessTimes(), began
+        try:
+            while not engine.finished or commits.waiting:
+                trace.num_workers = engine.num_workers if options.workers else 0
+                trace.publish(time.monotonic())
+                due_in = commits.due_in()
+                wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
+                outcomes = engine.step(wait_s, collect_s=COLLECT_S)
+                others = commits.add(outcomes, trace.took)
+                if len(others) < len(outcomes):
+                    budget.succeeded()
+                for outcome in others:
+                    if isinstance(outcome, ReportFailure):
+                        trace.spent(outcome.seconds)
+                    elif isinstance(outcome, ReportRetry):
+                        trace.retries += 1
+                for outcome in others:
+                    self._stop_if_due(outcome, budget)
+                if tuning is not None and not engine.finished:
+                    tuning.update(time.monotonic(), trace, engine.resize)
+                if isinstance(pool, ProcessPool) and time.monotonic() >= looked_at:
+                    living.add(pool.living_pids())
+                    looked_at = time.monotonic() + EVERY_S / 4
+                recorded_at, flush_s = time.monotonic(), commits.flush_s
+                commit = commits.advance(at_once=at_once or engine.finished)
+                waited_s = commits.flush_s - flush_s
+                record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
+                if commit is not None:
+                    engine.release(commit.delivered)
+                    progress.update(commit.done, commit.failed, commit.metadata)
+                    committed += len(commit.delivered) + commit.failed
+                    self._stop_if_refused(commit.refused, budget)
+        finally:
+            # However the run ends, including Ctrl-C: end all workers, and commit the results.
+            engine.close()
+            trace.longest_task = lambda: None  # or a report would keep the engine
+            try:
+                committed += commits.close()
+            finally:
+                progress.close()
+        commits.finish()
+        after, now = _used_by_workers(pool), time.monotonic()
+        return {
+            "inputs": trace.tasks,
+            "committed": committed,
+            "elapsed_s": now - began,
+            "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
+            "busy_s": trace.busy_s,
+            "cpu_s": None if options.cluster else after.cpu_s - before.cpu_s,
+            "system_s": after.system_s - before.system_s,
+            "faults": after.faults - before.faults,
+            "threads_s": max(living.threads_s, 0.0),
+            "queued_s": living.queued_s,
+            "keeps_freed": isinstance(pool, ProcessPool),
+            "flush_s": commits.flush_s,
+            "record_s": record_s,
+            "cores": None if options.cluster else process.usable_cores(),
+            "decisions": () if tuning is None else tuple(tuning.decisions),
+        }
+
+    def _stop_if_due(self, outcome: Outcome, budget: FailureBudget) -> None:
+        """Raise the exception that ends the run, if this outcome requires that."""
+        if not isinstance(outcome, ReportRetry | ReportFailure):
+            return
+        failure = outcome.failure
+        if failure.kind == "stop" and failure.exception is not None:
+            raise failure.exception
+        if failure.kind == "environment":
+            raise _full(failure) from failure.exception
+        reason = budget.attempt_failed(outcome.task, failure.error)
+        if isinstance(outcome, ReportFailure):
+            if self.options.stops_at_first_failure:
+                raise _as_exception(outcome, self.ledger.name_of(outcome.task))
+            reason = budget.failed() or reason
+        if reason is not None:
+            raise _too_many(reason, self.ledger.name_of(outcome.task), failure)
+
+    def _stop_if_refused(self, refused: list[FailedInput], budget: FailureBudget) -> None:
+        """Raise the exception that ends the run, if inputs with refused outputs require that."""
+        for ordinal, failure, _ in refused:
+            name = self.ledger.name_of(ordinal)
+            log_failed(name, failure)
+            if self.options.stops_at_first_failure:
+                raise OutputError(failure.message)
+            reason = budget.failed()
+            if reason is not None:
+                raise _too_many(reason, name, failure)
 
     def _begin_work(self) -> Counts:
         """Record that this process runs now; return the counts before it."""
@@ -617,12 +562,17 @@ class Session:
         self._progress = progress
         self._closing.callback(LiveRun(self._verb, self.output, progress).remove)
 
-    def details(self) -> dict[str, Any]:
-        """Return what the report shows besides its counts; empty if nothing was left to be done."""
+    def details(self, settings: Mapping[str, str] | None = None) -> Callable[[], dict[str, Any]]:
+        """Return what makes the part of a report besides its counts; empty if nothing was left.
+
+        Args:
+            settings: The arguments of the call; None if the options have them.
+        """
         if self._progress is None:
-            return {}
-        name, names = self._described.name, self.ledger.name_of
-        return run_details(self._progress, self._verb, name, names, self.options)
+            return dict
+        names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
+        known = self._progress, self._verb, self._described.name
+        return partial(_details, *known, names.__getitem__, self.options, settings)
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
