@@ -25,8 +25,7 @@ FLOORS = (
     ("loading", "outputs", "testing"),
     ("inputs", "loader"),
     ("runs", "items"),
-    ("predicting", "preprocess", "cache"),
-    ("predict",),
+    ("predicting",),
     ("cli", "__init__"),
     ("__main__",),
 )
@@ -237,11 +236,6 @@ BROKEN = {
         "from forebay.engine.engine import Engine",
         "imports upwards: engine/engine",
     ),
-    "an entry point that uses another": (
-        "cache.py",
-        "from forebay.preprocess import preprocess",
-        "imports upwards: preprocess",
-    ),
     "ray outside its package": ("engine/engine.py", "import ray", "imports ray"),
     "a second module for URLs": ("items.py", "from fsspec.core import x", "imports fsspec"),
     "errors that stand on something": (
@@ -250,7 +244,7 @@ BROKEN = {
         "imports upwards: options",
     ),
     "a library that calls its command line": (
-        "preprocess.py",
+        "loader.py",
         "from forebay.cli import main",
         "imports the command line",
     ),

@@ -9,6 +9,7 @@ import pickle
 import pkgutil
 from types import ModuleType
 
+import cloudpickle
 import pytest
 
 import forebay
@@ -72,4 +73,4 @@ def test_the_package_is_typed() -> None:
 
 def test_the_package_can_be_pickled_by_name() -> None:
     """A function that uses `forebay` as a global name travels to other processes."""
-    assert pickle.loads(pickle.dumps(forebay)) is forebay
+    assert pickle.loads(cloudpickle.dumps(lambda: forebay))() is forebay

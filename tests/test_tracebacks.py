@@ -115,7 +115,7 @@ def test_an_unexpected_exception_keeps_every_frame(monkeypatch, tmp_path, inputs
     def broken(*_):
         raise TypeError("a bug")
 
-    module = import_module("forebay.preprocess")  # the attribute of that name is the function
+    module = import_module("forebay.runs.preprocess")  # the attribute of that name is the function
     monkeypatch.setattr(module, "_check_callable", broken)
     with pytest.raises(TypeError) as caught:
         forebay.preprocess(work, inputs, tmp_path / "out")

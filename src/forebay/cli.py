@@ -25,10 +25,10 @@ from forebay.errors import BusyError, ForebayError, OptionError, one_line, print
 from forebay.failures import Failure
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
-from forebay.predict import predict
-from forebay.preprocess import preprocess, retry
+from forebay.predicting.predict import predict
 from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
+from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.report import verify as verify_outputs
 from forebay.runs.source_code import load_work, parse_reference
@@ -398,7 +398,7 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
         return _predict(model, data, output, retry_failed=True, quiet=quiet, **settings)
     work, settings = load_work(names[0]), {**with_backend(settings), "progress": not quiet}
     if verb == "cache":
-        from forebay.cache import cache
+        from forebay.runs.cache import cache
 
         click.echo(repr(cache(work, output, **settings)))
         return DONE

@@ -25,7 +25,7 @@ from forebay.failures import MAX_TEXT
 from forebay.runs.ranges import failed_samples
 
 # `forebay.cache` is the function.
-CACHE = importlib.import_module("forebay.cache")
+CACHE = importlib.import_module("forebay.runs.cache")
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32),

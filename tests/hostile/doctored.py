@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import forebay
 from forebay.cli import cli
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 
 def copy(source: Path, out: Any) -> dict[str, int]:

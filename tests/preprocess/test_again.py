@@ -14,7 +14,7 @@ import pytest
 import forebay
 from forebay.errors import OptionError
 from forebay.ledger.snapshot import read_failures
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 
 def inputs_in(folder, good, bad=()):
@@ -79,7 +79,7 @@ def test_an_interrupted_retry_can_be_retried(tmp_path):
     run(strict, folder, tmp_path / "out")
     code = (
         "import os, signal, sys\n"
-        "from forebay.preprocess import retry\n"
+        "from forebay.runs.preprocess import retry\n"
         "from test_again import strict\n"
         "from pathlib import Path\n"
         "real = Path.read_text\n"

@@ -12,7 +12,7 @@ from driving import WORKS, call, make_inputs
 from works import size_of_destination
 
 import forebay
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 
 def first_step(source, out):

@@ -17,7 +17,7 @@ from driving import make_inputs
 from works import size_of_destination
 
 import forebay
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 QUIET = {"num_workers": 0, "progress": False}
 ROWS = [{"path": "a.wav", "n": 1, "tags": ["x"]}, {"path": "b.wav", "n": 2, "tags": ["y", "z"]}]

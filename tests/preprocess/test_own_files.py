@@ -20,7 +20,7 @@ from forebay.outputs import folder as outputs_folder
 from forebay.outputs import metadata_table as write
 from forebay.outputs import staging
 from forebay.outputs.folder import OutputFolder
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 
 def run(work, inputs, output, **options):

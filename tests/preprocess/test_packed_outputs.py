@@ -22,7 +22,7 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import recorded_members
 from forebay.outputs.packed_reader import _Reader
 from forebay.outputs.shards import complete_shards
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 pytestmark = pytest.mark.usefixtures("readers_closed")
 

@@ -17,7 +17,7 @@ from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
 from forebay.errors import ChangedError, InputError, LedgerError, OptionError
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.utils import data
 from works import Letters, letters, save_letter
 
 import forebay
-from forebay.preprocess import retry
+from forebay.runs.preprocess import retry
 
 QUIET = {"num_workers": 0, "progress": False}
 

@@ -15,8 +15,8 @@ from forebay.inputs import tables as manifests
 from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger import ledger as ledgers
 from forebay.ledger.snapshot import read_failures
-from forebay.preprocess import retry
 from forebay.runs import run as runs_run
+from forebay.runs.preprocess import retry
 
 CALLED: list[str] = []
 

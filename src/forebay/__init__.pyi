@@ -1,0 +1,40 @@
+# The types of the public names; `__init__.py` imports each when it is used.
+from forebay import collate as collate
+from forebay.caching.reader import CachedDataset as CachedDataset
+from forebay.caching.reader import open_cache as open_cache
+from forebay.errors import BusyError as BusyError
+from forebay.errors import ChangedError as ChangedError
+from forebay.errors import FailuresError as FailuresError
+from forebay.errors import ForebayError as ForebayError
+from forebay.errors import InputError as InputError
+from forebay.errors import LedgerError as LedgerError
+from forebay.errors import OptionError as OptionError
+from forebay.errors import OutputError as OutputError
+from forebay.errors import SampleTimeoutError as SampleTimeoutError
+from forebay.errors import WorkerDiedError as WorkerDiedError
+from forebay.failures import Failure as Failure
+from forebay.items import from_folder as from_folder
+from forebay.items import from_ids as from_ids
+from forebay.items import from_table as from_table
+from forebay.loader import DataLoader as DataLoader
+from forebay.loading.replay import SampleCheck as SampleCheck
+from forebay.mixing import MixedDataset as MixedDataset
+from forebay.mixing import mix as mix
+from forebay.observe.diagnosis import Diagnosis as Diagnosis
+from forebay.observe.figures import Statistics as Statistics
+from forebay.options import AutoWorkers as AutoWorkers
+from forebay.options import Buffer as Buffer
+from forebay.options import Ray as Ray
+from forebay.outputs.packed_reader import open_output as open_output
+from forebay.packed import PackedSequence as PackedSequence
+from forebay.predicting.predict import predict as predict
+from forebay.runs.cache import cache as cache
+from forebay.runs.preprocess import preprocess as preprocess
+from forebay.runs.report import PredictionReport as PredictionReport
+from forebay.runs.report import Report as Report
+from forebay.show.comparison import Comparison as Comparison
+from forebay.show.comparison import compare as compare
+
+__version__: str
+
+def __dir__() -> list[str]: ...
