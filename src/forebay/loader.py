@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -28,15 +28,17 @@ from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
-from forebay.loading.replay import SampleCheck, compared, replayed, spread
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
-from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.record import PUBLISH_S, Statistics
 from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers, cluster_of
 from forebay.ranks import ranks_of
+
+if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
+    from forebay.loading.replay import SampleCheck
+    from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -315,6 +317,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The dataset is iterable or empty.
             Exception: What a sample raised.
         """
+        from forebay.loading.replay import compared, spread
+
         settings = Settings(self)
         if settings.is_iterable or not settings.length:
             raise OptionError("check() needs a map-style dataset with samples")
@@ -403,6 +407,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
+        from forebay.loading.replay import replayed
+
         settings, progress = Settings(self), self._loader_progress
         pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
         return replayed(pipeline, settings, progress.resumed, epoch, batch)

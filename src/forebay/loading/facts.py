@@ -2,6 +2,8 @@
 
 arguments ── setup_of ──> Setup ─┬─> diagnosis ──> report, page of `forebay top`
 what it did ────────────> Trace ─┘
+
+Functions import what only they need: most loaders are never asked, and each module takes time.
 """
 
 from __future__ import annotations
@@ -11,14 +13,12 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.settings import LoaderArguments, Settings
-from forebay.observe.diagnosis import LEAST_STEPS, Diagnosis, diagnose
 from forebay.observe.record import Trace
-from forebay.observe.simulation import Setup
 from forebay.options import (
     AutoWorkers,
     Buffer,
@@ -28,9 +28,11 @@ from forebay.options import (
     low_mark_of,
 )
 from forebay.ranks import ranks_sharing_cores
-from forebay.show.html import write_report
 from forebay.show.page import LivePage, RecentWork
-from forebay.show.report import environment, loader_html, loader_summary
+
+if TYPE_CHECKING:
+    from forebay.observe.diagnosis import Diagnosis
+    from forebay.observe.simulation import Setup
 
 # The verdict for `forebay top` is renewed so often, and takes at most this share of the time.
 VERDICT_S = 10.0
@@ -39,6 +41,8 @@ VERDICT_SHARE = 0.001
 
 def setup_of(settings: Settings, trace: Trace) -> Setup:
     """Return how a loader is set up, as far as its speed depends on it."""
+    from forebay.observe.simulation import Setup
+
     loader, depth = settings.loader, settings.depth()
     buffer = loader.buffer
     cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
@@ -69,6 +73,8 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
 
 def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
     """Return why the user of a loader waits."""
+    from forebay.observe.diagnosis import diagnose
+
     steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
     since = ""
     if trace.decisions:  # with another number of workers before
@@ -81,6 +87,9 @@ def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
     """Write the report of a loader; see `DataLoader.report`."""
+    from forebay.show.html import write_report
+    from forebay.show.report import environment, loader_html, loader_summary
+
     loader = settings.loader
     summary = loader_summary(
         progress.trace,
@@ -163,6 +172,8 @@ class LiveLoader:
         self, loader: LoaderArguments, pipeline: Pipeline | None, trace: Trace, now: float
     ) -> dict[str, Any]:
         if now >= self._verdict_due:
+            from forebay.observe.diagnosis import LEAST_STEPS
+
             found = loader.diagnose()
             self._verdict = str(found)
             if found.evidence["steps"] >= LEAST_STEPS:  # otherwise it is cheap, and soon outdated

@@ -36,7 +36,6 @@ from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
-from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
@@ -141,7 +140,7 @@ class LoaderArguments(Protocol):
     _prefetch_is_set: bool  # whether `prefetch_factor` was given
     _by_torchs_rules: bool  # see `Settings`
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self) -> Any:
         """See `DataLoader`."""
 
 
