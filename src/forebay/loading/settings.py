@@ -66,33 +66,32 @@ TINY_S = 0.001
 
 @dataclass(slots=True)
 class Depth:
-    """How many requests to have outstanding."""
+    """How many requests to have outstanding.
+
+    Attributes:
+        most: So many while batches are tiny.
+        refill_below: Once `usual` are outstanding, request none until fewer than this are. None to
+            request again at once.
+        fills_by_itself: Whether requests are missing as soon as others are answered, not only when
+            taken, because `Limits` decide how many batches are made.
+    """
 
     usual: int
     most: int = 0
-    buffer: Buffer | None = None
-    counts_batches: bool = False
+    refill_below: int | None = None
+    fills_by_itself: bool = False
     now: int = 0
-
-    @property
-    def fills_by_itself(self) -> bool:
-        """Whether requests are missing as soon as others are answered, not only when taken."""
-        is_counted = self.counts_batches and self.buffer and self.buffer.max_batches is not None
-        return self.buffer is not None and not is_counted
 
     def missing(self, outstanding: int, ready: int, room: int = 0) -> int:
         """Return how many batches to request now."""
-        buffer = self.buffer
-        if buffer is None:
-            short = max(self.now, self.usual) - outstanding
-            # Request several at a time, unless only as many are outstanding as in torch.
-            return short if short >= max((self.now - self.usual) // 4, 1) else 0
-        if buffer.max_batches is not None and not self.fills_by_itself:
-            low = low_mark_of(buffer)
-            below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
-            return buffer.max_batches - outstanding if outstanding < below else 0
-        short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
-        return short if short >= CHUNK else 0
+        if self.fills_by_itself:
+            short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
+            return short if short >= CHUNK else 0
+        if self.refill_below is not None:
+            return self.usual - outstanding if outstanding < self.refill_below else 0
+        short = max(self.now, self.usual) - outstanding
+        # Request several at a time, unless only as many are outstanding as in torch.
+        return short if short >= max((self.now - self.usual) // 4, 1) else 0
 
     def record(self, result: Result) -> None:
         """Adapt the number to how long a batch took."""
@@ -378,7 +377,7 @@ class Settings:
 
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
-        loader = self.loader
+        loader, buffer = self.loader, self.loader.buffer
         usual = (loader.prefetch_factor or 1) * loader.num_workers
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
@@ -391,10 +390,11 @@ class Settings:
             usual = 1 if self.is_iterable else usual
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
-        if loader.buffer is not None:
-            if self.by_torchs_rules:
-                usual = loader.buffer.max_batches or LOOKAHEAD
-            return Depth(usual, usual, buffer=loader.buffer, counts_batches=self.by_torchs_rules)
+        if buffer is not None and (buffer.max_batches is None or not self.by_torchs_rules):
+            return Depth(LOOKAHEAD, LOOKAHEAD, fills_by_itself=True)
+        if buffer is not None and buffer.max_batches is not None:
+            low, most = low_mark_of(buffer), buffer.max_batches
+            return Depth(most, most, low if isinstance(low, int) else math.ceil(low * most))
         return Depth(usual, max(usual, TINY_DEPTH * loader.num_workers) if grows else usual)
 
     def limits(self, depth: Depth) -> Limits:
@@ -423,7 +423,7 @@ class Settings:
             )
         if buffer is None:
             return limits
-        if buffer.max_batches is None or not self.by_torchs_rules:
+        if depth.fills_by_itself:
             slots = buffer.max_batches or MAX_BATCHES
             limits = replace(limits, slots=slots, refill_below=low_mark_of(buffer))
         return replace(limits, max_bytes=buffer.nbytes)
