@@ -512,9 +512,8 @@ class LoaderProgress:
         planner = None if pipeline is None else pipeline.planner
         if pipeline is None or planner is None or planner.epoch < 0:
             return self._start(settings, self._next_epoch, 0)
-        if pipeline.feed is not None:
-            planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
-        states, is_over = planner.worker_states, not planner.has_next()
+        feed, is_over = pipeline.feed, not planner.has_next()
+        states = (feed and feed.worker_states()) or planner.worker_states
         sampler_states, values = planner.sampler_states()
         epoch = planner.epoch + is_over
         position = self._start(settings, epoch, planner.origin_of(epoch))

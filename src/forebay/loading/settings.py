@@ -34,6 +34,7 @@ from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
+from forebay.loading.set_epoch import length_of
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.record import Trace
@@ -306,10 +307,7 @@ class Settings:
     @property
     def length(self) -> int | None:
         """The length of the dataset; None if it has none."""
-        try:
-            return len(self.loader.dataset)
-        except Exception:  # noqa: BLE001 - the user's class may raise anything; torch asks no length
-            return None
+        return length_of(self.loader.dataset)
 
     @property
     def shuffle(self) -> bool | None:
