@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.loading.epochs import LoaderProgress, Pipeline
-from forebay.loading.settings import LoaderArguments, Settings
+from forebay.loading.settings import Settings
 from forebay.observe.record import Trace
 from forebay.options import (
     AutoWorkers,
@@ -31,6 +31,7 @@ from forebay.ranks import ranks_sharing_cores
 from forebay.show.page import LivePage, RecentWork
 
 if TYPE_CHECKING:
+    from forebay.loader import DataLoader
     from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.simulation import Setup
 
@@ -154,7 +155,7 @@ def _name_of(function: Any) -> str:
 class LiveLoader:
     """Publishes a loader to `forebay top`, while its trace records something."""
 
-    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
+    def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
         self._page, self._recent = LivePage(), RecentWork()
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
         self._verdict, self._verdict_due = "", 0.0
@@ -173,7 +174,7 @@ class LiveLoader:
         self._page.remove()
 
     def _state(
-        self, loader: LoaderArguments, pipeline: Pipeline | None, trace: Trace, now: float
+        self, loader: DataLoader[Any], pipeline: Pipeline | None, trace: Trace, now: float
     ) -> dict[str, Any]:
         if now >= self._verdict_due:
             from forebay.observe.diagnosis import LEAST_STEPS

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
@@ -19,15 +19,18 @@ from forebay.failures import Failure, cut_below_entry
 from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.feed import CLOSED, Feed
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
-from forebay.loading.settings import RETRIES, LoaderArguments, Settings
+from forebay.loading.settings import RETRIES, Settings
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
+
+if TYPE_CHECKING:
+    from forebay.loader import DataLoader
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
 
-    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
+    def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
         settings = Settings(loader)
@@ -36,12 +39,12 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         initialize = partial(super().__init__, loader)
         self._begin(loader, initialize, partial(super()._reset, loader, True))
 
-    def _reset(self, loader: LoaderArguments, first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._begin(loader, None, partial(super()._reset, loader, first_iter))
 
     def _begin(
         self,
-        loader: LoaderArguments,
+        loader: DataLoader[Any],
         initialize: Callable[[], None] | None,
         reset: Callable[[], None],
     ) -> None:

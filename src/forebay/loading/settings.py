@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import multiprocessing
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import (
@@ -41,8 +40,6 @@ from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
     AutoWorkers,
-    Buffer,
-    Ray,
     backend_name,
     capacity_shown,
     check_backend,
@@ -52,6 +49,9 @@ from forebay.options import (
 )
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
+
+if TYPE_CHECKING:
+    from forebay.loader import DataLoader
 
 # ---- depth ---------------------------------------------------------------------------------------
 # Limit the number of outstanding requests.
@@ -102,48 +102,6 @@ class Depth:
             self.now = min(max(self.now, self.usual) * 2, self.most) if is_tiny else self.usual
 
 
-# ---- loader arguments ----------------------------------------------------------------------------
-# The attributes of a loader that the files of `loading/` read.
-
-
-class LoaderArguments(Protocol):
-    """A `DataLoader`: its arguments, as attributes, and what it derives from them when made.
-
-    Most of them may be changed later, so they are read at each use.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    sampler: Any
-    batch_sampler: Any
-    num_workers: int
-    collate_fn: Any
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Any
-    multiprocessing_context: Any
-    generator: Any
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-    buffer: Buffer | None
-    backend: Literal["process", "thread", "ray"] | Ray
-    seed: int | None
-    on_error: Literal["raise", "skip"]
-    world_size: int | Literal["auto"] | None
-    tail: Literal["repeat", "uneven"]
-    device: str | torch.device | None
-    device_transform: Callable[..., Any] | None
-    # Only `Settings` reads these.
-    _ranks: Ranks | None
-    _prefetch_is_set: bool  # whether `prefetch_factor` was given
-    _by_torchs_rules: bool  # see `Settings`
-
-    def diagnose(self) -> Any:
-        """See `DataLoader`."""
-
-
 # ---- settings ------------------------------------------------------------------------------------
 
 # How often a batch is tried again after its worker died or hung.
@@ -168,21 +126,22 @@ class Settings:
             iterable dataset, decides the order.
     """
 
-    def __init__(self, loader: LoaderArguments) -> None:
-        self.loader = loader
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = cast(Any, loader)  # torch types a dataset without a length, for example
         self.ranks = loader._ranks
         self.by_torchs_rules = loader._by_torchs_rules
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
         self.auto_collation = loader.batch_sampler is not None
-        self.index_sampler = loader.batch_sampler if self.auto_collation else loader.sampler
+        known = self.loader
+        self.index_sampler = known.batch_sampler if self.auto_collation else known.sampler
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
         self.planned = None
         if not self.by_torchs_rules:
             self.planned = planned_sampler(loader.sampler, loader.batch_sampler)
         # Libraries create a loader with a BatchSampler around the planned sampler.
         if self.planned is not None and self.auto_collation:
-            self.batch_size = loader.batch_sampler.batch_size
-            self.drop_last = loader.batch_sampler.drop_last
+            self.batch_size = self.index_sampler.batch_size
+            self.drop_last = self.index_sampler.drop_last
 
     @functools.cached_property
     def shared(self) -> Plan | None:
