@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
@@ -36,24 +36,34 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         settings = Settings(loader)
         self._progress, self._ranks = progress, settings.ranks
         self._loader = None if settings.keeps_iterator else loader
-        initialize = partial(super().__init__, loader)
-        self._begin(loader, initialize, partial(super()._reset, loader, True))
+        self._reset(loader)
+
+    def begin_as_torch(
+        self, loader: DataLoader[Any], generator: torch.Generator, *, draws: bool, resets: bool
+    ) -> Any:
+        """Do what torch's iterators do: draw seeds, iterate the sampler; return the shared seed.
+
+        Args:
+            draws: Whether a new iterator draws a base seed; if not, the generator stays as it was.
+            resets: Whether torch resets a new iterator, too; all others are reset in any case.
+        """
+        is_new, before = not hasattr(self, "_base_seed"), generator.get_state()
+        if is_new:
+            super().__init__(loader)
+            if not draws:
+                generator.set_state(before)
+        first = self._shared_seed  # torch starts workers with the one drawn first
+        if resets or not is_new:
+            super()._reset(loader)
+        return first if is_new and draws else self._shared_seed
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        self._begin(loader, None, partial(super()._reset, loader, first_iter))
-
-    def _begin(
-        self,
-        loader: DataLoader[Any],
-        initialize: Callable[[], None] | None,
-        reset: Callable[[], None],
-    ) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         settings, progress, began = Settings(loader), self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = progress.begin_epoch(settings, self, initialize, reset)
+        self.pipeline, self._planner = progress.begin_epoch(settings, self)
         self._hand_out = self.pipeline.hand_out(settings)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
