@@ -3,8 +3,8 @@
     DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
 Long because the public class and its documentation are in one file. The implementation is in
-`loading/`: `settings.py` derives settings from the arguments, `loader_progress.py` holds what
-changes from batch to batch, `pipeline.py` connects the parts.
+`loading/`: `settings.py` derives settings from the arguments, `epochs.py` holds what changes from
+batch to batch and connects the parts.
 """
 
 from __future__ import annotations
