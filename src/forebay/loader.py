@@ -3,8 +3,8 @@
     DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
 Long because the public class and its documentation are in one file. The implementation is in
-`loading/`: `settings.py` derives settings from the arguments, `loader_progress.py` holds what
-changes from batch to batch, `pipeline.py` connects the parts.
+`loading/`: `settings.py` derives settings from the arguments, `epochs.py` holds what changes from
+batch to batch and connects the parts.
 """
 
 from __future__ import annotations
@@ -351,7 +351,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         arguments the state is valid for any `num_workers`, `backend`, `buffer` and `world_size`,
         equal on all ranks, and after a resume all later epochs are the same as without the
         interruption. After the last batch of an epoch it is the state before the next epoch:
-        `epoch` is the epoch that the next iteration returns.
+        `epoch` is the epoch that the next iteration returns. Without workers and with only torch's
+        arguments, a sampler without a length, or that ends before, is read no further than torch
+        reads it: there the rest of the epoch may be empty.
 
         With only torch's arguments the rest of the epoch has the same samples in the same order.
         Random numbers in workers, and the order of later epochs, come from torch's generators:

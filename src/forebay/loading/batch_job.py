@@ -8,6 +8,7 @@ BatchJob           in any worker; by itself, in a thread
 from __future__ import annotations
 
 import math
+import operator
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -250,19 +251,13 @@ class IterableFetcher:
     def __init__(
         self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
     ) -> None:
-        """Create the dataset's iterator.
-
-        The dataset's state is restored before its iterator is created, the iterator's state after
-        that: a dataset that is its own iterator may start over in `__iter__`.
-        """
-        self._spec = spec
-        self.ended = False
-        dataset = spec.dataset
+        self._spec, self.ended, dataset = spec, False, spec.dataset
         if seed is not None:
             OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
         if state is not None and state.dataset is not None:
             dataset.load_state_dict(state.dataset)
         self._samples: Iterator[Any] = iter(dataset)
+        # Not before: a dataset that is its own iterator may start over in `__iter__`.
         if state is not None and state.iterator is not None:
             self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
             if state.phase != "within":  # the state is from before this epoch
@@ -307,6 +302,17 @@ class IterableFetcher:
 # Measures the time that a worker spends on its batches, in its own thread.
 
 
+class _Used(NamedTuple):
+    """What a worker has used so far, or for a `Timing`."""
+
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    threads_s: float = 0.0
+    system_s: float = 0.0
+    faults: int = 0
+    read_bytes: int = 0
+
+
 class BatchTimer:
     """Adds up times until there is a `Timing` to send.
 
@@ -318,10 +324,8 @@ class BatchTimer:
         self.began_at = self.fetched_at = 0.0
         self._is_worker, self._is_process = is_worker, is_process
         self._due = 0.0  # when to make a timing of a tiny batch
-        self._measured_at = math.inf  # when the following were measured; inf for not yet
-        self._cpu_s = self._queued_s = self._threads_s = 0.0
-        self._system_s, self._faults = 0.0, 0
-        self._read_bytes = 0
+        self._measured_at = math.inf  # when the following was measured; inf for not yet
+        self._used = _Used()
         self._clear(time.perf_counter())
 
     def _clear(self, now: float) -> None:
@@ -332,12 +336,11 @@ class BatchTimer:
 
     def measure(self) -> None:
         """Begin to measure the processor time of this thread."""
-        self._cpu_s, self._queued_s = time.thread_time(), queued_s()
-        used = resource.getrusage(resource.RUSAGE_THREAD)
-        self._system_s, self._faults = used.ru_stime, used.ru_minflt
-        if self._is_process:
-            self._threads_s = time.process_time() - self._cpu_s
-        self._read_bytes = read_bytes()
+        cpu_s, used = time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD)
+        threads_s = time.process_time() - cpu_s if self._is_process else 0.0
+        self._used = _Used(
+            cpu_s, queued_s(), threads_s, used.ru_stime, used.ru_minflt, read_bytes()
+        )
         self._measured_at = time.perf_counter()
 
     def failed(self) -> None:
@@ -355,18 +358,11 @@ class BatchTimer:
             self._slowest = slowest
         if seconds < FINEST_S and now < self._due:
             return None
-        cpu_s, queued, threads_s, read = 0.0, 0.0, 0.0, 0
-        system_s, faults = 0.0, 0
+        used = _Used()
         if now - self._measured_at >= MEASURED_S:
-            cpu_before, queued_before, read_before = self._cpu_s, self._queued_s, self._read_bytes
-            threads_before = self._threads_s
-            system_before, faults_before = self._system_s, self._faults
+            before = self._used
             self.measure()
-            cpu_s, queued = self._cpu_s - cpu_before, self._queued_s - queued_before
-            threads_s = max(self._threads_s - threads_before, 0.0)
-            system_s = self._system_s - system_before
-            faults = self._faults - faults_before
-            read = self._read_bytes - read_before
+            used = _Used(*map(operator.sub, self._used, before))
         idle_s = now - self._since - self._busy_s - self._failed_s if self._is_worker else 0.0
         timing = Timing(
             worker_id=worker_id,
@@ -376,14 +372,9 @@ class BatchTimer:
             busy_s=self._busy_s,
             fetch_s=self._fetch_s,
             collate_s=self._busy_s - self._fetch_s,
-            cpu_s=cpu_s,
-            queued_s=queued,
             idle_s=max(idle_s, 0.0),
             slowest=self._slowest,
-            read_bytes=read,
-            threads_s=threads_s,
-            system_s=system_s,
-            faults=faults,
+            **used._replace(threads_s=max(used.threads_s, 0.0))._asdict(),
         )
         self._due = now + SAMPLED_S
         self._clear(now)
@@ -495,9 +486,8 @@ class BatchJob:
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
-        return self.timer.timing(
-            self._worker_id, self._map_fetcher.slowest if self._map_fetcher else None
-        )
+        fetcher = self._map_fetcher
+        return self.timer.timing(self._worker_id, fetcher.slowest if fetcher else None)
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
         """Return the fetcher for a request, after setting the dataset's epoch."""
@@ -508,19 +498,13 @@ class BatchJob:
             assert self._iterable_fetcher is not None
             return self._iterable_fetcher
         if self._map_fetcher is None:
-            self._begin_map()
-        assert self._map_fetcher is not None
-        if request.dataset_epoch != self._dataset_epoch:
-            self._set_dataset_epoch(request)
-        return self._map_fetcher
-
-    def _begin_map(self) -> None:
-        spec = self._spec
-        if spec.worker_states:
-            state = spec.worker_states[self._worker_id]
+            spec = self._spec
+            state = spec.worker_states[self._worker_id] if spec.worker_states else WorkerState()
             if state.dataset is not None:
                 spec.dataset.load_state_dict(state.dataset)
-        self._map_fetcher = MapFetcher(spec, self._turns, self._seeds)
+            self._map_fetcher = MapFetcher(spec, self._turns, self._seeds)
+        self._set_dataset_epoch(request)
+        return self._map_fetcher
 
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterable_fetcher is None

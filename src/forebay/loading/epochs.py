@@ -155,20 +155,8 @@ class Pipeline:
 
     # ---- an epoch ------------------------------------------------------------------------------
 
-    def begin(
-        self,
-        settings: Settings,
-        position: Position,
-        iterator: Any,
-        initialize: Callable[[], None] | None,
-        reset: Callable[[], None],
-    ) -> Planner:
-        """Begin an epoch, or the rest of one; return the planner, which returns its batches.
-
-        Args:
-            initialize: Calls torch's `__init__` of the iterator, which draws a base seed; None if
-                the iterator is not new.
-        """
+    def begin(self, settings: Settings, position: Position, iterator: Any) -> Planner:
+        """Begin an epoch, or the rest of one; return the planner, which returns its batches."""
         self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
         if not self.keeps_workers:
             self.close()
@@ -181,25 +169,17 @@ class Pipeline:
         with generators_kept() if resumes and loader.generator is None else generators_locked():
             if position.generator is not None:
                 set_generator(generator, position.generator)
-            before = generator.get_state()
             if settings.by_torchs_rules:
                 self.generator_before = state_of_generator(generator)
             # torch draws a base seed once for workers that persist.
             persists = loader.persistent_workers and self.feed is not None and self.feed.is_open
             self.drew_base_seed = position.draws_base_seed and not persists
-            if initialize is not None:
-                initialize()
-                if not self.drew_base_seed:
-                    generator.set_state(before)
-            shared_seed = iterator._shared_seed  # torch starts workers with the one drawn first
             # With workers, torch resets a new iterator, too: that draws, and iterates the sampler,
             # again. A sampler that keeps its position might lose it.
-            if initialize is None or (
-                loader.num_workers and not holds_position(settings.index_sampler)
-            ):
-                reset()
-            if initialize is None or not self.drew_base_seed:
-                shared_seed = iterator._shared_seed
+            resets = loader.num_workers > 0 and not holds_position(settings.index_sampler)
+            shared_seed = iterator.begin_as_torch(
+                loader, generator, draws=self.drew_base_seed, resets=resets
+            )
             is_shuffled = isinstance(loader.sampler, RandomSampler)
             if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
                 draw_seed(None)  # as torch does for the order: later draws are equal to torch's
@@ -460,25 +440,20 @@ class LoaderProgress:
             return self._next_epoch
         return planner.epoch + (not planner.has_next())
 
-    def begin_epoch(
-        self,
-        settings: Settings,
-        iterator: Any,
-        initialize: Callable[[], None] | None,
-        reset: Callable[[], None],
-    ) -> tuple[Pipeline, Planner]:
-        """Begin an epoch, or continue from a loaded state; see `Pipeline.begin` for arguments."""
-        if initialize is not None:
+    def begin_epoch(self, settings: Settings, iterator: Any) -> tuple[Pipeline, Planner]:
+        """Begin an epoch, or continue from a loaded state."""
+        # A persistent iterator continues with its own workers.
+        pipeline: Pipeline | None = getattr(iterator, "pipeline", None)
+        if pipeline is None:
             pipeline = self.pipeline_for(settings, is_new=settings.by_torchs_rules)
-        else:  # a persistent iterator continues with its own workers
-            pipeline = self.pipeline = iterator.pipeline
+        self.pipeline = pipeline
         position = self.resumed
         if position is None:
             epoch = self._next_epoch
             origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
             position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
         try:
-            planner = pipeline.begin(settings, position, iterator, initialize, reset)
+            planner = pipeline.begin(settings, position, iterator)
         except BaseException:
             pipeline.close()  # it may be inconsistent
             raise
@@ -513,9 +488,8 @@ class LoaderProgress:
         planner = None if pipeline is None else pipeline.planner
         if pipeline is None or planner is None or planner.epoch < 0:
             return self._start(settings, self._next_epoch, 0)
-        if pipeline.feed is not None:
-            planner.worker_states = pipeline.feed.worker_states() or planner.worker_states
-        states, is_over = planner.worker_states, not planner.has_next()
+        feed, is_over = pipeline.feed, not planner.has_next()
+        states = (feed and feed.worker_states()) or planner.worker_states
         sampler_states, values = planner.sampler_states()
         epoch = planner.epoch + is_over
         position = self._start(settings, epoch, planner.origin_of(epoch))

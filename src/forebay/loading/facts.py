@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.loading.epochs import LoaderProgress
-from forebay.loading.settings import LoaderArguments, Settings
+from forebay.loading.settings import Settings
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
 from forebay.options import (
@@ -31,6 +31,7 @@ from forebay.ranks import ranks_sharing_cores
 from forebay.show.page import LivePage, RecentWork
 
 if TYPE_CHECKING:
+    from forebay.loader import DataLoader
     from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.simulation import Setup
 
@@ -44,7 +45,13 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
     from forebay.observe.simulation import Setup
 
     loader, depth = settings.loader, settings.depth()
-    buffer = loader.buffer
+    limits, workers = settings.limits(depth), max(loader.num_workers, 1)
+    marks: dict[str, Any] = {"prefetch_factor": max(depth.usual // workers, 1)}
+    if loader.buffer is not None:
+        counts = limits.slots, limits.refill_below
+        if not depth.fills_by_itself:
+            counts = depth.usual, depth.refill_below
+        marks = dict(zip(("buffer_batches", "refill_below"), counts, strict=True))
     cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
@@ -52,22 +59,20 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         auto_workers=int(AutoWorkers()),
         backend=backend_name(loader.backend),
         cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
-        prefetch_factor=loader.prefetch_factor or 1,
         takes_turns=settings.by_torchs_rules,
         in_order=settings.in_order,
         keeps_workers=settings.keeps_workers,
         crosses_epochs=settings.runs_ahead,
-        buffer_bytes=None if buffer is None else buffer.nbytes,
-        buffer_batches=None if buffer is None else buffer.max_batches,
-        refill_below=None if buffer is None else low_mark_of(buffer),
+        buffer_bytes=limits.max_bytes,
         batch_size=settings.batch_size,
         is_iterable=settings.is_iterable,
         is_sliced=settings.is_sliced,
-        prefetches_tiny=depth.most // max(loader.num_workers, 1) if buffer is None else 0,
+        prefetches_tiny=depth.most // workers,
         tried=dict(trace.tried),
         samples=settings.length,
         read_limit=read_limit() if cluster is None else None,
         free_memory=memory_for_files() if cluster is None else None,
+        **marks,
     )
 
 
@@ -147,7 +152,7 @@ def _name_of(function: Any) -> str:
 class LiveLoader(LivePage):
     """The page of a loader in `forebay top`, renewed while its trace records something."""
 
-    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
+    def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
         super().__init__()
         self._recent = RecentWork()
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)

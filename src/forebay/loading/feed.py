@@ -4,7 +4,7 @@
        ^                          │
        └───────── take() <────────┘  results, in order
 
-For loaders without workers see `local_feed.py`.
+For loaders without workers see `LocalFeed`.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
@@ -19,38 +19,51 @@ from forebay.failures import Failure, cut_below_entry
 from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.feed import CLOSED, Feed
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
-from forebay.loading.settings import RETRIES, LoaderArguments, Settings
+from forebay.loading.settings import RETRIES, Settings
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
+
+if TYPE_CHECKING:
+    from forebay.loader import DataLoader
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
 
-    def __init__(self, loader: LoaderArguments, progress: LoaderProgress) -> None:
+    def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
         self.pipeline: Pipeline
         settings = Settings(loader)
         self._progress, self._ranks = progress, settings.ranks
         self._loader = None if settings.keeps_iterator else loader
-        initialize = partial(super().__init__, loader)
-        self._begin(loader, initialize, partial(super()._reset, loader, True))
+        self._reset(loader)
 
-    def _reset(self, loader: LoaderArguments, first_iter: bool = False) -> None:
-        self._begin(loader, None, partial(super()._reset, loader, first_iter))
+    def begin_as_torch(
+        self, loader: DataLoader[Any], generator: torch.Generator, *, draws: bool, resets: bool
+    ) -> Any:
+        """Do what torch's iterators do: draw seeds, iterate the sampler; return the shared seed.
 
-    def _begin(
-        self,
-        loader: LoaderArguments,
-        initialize: Callable[[], None] | None,
-        reset: Callable[[], None],
-    ) -> None:
+        Args:
+            draws: Whether a new iterator draws a base seed; if not, the generator stays as it was.
+            resets: Whether torch resets a new iterator, too; all others are reset in any case.
+        """
+        is_new, before = not hasattr(self, "_base_seed"), generator.get_state()
+        if is_new:
+            super().__init__(loader)
+            if not draws:
+                generator.set_state(before)
+        first = self._shared_seed  # torch starts workers with the one drawn first
+        if resets or not is_new:
+            super()._reset(loader)
+        return first if is_new and draws else self._shared_seed
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
         settings, progress, began = Settings(loader), self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = progress.begin_epoch(settings, self, initialize, reset)
+        self.pipeline, self._planner = progress.begin_epoch(settings, self)
         self._hand_out = self.pipeline.hand_out(settings)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed

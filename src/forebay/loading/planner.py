@@ -16,6 +16,7 @@ when the trainer was forked, and then stays locked in the fork.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -86,7 +87,7 @@ class Planner:
         self._recorders, self._depth = recorders, depth
         self._turns, self._in_order = turns, in_order
         self._shares_dataset = shares_dataset
-        self._runs_ahead = may_run_ahead
+        self._runs_ahead, self._peeks_from = may_run_ahead, math.inf
         self._worker_seed = worker_seed
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
@@ -96,7 +97,7 @@ class Planner:
         self._values: dict[int, Values] = {}  # before each epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read
         self._is_stale = False
-        self._requesting = threading.RLock()  # reentrant: a signal's handler may ask for the state
+        self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
         self._answered = 0  # requests of this epoch that were taken
         self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
 
@@ -114,6 +115,8 @@ class Planner:
             self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
             self.next_worker, self.is_over, self._current_states = next_worker, False, None
             self._is_stale, self._answered = False, 0
+            is_other = start.by_sample or start.length is not None
+            self._peeks_from = 0 if is_other else self.source.peeks_from()
             if not self._epochs:
                 self._open(start, self._values[start.epoch], next_worker)
                 self._seen = self._fingerprint()  # reading a sampler may change it, too
@@ -170,8 +173,10 @@ class Planner:
                 self._current_states = self._sampler_states.pop(task, self._current_states)
             if self._depth.most > self._depth.usual:
                 self._depth.record(result)
-            if not self._is_driven and (missing := self._missing(feed)):
-                self._request(missing)
+            missing = 0 if self._is_driven else self._missing(feed)
+            # After the last batch it is then known that there are no more.
+            if missing or (self.batch >= self._peeks_from and not self._requests):
+                self._request(max(missing, 1))
             return request, result
 
     def _has_requests(self) -> bool:
@@ -235,23 +240,18 @@ class Planner:
     # ---- position ------------------------------------------------------------------------------
 
     def has_next(self) -> bool:
-        """Return whether batches of this epoch are left.
+        """Return whether batches of this epoch are left, as far as is known; it reads no sampler.
 
         With a plan, the epoch ends on all ranks at once. The end of an iterable dataset is known
-        only after the workers have reached it.
+        only after the workers have reached it, that of a sampler after it was read to its end.
         """
         end = self.source.end_of(self.start)
-        if self.is_over or self.source.kind == "iterable" or end is not None:
+        if self.is_over or end is not None:
             return not self.is_over and (end is None or self.sample < end)
         if not self._epochs:  # opening the epoch raised
             return True
-        if self._feed is not None and not self._requests:
-            with self._requesting:
-                self._put_missing(at_least=1)
-        if self._has_requests():
-            return True
         reader = self._epochs[0].reader
-        return reader.has_failed or (self._feed is None and reader.has_more())
+        return not reader.is_complete or reader.has_failed or self._has_requests()
 
     def origin_of(self, epoch: int) -> int:
         """Return the number of samples in all epochs before `epoch`.

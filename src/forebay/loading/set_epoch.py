@@ -49,7 +49,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
     """Return a value that differs once the object has changed."""
     known = {name: token for name, token in attributes(thing).items() if name not in ignored}
-    return id(thing), _length(thing), known
+    return id(thing), length_of(thing), known
 
 
 def _token(value: Any) -> Any:
@@ -61,10 +61,11 @@ def _token(value: Any) -> Any:
         return id(value), value.shape
     # MONAI's `Compose.__len__` seeds all random transforms.
     is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
-    return id(value), _length(value) if is_built_in else None
+    return id(value), length_of(value) if is_built_in else None
 
 
-def _length(thing: Any) -> int | None:
+def length_of(thing: Any) -> int | None:
+    """Return the length of an object; None if it has none."""
     if not isinstance(thing, Sized):
         return None
     try:

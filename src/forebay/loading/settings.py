@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import multiprocessing
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import (
@@ -34,14 +33,13 @@ from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
+from forebay.loading.set_epoch import length_of
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
     AutoWorkers,
-    Buffer,
-    Ray,
     backend_name,
     capacity_shown,
     check_backend,
@@ -53,7 +51,7 @@ from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
 
 if TYPE_CHECKING:
-    from forebay.observe.diagnosis import Diagnosis
+    from forebay.loader import DataLoader
 
 # ---- depth ---------------------------------------------------------------------------------------
 # Limit the number of outstanding requests.
@@ -69,33 +67,32 @@ TINY_S = 0.001
 
 @dataclass(slots=True)
 class Depth:
-    """How many requests to have outstanding."""
+    """How many requests to have outstanding.
+
+    Attributes:
+        most: So many while batches are tiny.
+        refill_below: Once `usual` are outstanding, request none until fewer than this are. None to
+            request again at once.
+        fills_by_itself: Whether requests are missing as soon as others are answered, not only when
+            taken, because `Limits` decide how many batches are made.
+    """
 
     usual: int
     most: int = 0
-    buffer: Buffer | None = None
-    counts_batches: bool = False
+    refill_below: int | None = None
+    fills_by_itself: bool = False
     now: int = 0
-
-    @property
-    def fills_by_itself(self) -> bool:
-        """Whether requests are missing as soon as others are answered, not only when taken."""
-        is_counted = self.counts_batches and self.buffer and self.buffer.max_batches is not None
-        return self.buffer is not None and not is_counted
 
     def missing(self, outstanding: int, ready: int, room: int = 0) -> int:
         """Return how many batches to request now."""
-        buffer = self.buffer
-        if buffer is None:
-            short = max(self.now, self.usual) - outstanding
-            # Request several at a time, unless only as many are outstanding as in torch.
-            return short if short >= max((self.now - self.usual) // 4, 1) else 0
-        if buffer.max_batches is not None and not self.fills_by_itself:
-            low = low_mark_of(buffer)
-            below = low if isinstance(low, int) else math.ceil(low * buffer.max_batches)
-            return buffer.max_batches - outstanding if outstanding < below else 0
-        short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
-        return short if short >= CHUNK else 0
+        if self.fills_by_itself:
+            short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
+            return short if short >= CHUNK else 0
+        if self.refill_below is not None:
+            return self.usual - outstanding if outstanding < self.refill_below else 0
+        short = max(self.now, self.usual) - outstanding
+        # Request several at a time, unless only as many are outstanding as in torch.
+        return short if short >= max((self.now - self.usual) // 4, 1) else 0
 
     def record(self, result: Result) -> None:
         """Adapt the number to how long a batch took."""
@@ -103,48 +100,6 @@ class Depth:
             timing = result.timing
             is_tiny = result.is_inline and (timing is None or timing.seconds < TINY_S)
             self.now = min(max(self.now, self.usual) * 2, self.most) if is_tiny else self.usual
-
-
-# ---- loader arguments ----------------------------------------------------------------------------
-# The attributes of a loader that the files of `loading/` read.
-
-
-class LoaderArguments(Protocol):
-    """A `DataLoader`: its arguments, as attributes, and what it derives from them when made.
-
-    Most of them may be changed later, so they are read at each use.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    sampler: Any
-    batch_sampler: Any
-    num_workers: int
-    collate_fn: Any
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Any
-    multiprocessing_context: Any
-    generator: Any
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-    buffer: Buffer | None
-    backend: Literal["process", "thread", "ray"] | Ray
-    seed: int | None
-    on_error: Literal["raise", "skip"]
-    world_size: int | Literal["auto"] | None
-    tail: Literal["repeat", "uneven"]
-    device: str | torch.device | None
-    device_transform: Callable[..., Any] | None
-    # Only `Settings` reads these.
-    _ranks: Ranks | None
-    _prefetch_is_set: bool  # whether `prefetch_factor` was given
-    _by_torchs_rules: bool  # see `Settings`
-
-    def diagnose(self) -> Diagnosis:
-        """See `DataLoader`."""
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -171,21 +126,22 @@ class Settings:
             iterable dataset, decides the order.
     """
 
-    def __init__(self, loader: LoaderArguments) -> None:
-        self.loader = loader
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = cast(Any, loader)  # torch types a dataset without a length, for example
         self.ranks = loader._ranks
         self.by_torchs_rules = loader._by_torchs_rules
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
         self.auto_collation = loader.batch_sampler is not None
-        self.index_sampler = loader.batch_sampler if self.auto_collation else loader.sampler
+        known = self.loader
+        self.index_sampler = known.batch_sampler if self.auto_collation else known.sampler
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
         self.planned = None
         if not self.by_torchs_rules:
             self.planned = planned_sampler(loader.sampler, loader.batch_sampler)
         # Libraries create a loader with a BatchSampler around the planned sampler.
         if self.planned is not None and self.auto_collation:
-            self.batch_size = loader.batch_sampler.batch_size
-            self.drop_last = loader.batch_sampler.drop_last
+            self.batch_size = self.index_sampler.batch_size
+            self.drop_last = self.index_sampler.drop_last
 
     @functools.cached_property
     def shared(self) -> Plan | None:
@@ -310,10 +266,7 @@ class Settings:
     @property
     def length(self) -> int | None:
         """The length of the dataset; None if it has none."""
-        try:
-            return len(self.loader.dataset)
-        except Exception:  # noqa: BLE001 - the user's class may raise anything; torch asks no length
-            return None
+        return length_of(self.loader.dataset)
 
     @property
     def shuffle(self) -> bool | None:
@@ -381,7 +334,7 @@ class Settings:
 
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
-        loader = self.loader
+        loader, buffer = self.loader, self.loader.buffer
         usual = (loader.prefetch_factor or 1) * loader.num_workers
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
@@ -394,10 +347,11 @@ class Settings:
             usual = 1 if self.is_iterable else usual
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
-        if loader.buffer is not None:
-            if self.by_torchs_rules:
-                usual = loader.buffer.max_batches or LOOKAHEAD
-            return Depth(usual, usual, buffer=loader.buffer, counts_batches=self.by_torchs_rules)
+        if buffer is not None and (buffer.max_batches is None or not self.by_torchs_rules):
+            return Depth(LOOKAHEAD, LOOKAHEAD, fills_by_itself=True)
+        if buffer is not None and buffer.max_batches is not None:
+            low, most = low_mark_of(buffer), buffer.max_batches
+            return Depth(most, most, low if isinstance(low, int) else math.ceil(low * most))
         return Depth(usual, max(usual, TINY_DEPTH * loader.num_workers) if grows else usual)
 
     def limits(self, depth: Depth) -> Limits:
@@ -426,7 +380,7 @@ class Settings:
             )
         if buffer is None:
             return limits
-        if buffer.max_batches is None or not self.by_torchs_rules:
+        if depth.fills_by_itself:
             slots = buffer.max_batches or MAX_BATCHES
             limits = replace(limits, slots=slots, refill_below=low_mark_of(buffer))
         return replace(limits, max_bytes=buffer.nbytes)

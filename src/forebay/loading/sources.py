@@ -10,6 +10,7 @@ A source yields the selections of one epoch after another; `planner.py` turns th
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +31,7 @@ from forebay.loading.samplers import (
     set_states,
     states_of,
 )
-from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.loading.set_epoch import SetEpochRecorders, Values, length_of
 from forebay.plan import SAMPLER, Plan, seed_of, share_of
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
@@ -89,14 +90,7 @@ class Reader:
 
     def begin(self) -> None:
         """Read the first selection now, so that the sampler draws its order."""
-        self.has_more()
-        self.is_complete = False
-
-    def has_more(self) -> bool:
-        """Return whether `read` would return another selection, or the sampler raised."""
-        found = self.read(1)
-        self._selections = itertools.chain(found, self._selections)
-        return bool(found) or self.has_failed
+        self._selections = itertools.chain(self.read(1), self._selections)
 
 
 class Source(ABC):
@@ -117,6 +111,10 @@ class Source(ABC):
     def end_of(self, start: Start) -> int | None:
         """Return the number of samples of an epoch, over all ranks; None if it is not known."""
         return None
+
+    def peeks_from(self) -> float:
+        """Return after how many batches of an epoch the source is read to see whether it ends."""
+        return math.inf
 
     def sampler_states(self) -> SamplerStates | None:
         """Return the states that samplers keep from epoch to epoch; None if they keep none."""
@@ -256,6 +254,11 @@ class SamplerSource(Source):
             return start.sample + samples * rank_of(sampler)[1]
         sample = start.sample + batches * self._plan.global_batch_size
         return min(sample, start.length or len(sampler.sampler))
+
+    def peeks_from(self) -> float:
+        """See `Source`. By torch's rules a sampler is not read earlier than torch would."""
+        length = length_of(self.sampler)
+        return 0 if self._seed is not None else math.inf if length is None else length
 
     def sampler_states(self) -> SamplerStates | None:
         """See `Source`."""

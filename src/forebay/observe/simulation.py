@@ -254,13 +254,12 @@ class Setup:
                 by_bytes = max(int(self.buffer_bytes / nbytes), 1)
             return min(by_bytes, self.buffer_batches or UNLIMITED)
         each, workers = self.prefetch_factor, self.most_workers or self.num_workers
-        each = max(each, self.prefetches_tiny) if is_tiny else each
-        return each * workers if self.takes_turns else (each + 1) * workers - 1
+        return (max(each, self.prefetches_tiny) if is_tiny else each) * workers
 
     def prefetching(self, depth: int) -> int:
         """Return the `prefetch_factor` for so many outstanding batches."""
         workers = max(self.most_workers or self.num_workers, 1)
-        return max(-(-depth // workers) if self.takes_turns else -(-(depth + 1) // workers) - 1, 1)
+        return max(-(-depth // workers), 1)
 
     def arrangement(self, nbytes: float, start_s: float, *, is_tiny: bool = False) -> Arrangement:
         """Return what the simulation needs."""
