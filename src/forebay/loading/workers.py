@@ -20,7 +20,6 @@ from forebay.loading.messages import BatchSpec
 from forebay.loading.slots import BatchSlots
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
-from forebay.observe.tuning import Totals, Tuner
 from forebay.options import Ray, whole_cores
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
@@ -107,6 +106,8 @@ class WorkerTuning:
         self.due = 0.0
         self._trace = trace
         cores = max(1, whole_cores() // ranks_sharing_cores())
+        from forebay.observe.tuning import Tuner
+
         self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
     @property
@@ -117,6 +118,8 @@ class WorkerTuning:
     def update(self, now: float, resize: Callable[[int], None]) -> None:
         """Decide on the number of workers; call `resize` if it is to change."""
         trace, self.due = self._trace, now + EVERY_S
+        from forebay.observe.tuning import Totals
+
         totals = Totals(
             at=now,
             waited_s=trace.waited_s,

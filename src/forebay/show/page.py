@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from forebay.base.files import absolute
 from forebay.base.process import is_alive, kernel, state_and_start
 from forebay.observe.progress import Progress
 from forebay.observe.record import RunTrace, Trace
@@ -280,6 +279,8 @@ class LiveRun(LivePage):
     def __init__(self, verb: str, output: str, progress: Progress) -> None:
         super().__init__()
         self._verb, self._progress = verb, progress
+        from forebay.base.files import absolute  # a loader, whose page is here too, needs no files
+
         self._output = absolute(output)
         self._began = time.time()
         self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
