@@ -107,7 +107,7 @@ def commands(block: Block) -> list[list[str]]:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Whether a program printed what a document shows, but for times and rates."""
+    """Return whether a program printed what a document shows, but for times and rates."""
     pattern = re.escape(_settled(shown)).replace("…", ".*")
     return re.fullmatch(pattern, _settled(printed), re.DOTALL) is not None
 

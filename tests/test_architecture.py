@@ -89,7 +89,7 @@ def place_of(path: str) -> str:
 
 
 def is_in(place: str, parts: tuple[str, ...]) -> bool:
-    """Whether a module, written "engine/flow", is one of these or lies in one of them."""
+    """Return whether a module, written "engine/flow", is one of these or lies in one of them."""
     return any(place == part or place.startswith(part + "/") for part in parts)
 
 

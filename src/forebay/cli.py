@@ -472,7 +472,7 @@ def main() -> NoReturn:
 
 
 def _is_of_stdout(error: OSError) -> bool:
-    """Whether writing to stdout failed: everything is printed by click's `echo`."""
+    """Return whether writing to stdout failed: everything is printed by click's `echo`."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return innermost.f_code is click.echo.__code__
 

@@ -151,5 +151,5 @@ def _is_multiple(value: object) -> bool:
 
 
 def _is_rule(rule: object) -> bool:
-    """Tell whether a rule can be called with a list; some functions only make rules."""
+    """Return whether a rule can be called with a list; some functions only make rules."""
     return callable(rule) and rule not in (pad, packed, by_field)

@@ -273,7 +273,7 @@ def _position(index: object) -> int:
 
 
 def _matches(names: list[str], wanted: list[str]) -> bool:
-    """Tell whether a path matches a pattern, in which `**` stands for any number of names."""
+    """Return whether a path matches a pattern, in which `**` stands for any number of names."""
     if not (names and wanted):
         return not names and all(each == "**" for each in wanted)
     if wanted[0] == "**":

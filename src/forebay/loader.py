@@ -452,7 +452,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     @property
     def _is_initialized(self) -> bool:
-        """Whether `__init__` has ended; a subclass that combines loaders may not call it."""
+        """Return whether `__init__` has ended; a subclass that combines loaders may not call it."""
         return "_loader_progress" in self.__dict__
 
     # ---- object protocol -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that a float can hold; infinities and NaN are not."""
+    """Return whether a value is a number that a float can hold; infinities and NaN are not."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
@@ -216,7 +216,7 @@ class PreprocessOptions:
 
     @property
     def stops_at_first_failure(self) -> bool:
-        """Whether a failure ends the run; the default is True for a trial (`limit`)."""
+        """Return whether a failure ends the run; the default is True for a trial (`limit`)."""
         if self.on_error is None:
             return self.limit is not None
         return self.on_error == "raise"

@@ -122,7 +122,7 @@ class PackedSequence(Sequence[_T_co]):
         return map(self._get, reversed(self._at))
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a packed sequence of equal items in the same order."""
+        """Return whether the other is a packed sequence of equal items in the same order."""
         if not isinstance(other, PackedSequence):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))

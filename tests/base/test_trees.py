@@ -131,7 +131,7 @@ def test_a_sequence_keeps_its_type_and_its_order(value):
 
 @pytest.mark.parametrize("value", [Pair(1, 2), Untyped(1, 2)], ids=repr)
 def test_a_namedtuple_keeps_its_type_and_its_names(value):
-    """Whether it was made by typing or by collections."""
+    """Return whether it was made by typing or by collections."""
     assert trees.opened(value) == ("namedtuple", value._fields, (1, 2))
     new = trees.mapped(tens, value)
     assert type(new) is type(value)

@@ -17,7 +17,7 @@ SCRIPT = Path(cached.__file__)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_killed_run_is_continued(trainers, tmp_path, num_workers):
-    """Whether it works by itself or has workers; nothing that was done is done again."""
+    """Return whether it works by itself or has workers; nothing that was done is done again."""
     whole = forebay.cache(cached.Noise(), tmp_path / "whole", num_workers=0, progress=False)
     folder = tmp_path / "killed"
     code, _, err = trainers.run(SCRIPT, folder, num_workers, cwd=tmp_path)

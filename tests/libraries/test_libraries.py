@@ -32,7 +32,7 @@ def test_workers_make_the_same_batches(name, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", COMPUTING)
 def test_a_worker_computes_the_same_with_one_thread(name, tmp_path):
-    """Whether the worker imports the library, or has inherited it after it was used."""
+    """Return whether the worker imports the library, or has inherited it after it was used."""
     found = results("computed", name, tmp_path)
     assert len({digest for digest, _ in found.values()}) == 1, found
     assert [threads for way, (_, threads) in found.items() if way != "here"] == [1, 1, 1]

@@ -117,7 +117,7 @@ def test_set_epoch_is_honoured(said):
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_after_a_break_the_next_epoch_is_whole(count):
-    """Whether it was begun already or not."""
+    """Return whether it was begun already or not."""
     with DataLoader(Shards(4, 4), num_workers=2, buffer="1MB") as loader:
         for _ in range(3):
             taken = [batch.item() for batch, _ in zip(loader, range(count), strict=False)]

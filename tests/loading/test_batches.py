@@ -491,7 +491,7 @@ def test_any_batch_of_a_collate_fn_comes_out_as_it_is(loader_class, num_workers,
 
 
 def test_an_array_of_another_byte_order_keeps_its_numbers(loader_class, num_workers):
-    """Whether the bytes were swapped on the way is nobody's concern: torch does it."""
+    """Return whether the bytes were swapped on the way is nobody's concern: torch does it."""
     loader = loader_class([1, 2], 2, collate_fn=in_big_endian, num_workers=num_workers)
     assert [array_.tolist() for array_ in loader] == [[1, 2]]
 

@@ -94,7 +94,7 @@ def through_numpy(sampler, number):
     ],
 )
 def test_new_weights_count_from_the_next_epoch_on(change, backend, in_batches):
-    """Whether the tensor is another one or was written to, and whoever reads the sampler."""
+    """Return whether the tensor is another one or was written to, and whoever reads the sampler."""
     sampler = WeightedRandomSampler(only(1), COUNT)
     arguments = {"sampler": sampler}
     if in_batches:

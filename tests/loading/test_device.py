@@ -35,7 +35,7 @@ class Pictures(Squares):
 
 
 def is_right(batch: Any, indices: list[int]) -> bool:
-    """Whether a batch of pictures has these samples, to the last byte."""
+    """Return whether a batch of pictures has these samples, to the last byte."""
     expected = torch.tensor(indices, dtype=torch.uint8)[:, None] % 251
     return (
         batch["label"].tolist() == indices

@@ -255,7 +255,7 @@ def test_replay_refuses_what_it_cannot_make_again():
 
 @pytest.mark.parametrize("options", [{}, {"seed": 1}, {"num_workers": 2, "buffer": "1MB"}])
 def test_closed_after_the_last_batch_is_at_the_end_of_the_epoch(options):
-    """Whether the loop has met the end or not."""
+    """Return whether the loop has met the end or not."""
     loader = DataLoader(numbers(3), batch_size=4, **options)
     next(iter(loader))
     loader.close()

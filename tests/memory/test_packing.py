@@ -131,7 +131,7 @@ def same_tensor(one, two):
 
 
 def same(one, two):
-    """Whether two values are equal to the type and the bit, all the way down."""
+    """Return whether two values are equal to the type and the bit, all the way down."""
     if type(one) is not type(two):
         return False
     if isinstance(one, torch.Tensor):

@@ -64,7 +64,7 @@ def filled(slab: Slab, text: bytes) -> Slot:
 
 
 def is_open(address: Address) -> bool:
-    """Whether anything listens there."""
+    """Return whether anything listens there."""
     try:
         socket.create_connection((address.host, address.port), 10.0).close()
     except ConnectionRefusedError:

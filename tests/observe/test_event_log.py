@@ -135,7 +135,7 @@ def test_a_sample_that_is_left_out_is_logged(logged):
 
 @pytest.mark.parametrize("is_factory", [False, True])
 def test_a_sample_without_a_prediction_is_logged(is_factory, logged, tmp_path):
-    """Whether the model is in this process or in the workers."""
+    """Return whether the model is in this process or in the workers."""
     model = torch.nn.Identity if is_factory else torch.nn.Identity()
     forebay.predict(model, Broken(), tmp_path / "out", num_workers=0, progress=False)
     assert logged() == [

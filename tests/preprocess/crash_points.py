@@ -50,7 +50,7 @@ def after(place: Any, name: str, when: Callable[..., bool] = lambda *_: True) ->
 
 
 def is_table(_: Any, target: Any) -> bool:
-    """Tell whether a rename is that of the table."""
+    """Return whether a rename is that of the table."""
     return Path(target).name.startswith("metadata.")
 
 

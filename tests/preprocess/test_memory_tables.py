@@ -113,7 +113,7 @@ def test_objects_in_polars_are_refused():
 
 
 def test_row_labels_of_pandas_are_left_out(tmp_path):
-    """Whether they have a name, and however rows were selected; `reset_index` keeps them."""
+    """Return whether they have a name, and however rows were selected; `reset_index` keeps them."""
     frame = pd.DataFrame({"n": [1, 2, 3, 4]})
     assert made_of(frame[frame.n != 2], tmp_path / "1") == [{"n": 1}, {"n": 3}, {"n": 4}]
     named = frame[frame.n != 1].rename_axis("key")

@@ -28,7 +28,7 @@ from runs import run
 
 
 def may_mount():
-    """Tell whether this machine lets us have a mount namespace."""
+    """Return whether this machine lets us have a mount namespace."""
     words = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
     try:
         return subprocess.run(words, capture_output=True).returncode == 0

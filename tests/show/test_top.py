@@ -166,7 +166,7 @@ def test_a_loader_that_ends_leaves_no_page(running, folder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["gone", "\u00b2", "4194305"])
 def test_a_target_that_is_nothing_is_named(folder, tmp_path, monkeypatch, target) -> None:
-    """Whether it looks like a folder or like a number."""
+    """Return whether it looks like a folder or like a number."""
     monkeypatch.chdir(tmp_path)
     LivePage()({"kind": "preprocess", "title": "/else"})  # by this process
     done = top(target)
@@ -251,7 +251,7 @@ def displayed(terminal: int):
 
 
 def is_small(frame: str) -> bool:
-    """Whether a complete frame fits into six rows of 40 columns."""
+    """Return whether a complete frame fits into six rows of 40 columns."""
     if not frame.endswith("\x1b[J"):
         return False
     lines = rows(frame)

@@ -23,7 +23,7 @@ NameOf = Callable[[int], object]
 
 
 def is_map_style(dataset: object) -> bool:
-    """Tell whether samples have an index: whether there are `__getitem__` and `__len__`.
+    """Return whether samples have an index: whether there are `__getitem__` and `__len__`.
 
     An IterableDataset of torch may have a length, and inherits a `__getitem__` that only raises.
     """

@@ -63,7 +63,7 @@ def state_and_start(pid: int) -> tuple[str, str]:
 
 
 def is_alive(pid: int, process_start: str) -> bool:
-    """Tell whether a process of this machine is there, and not another with the same ID."""
+    """Return whether a process of this machine is there, and not another with the same ID."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

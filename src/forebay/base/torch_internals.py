@@ -115,7 +115,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def accepts(argument: str) -> bool:
-    """Tell whether the installed torch's DataLoader has an argument."""
+    """Return whether the installed torch's DataLoader has an argument."""
     return argument in inspect.signature(DataLoader.__init__).parameters
 
 

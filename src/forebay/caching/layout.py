@@ -122,7 +122,7 @@ def _check_keys(keys: tuple[Any, ...], path: tuple[str, ...]) -> None:
 
 
 def _is_unicode(key: Any) -> bool:
-    """Tell whether a key can be part of a column's name; a lone surrogate cannot."""
+    """Return whether a key can be part of a column's name; a lone surrogate cannot."""
     return str(key).encode(errors="replace").decode() == str(key)
 
 

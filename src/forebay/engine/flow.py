@@ -629,11 +629,11 @@ class Flow:
         return None if timeout is None else worker.begun + timeout
 
     def _has_spare_tasks(self, worker: Worker) -> bool:
-        """Whether it holds tasks after its current one that another worker could run."""
+        """Return whether it holds tasks after its current one that another worker could run."""
         return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
 
     def answers_can_wait(self, seconds: float) -> bool:
-        """Whether no worker waits for the flow, so that answers may be collected for some time.
+        """Return whether no worker waits for the flow, so that answers may be collected for a time.
 
         True while every worker has that many seconds of work after its current task, or if
         no tasks are left for those that do not.

@@ -64,7 +64,7 @@ class Listing:
 
     @property
     def is_distinct(self) -> bool:
-        """Whether no input can be listed twice."""
+        """Return whether no input can be listed twice."""
         return self.is_search or self.kind == "indices"
 
     def through(self, check: Callable[[Iterable[Input]], Iterator[Input]]) -> Listing:

@@ -225,7 +225,7 @@ def _check_journal(path: Path) -> None:
 
 
 def check(db: sqlite3.Connection, path: Path) -> bool:
-    """Tell whether the file is still empty."""
+    """Return whether the file is still empty."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0] // _COMMITS
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -507,7 +507,7 @@ def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]
 
 
 def _has_gone(db: sqlite3.Connection) -> bool:
-    """Tell whether there are inputs that are gone: a listing could name some of them again."""
+    """Return whether there are inputs that are gone: a listing could name some of them again."""
     return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
 
 

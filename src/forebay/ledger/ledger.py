@@ -221,7 +221,7 @@ class Ledger:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the listing was read to its end."""
+        """Return whether the listing was read to its end."""
         return self._rest is None
 
     def _set_rest(self, db: sqlite3.Connection, rest: Iterator[Input] | None) -> None:

@@ -75,21 +75,21 @@ class Holder:
 
     @property
     def is_visible(self) -> bool:
-        """Whether the holder runs on this kernel, in the same namespace of process IDs."""
+        """Return whether the holder runs on this kernel, in the same namespace of process IDs."""
         return (self.host, self.kernel) == (os.uname().nodename, kernel())
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process of a visible holder exists, and is not another with the same ID."""
+        """Return whether the process of a visible holder exists, and not another with its ID."""
         return is_alive(self.pid, self.process_start)
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether its process is known to have ended."""
+        """Return whether its process is known to have ended."""
         return self.is_visible and not self.is_alive
 
     def is_copied(self, folder: str | os.PathLike[str]) -> bool:
-        """Whether the record was copied here with another output folder of this machine."""
+        """Return whether the record was copied here with another output folder of this machine."""
         return self.is_visible and self.folder != os.path.realpath(folder)
 
 

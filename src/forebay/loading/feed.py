@@ -424,7 +424,7 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used: not closed, without an error, and not in a forked process."""
+        """Return whether it can be used: not closed, without an error, not in a forked process."""
         is_torn = self._error is not None or self._driver.error is not None
         return not self._closed and not is_torn and os.getpid() == self._owner
 

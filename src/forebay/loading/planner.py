@@ -317,7 +317,7 @@ class Planner:
 
     @property
     def _is_driven(self) -> bool:
-        """Whether the thread that runs the engine makes the requests."""
+        """Return whether the thread that runs the engine makes the requests."""
         return self._depth.fills_by_itself and self.source.is_arithmetic
 
     def request_more(self) -> None:

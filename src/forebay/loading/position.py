@@ -93,7 +93,7 @@ class Position:
 
     @property
     def knows_workers(self) -> bool:
-        """Whether it includes a state of any worker's copy of the dataset."""
+        """Return whether it includes a state of any worker's copy of the dataset."""
         return any(each.dataset is not None or each.iterator for each in self.worker_states)
 
     @property

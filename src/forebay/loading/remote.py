@@ -1,8 +1,8 @@
 """Receive batches from hosts: those of other machines are sent and copied into the local slab.
 
     worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of the slab
-                        │                  └───── or TCP (`sending.py`) ───┘
-                        └── on this machine: lent to the feed, which returns it (`lending.py`)
+                        │                  └───── or TCP (`memory/transport.py`) ───┘
+                        └── on this machine: lent to the feed, which returns it (the same file)
 
 The host's slab holds a batch until it is sent, and the object store until it is received. So the
 buffer occupies the trainer's memory, or that of hosts on the same machine. The trainer may write to
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #
 #     worker ── slot of its host's slab ──> host ── message: the bytes, or on the trainer's machine
 #                                             │              the slot itself, which is lent
-#                                             └── or the bytes over TCP (`sending.py`)
+#                                             └── or the bytes over TCP (`memory/transport.py`)
 #
 # Importing torch takes a second or more. The worker imports it too, and starts only after its host.
 

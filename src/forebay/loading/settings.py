@@ -190,23 +190,23 @@ class Settings:
 
     @property
     def draws(self) -> bool:
-        """Whether batches depend on the state of torch's generator when an epoch begins."""
+        """Return whether batches depend on the state of torch's generator when an epoch begins."""
         draws_none = self.is_local and is_self_contained(self.index_sampler)
         return self.by_torchs_rules and (self.is_iterable or not draws_none)
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether workers are kept from epoch to epoch."""
+        """Return whether workers are kept from epoch to epoch."""
         return self.loader.buffer is not None or self.loader.persistent_workers
 
     @property
     def keeps_iterator(self) -> bool:
-        """Whether one iterator serves all epochs, as in torch if workers persist."""
+        """Return whether one iterator serves all epochs, as in torch if workers persist."""
         return self.by_torchs_rules and self.loader.num_workers > 0 and self.keeps_workers
 
     @functools.cached_property
     def is_sliced(self) -> bool:
-        """Whether batches are slices of tensors in memory, made in the trainer's thread."""
+        """Return whether batches are slices of tensors in memory, made in the trainer's thread."""
         loader = self.loader
         cut = slicing(loader.dataset, loader.collate_fn) if self.auto_collation else None
         if cut is None or not len(loader.dataset) or loader.worker_init_fn is not None:
@@ -218,19 +218,19 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Whether batches are made in the trainer's thread."""
+        """Return whether batches are made in the trainer's thread."""
         return self.loader.num_workers == 0 or self.is_sliced
 
     @property
     def in_order(self) -> bool:
-        """Whether batches are returned in the order of the sampler, or of the workers' turns."""
+        """Return whether batches are returned in the order of the sampler, or of workers' turns."""
         loader = self.loader
         is_free = self.by_torchs_rules and not loader.in_order and not self.is_local
         return not is_free or loader.num_workers == 1
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether batches are made for epochs that have not begun.
+        """Return whether batches are made for epochs that have not begun.
 
         Not for a datapipe, which is seeded when its epoch begins, and not with `in_order=False`,
         where batches of two epochs would mix.
@@ -240,7 +240,7 @@ class Settings:
 
     @property
     def tracks_state(self) -> bool:
-        """Whether the position includes the state of each worker's copy of the dataset."""
+        """Return whether the position includes the state of each worker's copy of the dataset."""
         is_copied = self.by_torchs_rules and not self.is_local
         return self.is_iterable or (is_copied and has_state(self.loader.dataset))
 
@@ -270,7 +270,7 @@ class Settings:
 
     @property
     def shuffle(self) -> bool | None:
-        """Whether the order is random; None if a sampler of the user decides that."""
+        """Return whether the order is random; None if a sampler of the user decides that."""
         if self.plan is not None:
             return self.plan.shuffle
         kind = type(self.loader.sampler)
@@ -278,7 +278,7 @@ class Settings:
 
     @property
     def may_resize(self) -> bool:
-        """Whether an epoch may have another number of samples than the dataset."""
+        """Return whether an epoch may have another number of samples than the dataset."""
         return self.plan is not None or resized(self.index_sampler, 1) is not None
 
     @property

@@ -180,7 +180,7 @@ class BatchPickler(pickle.Pickler):
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is dense numbers in this process's memory."""
+    """Return whether a tensor is dense numbers in this process's memory."""
     return (
         tensor.layout is torch.strided
         and tensor.is_cpu

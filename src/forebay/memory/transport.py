@@ -94,7 +94,7 @@ class Lender:
 
     @property
     def may_lend(self) -> bool:
-        """Whether a borrower has accepted the offer."""
+        """Return whether a borrower has accepted the offer."""
         return self.offer is not None and bool(self._board[_ACCEPTED])
 
     def lend(self, slot: Slot, nbytes: int) -> Loan | None:

@@ -478,7 +478,7 @@ class Causes:
 
     @property
     def _is_disturbed(self) -> bool:
-        """Whether other programs lengthen the processor time of batches noticeably."""
+        """Return whether other programs lengthen the processor time of batches noticeably."""
         recorded = self._recorded
         is_lengthened = self._simulated.disturbance >= DISTURBED
         return (
@@ -487,7 +487,7 @@ class Causes:
 
     @property
     def _has_idle_cores(self) -> bool:
-        """Whether the cores are known to be idle part of the time, so that none is missing."""
+        """Return whether the cores are known to be idle part of the time: none is missing."""
         return (self._recorded.idle_share or 0.0) > IDLE_CORES
 
     @property
@@ -510,12 +510,12 @@ class Causes:
 
     @property
     def _is_reading(self) -> bool:
-        """Whether batches are read from storage, not from the page cache, and that takes time."""
+        """Return whether batches are read from storage, not the page cache, and that takes time."""
         return self._recorded.read_rate >= READING_RATE and self._storage_share >= READING_SHARE
 
     @property
     def _waits_for_storage(self) -> bool:
-        """Whether workers wait for neither a processor nor a request, most of the time."""
+        """Return whether workers wait for neither a processor nor a request, most of the time."""
         return self._storage_share > 0.5
 
 

@@ -339,11 +339,11 @@ class SimulatedLoader:
         return simulate(busy, self._arrangement).rate
 
     def helps(self, change: Change) -> bool:
-        """Tell whether a change is worth it."""
+        """Return whether a change is worth it."""
         return change.result.rate >= self.present.rate * GAIN or self.removes_waits(change)
 
     def removes_waits(self, change: Change) -> bool:
-        """Tell whether most of the waits would be gone."""
+        """Return whether most of the waits would be gone."""
         return change.result.wait_share <= self.present.wait_share * LEFT
 
     def limit_after(self, change: Change) -> str:

@@ -243,7 +243,7 @@ class Setup:
 
     @property
     def has_buffer(self) -> bool:
-        """Whether a buffer, rather than `prefetch_factor`, limits what is prefetched."""
+        """Return whether a buffer, rather than `prefetch_factor`, limits what is prefetched."""
         return self.buffer_bytes is not None or self.buffer_batches is not None
 
     def depth(self, nbytes: float, *, is_tiny: bool = False) -> int:

@@ -43,7 +43,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def is_single_threaded() -> bool:
-    """Tell whether a fork is safe because no other thread can hold a lock.
+    """Return whether a fork is safe because no other thread can hold a lock.
 
     The kernel's threads count, not only Python's.
     """

@@ -101,7 +101,7 @@ class ZygoteHandle:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known to have ended."""
+        """Return whether it is known to have ended."""
         return self._channel.ended
 
     def order(

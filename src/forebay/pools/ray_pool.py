@@ -12,7 +12,7 @@ take all of the driver's time. Batches are large: each worker has a host and a s
 
 Ray only starts and connects hosts. It never restarts them or retries their calls, since the flow
 owns every retry. If a host is lost, with its node or alone, no input is to blame; the deaths of
-workers are reported by their hosts (see `host.py`).
+workers are reported by their hosts (see `ray_host.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from forebay.predicting.reader import Loaded
 
 
 def is_factory(model: Any) -> bool:
-    """Tell whether `model` returns a model when called, rather than being one.
+    """Return whether `model` returns a model when called, rather than being one.
 
     A class does, and a callable that has no required argument and neither *args nor **kwargs.
     """

@@ -130,7 +130,7 @@ def _length_of(dataset: Any) -> int:
 
 
 def _is_same(index: Index, samples: int, version: str | None, work: Fingerprint | None) -> bool:
-    """Tell whether a finished cache is of this dataset: by `version`, or else by comparison."""
+    """Return whether a finished cache is of this dataset: by `version`, or else by comparison."""
     if index.plan.samples != samples:
         return False
     if work is None:

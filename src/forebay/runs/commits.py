@@ -104,7 +104,7 @@ class Commits:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is not committed yet."""
+        """Return whether anything is not committed yet."""
         return bool(self._done or self._failed or self._publishing)
 
     def due_in(self) -> float | None:

@@ -4,7 +4,7 @@
          └─> parameters: defaults, partial's arguments, closures, a Dataset's attributes
 
 The two are one walk, since each leads to the other: a parameter may be a function, and a function
-brings parameters in its closure. `source_code.py` finds code; `values.py` takes values apart.
+brings parameters in its closure. `source_code.py` finds code and takes values apart.
 
 Two processes describe equal work equally (no addresses, no order of sets, no line numbers).
 No user code is called except pickling methods, and no exception is raised.

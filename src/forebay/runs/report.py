@@ -198,7 +198,7 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything is as recorded."""
+        """Return whether everything is as recorded."""
         return not (self.missing or self.altered or self.orphans)
 
 

@@ -579,7 +579,7 @@ class Session:
         perform_pending(self.ledger, self.folder)
 
     def _is_to_start_over(self) -> bool:
-        """Tell whether to discard the earlier run: on request, or after trials only."""
+        """Return whether to discard the earlier run: on request, or after trials only."""
         ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
         verb = ledger.get_meta("verb")

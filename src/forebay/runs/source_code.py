@@ -34,7 +34,7 @@ dumps = functools.partial(json.dumps, ensure_ascii=False, sort_keys=True)
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a value cannot change while it is used: a number, a string, a tuple of these."""
+    """Return whether a value cannot change while used: a number, a string, a tuple of these."""
     if isinstance(value, tuple | frozenset):
         return all(map(is_plain, value))
     return isinstance(value, PLAIN)
@@ -162,7 +162,7 @@ def _installed_in(folder: str) -> frozenset[str]:
 
 
 def is_own(value: Any) -> bool:
-    """Tell whether a module, class or function is user code: not Python, forebay or installed."""
+    """Return whether a module, class or function is user code: not Python, forebay or installed."""
     name, file = module_name(value), file_of(value)
     own = not is_library(file) if file else name == "__main__"
     return own and name.partition(".")[0] != "forebay"
@@ -272,7 +272,7 @@ def definition_of(holder: Holder, name: str) -> tuple[str, CodeType]:
 
 
 def is_declared_global(holder: Holder, name: str) -> bool:
-    """Tell whether a function beside `holder` declares a name `global`, to assign to it."""
+    """Return whether a function beside `holder` declares a name `global`, to assign to it."""
     return name in _parsed("".join(_lines_of(holder)))[1]
 
 

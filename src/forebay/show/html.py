@@ -251,7 +251,7 @@ def read_report(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _may_be_replaced(target: Path) -> bool:
-    """Tell whether a path is a report, or an empty file."""
+    """Return whether a path is a report, or an empty file."""
     if not target.is_file():
         return False
     with target.open("rb") as file:

@@ -47,7 +47,7 @@ def candidates() -> list[str]:
 
 
 def is_private(folder: str) -> bool:
-    """Tell whether a path is a folder of this user that nobody else may enter, and no link."""
+    """Return whether a path is a folder of this user that nobody else may enter, and no link."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -171,12 +171,12 @@ def remove_dead(folder: str) -> None:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Tell whether a file that cannot be read is one whose writer was killed within a write."""
+    """Return whether a file that cannot be read is one whose writer was killed within a write."""
     return time.time() - os.lstat(path).st_mtime > _ABANDONED_S
 
 
 def is_dead(data: Mapping[str, Any]) -> bool:
-    """Tell whether the process of a page is known to have ended."""
+    """Return whether the process of a page is known to have ended."""
     pid, start = data.get("pid"), data.get("process_start")
     if type(pid) is not int or not 0 < pid < 2**31 or not isinstance(start, str):
         return False

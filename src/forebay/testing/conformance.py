@@ -78,7 +78,7 @@ class PoolTests:
         return events
 
     def died(self, events: list[Event]) -> bool:
-        """Tell whether a death is among the events."""
+        """Return whether a death is among the events."""
         return any(isinstance(event, WorkerDied) for event in events)
 
     def test_a_worker_says_that_it_has_started(self) -> None:

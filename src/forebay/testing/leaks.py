@@ -209,7 +209,7 @@ def _is_marked(pid: int, owner: int) -> bool:
 
 
 def _is_orphan(process: _Process, me: _Process, everyone: dict[int, _Process]) -> bool:
-    """Whether it is of our process group and its parent, once of the same group, has died."""
+    """Return whether it is of our process group and its parent, once of it too, has died."""
     parent = everyone.get(process.parent)
     was_adopted = parent is None or parent.group != me.group
     return process.group == me.group and was_adopted and process.parent != me.parent
@@ -259,7 +259,7 @@ def _shm_names() -> set[tuple[str, str]]:
 
 
 def _is_foreign(name: str) -> bool:
-    """Whether an unrelated process has this file of /dev/shm open or mapped."""
+    """Return whether an unrelated process has this file of /dev/shm open or mapped."""
     path = f"{_SHM}/{name}"
     everyone = {process.pid: process for process in _processes()}
     for process in everyone.values():
