@@ -334,10 +334,10 @@ HOME = "base/torch_internals.py"
 INHERITED = {
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
-        *("_IterableDataset_len_called", "_next_data", "_num_yielded"),
-        *("_pin_memory", "_reset", "_shutdown_workers", "_timeout", "_workers"),
+        *("_IterableDataset_len_called", "_base_seed", "_next_data", "_num_yielded"),
+        *("_pin_memory", "_reset", "_shared_seed", "_shutdown_workers", "_timeout", "_workers"),
     },
-    "loading/epochs.py": {"_base_seed", "_sampler_iter", "_shared_seed"},
+    "loading/epochs.py": {"_base_seed", "_sampler_iter"},
 }
 
 

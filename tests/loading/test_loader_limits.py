@@ -275,6 +275,7 @@ def test_many_epochs_leave_no_more_than_three(script, options, epochs):
             children = [Path(f"/proc/self/task/{{t}}/children").read_text().split() for t in tasks]
             return (len(os.listdir("/dev/fd")), len(tasks), sum(map(len, children)),
                     sum("/" in line for line in maps))
+        import forebay.observe.diagnosis  # forebay top shows one once in a while: that imports it
         loader = forebay.DataLoader(Numbers(20, 10_000), batch_size=2, {options})
         for epoch in range({epochs}):
             assert len(list(loader)) == 10

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import pytest
@@ -327,25 +324,3 @@ def test_a_subclass_need_not_call_init():
     assert "Chained object" in repr(chained)
     for other in (chained, copy.copy(chained), pickle.loads(pickle.dumps(chained))):
         assert torch.cat(list(other)).tolist() == [0, 1, 0, 1, 2]
-
-
-def test_a_loader_loads_only_what_it_uses():
-    """Reports, charts, diagnosis and replay are imported when they are asked for."""
-    code = """
-        import sys
-        from forebay import DataLoader
-        options = {"num_workers": 1, "seed": 0, "shuffle": True, "buffer": "10MB"}
-        with DataLoader(range(64), batch_size=4, **options) as loader:
-            list(loader)
-        print(*(name for name in sys.modules if name.partition(".")[0] == "forebay"))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = done.stdout.split()
-    assert len(loaded) <= 62, sorted(loaded)
-    asked_for = {"forebay.loading.replay", "forebay.observe.diagnosis", "forebay.show.report"}
-    assert not asked_for & set(loaded)
