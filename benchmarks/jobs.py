@@ -38,7 +38,7 @@ NAMES = {
 }
 # How many inputs of each job; they take five to ten seconds on two cores.
 COUNTS = {
-    "numpy audio features": 450,
+    "numpy audio features": 1_500,
     "torch.stft": 1_500,
     "soundfile splitting": 4_000,
     "Arrow group_by": 2_500,
