@@ -90,6 +90,7 @@ docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link i
 	$(BIN)/mkdocs build --strict
 
 bench: $(BENCH) ## Measure forebay beside its peers.
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m benchmarks
 
 bench-ray: $(BENCH) ## Measure forebay on a Ray cluster of two nodes beside Ray's own ways.
