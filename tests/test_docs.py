@@ -69,7 +69,7 @@ def test_the_readmes_program_does_nothing_twice(trainers: Trainers, tmp_path: Pa
     for _ in range(2):
         done = trainers.run(tmp_path / "readme.py", cwd=tmp_path)
         assert done.code == 0, done.err
-    assert "100 done (100 of them earlier)" in done.out
+    assert "100 done (100 by earlier runs)" in done.out
     assert "(100 samples were done earlier)" in done.out
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from forebay.base.process import collecting_seldom
+from forebay.base.process import fewer_collections
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +19,9 @@ def _restored():
 def test_it_is_seldom_during_a_run_and_as_before_afterwards() -> None:
     """However the run ends; a second run beside the first changes nothing."""
     gc.set_threshold(700, 10, 5)
-    with pytest.raises(ZeroDivisionError), collecting_seldom():
+    with pytest.raises(ZeroDivisionError), fewer_collections():
         assert gc.get_threshold() == (10_000, 10, 5)
-        with collecting_seldom():
+        with fewer_collections():
             gc.set_threshold(700, 10, 5)  # the first ends before the second
         assert gc.get_threshold() == (700, 10, 5)
         raise ZeroDivisionError
@@ -32,5 +32,5 @@ def test_it_is_seldom_during_a_run_and_as_before_afterwards() -> None:
 def test_the_users_own_setting_stays(threshold) -> None:
     """Off is off, and seldom enough is left as it is."""
     gc.set_threshold(threshold, 10, 10)
-    with collecting_seldom():
+    with fewer_collections():
         assert gc.get_threshold()[0] == threshold

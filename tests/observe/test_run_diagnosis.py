@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 
 import pytest
 import torch
+from computing import compute_in_threads
 
 import forebay
 from forebay.observe.diagnosis import RunTimes, diagnose_run
@@ -104,16 +104,7 @@ def test_a_real_run_reports_what_it_waited_for(arguments, tmp_path):
 def threaded(path, out):
     """Compute in two more threads, as a library would."""
 
-    def spin():
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
-
-    threads = [threading.Thread(target=spin) for _ in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    compute_in_threads(0.02)
 
 
 def test_processor_time_of_other_threads_is_measured(tmp_path):

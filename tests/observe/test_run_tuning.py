@@ -47,7 +47,7 @@ def test_a_process_that_has_ended_counts_no_more():
 def tuning(monkeypatch):
     """Return a tuning that starts with one worker, of which there may be six."""
     monkeypatch.setattr(runs_run, "whole_cores", lambda: 1)
-    return RunTuning(6, list, 0.0)
+    return RunTuning(6, ProcessTimes(), 0.0)
 
 
 def test_nothing_is_decided_before_an_input_is_done(tuning):

@@ -443,7 +443,7 @@ def test_retry_of_what_fails_again_is_3(inputs, output):
     preprocess("fail_odd", inputs, output)
     code, out, _ = here("retry", output, f"{WORKS}:fail_odd")
     assert code == FAILURES
-    assert out.startswith("3 done (3 of them earlier), 3 failed")
+    assert out.startswith("3 done (3 by earlier runs), 3 failed")
 
 
 @pytest.mark.slow
@@ -505,7 +505,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     ]
     code, out, err = preprocess("copy", inputs, output)
     assert code == DONE, err
-    assert out.startswith("6 done (4 of them earlier)")
+    assert out.startswith("6 done (4 by earlier runs)")
     assert sorted(calls(tmp_path)[6:]) == ["0001.txt", "0003.txt"]
     (output / "stranger.txt").unlink()
     assert published(output) == before
@@ -520,7 +520,7 @@ def test_verify_twice_is_as_good_as_once(inputs, output):
     (output / "0003.txt").write_text("other")
     assert here("verify", output)[0] == FAILURES
     assert here("verify", output)[0] == DONE
-    assert preprocess("copy", inputs, output)[1].startswith("6 done (5 of them earlier)")
+    assert preprocess("copy", inputs, output)[1].startswith("6 done (5 by earlier runs)")
 
 
 # ---- progress -----------------------------------------------------------------------------------

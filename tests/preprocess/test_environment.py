@@ -219,7 +219,7 @@ def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_pat
     kept = published(tmp_path / "out")
     code, out, err = call("preprocess", *command)
     assert (code, err) == (0, "")
-    assert f"22 done ({len(kept)} of them earlier)" in out or not kept
+    assert f"22 done ({len(kept)} by earlier runs)" in out or not kept
     assert len(published(tmp_path / "out")) == 22
     assert not staged(tmp_path / "out")
     await_no_processes()

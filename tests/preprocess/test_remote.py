@@ -585,7 +585,7 @@ def test_an_interrupted_run_leaves_its_ledger_in_the_bucket(bucket, undisturbed,
     assert int(said.split()[0]) >= 4
     code, said, err = call(*arguments(inputs, url))
     assert code == 0, err
-    assert "of them earlier" in said
+    assert "by earlier runs" in said
     assert_finished(bucket, undisturbed)
 
 

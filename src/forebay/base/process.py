@@ -104,7 +104,7 @@ _COLLECT_EVERY = 10_000
 
 
 @contextmanager
-def collecting_seldom() -> Iterator[None]:
+def fewer_collections() -> Iterator[None]:
     """Let Python look for reference cycles less often, while no user code runs in this thread."""
     before = gc.get_threshold()
     is_ours = 0 < before[0] < _COLLECT_EVERY  # not if it is off, or another run has done this

@@ -118,7 +118,7 @@ def _file_changes(winners: Iterable[Done], removals: Iterable[str]) -> list[File
 def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Recorded:
     """Mark inputs as failed if some of their files could not be given their names.
 
-    The files that they did publish are to be removed. Whatever has the other names stays.
+    The files that they did publish are to be removed. Files with the other names are kept.
     """
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)

@@ -21,7 +21,7 @@ from forebay.observe.progress import label_of
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_parts
-from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, range_of
+from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, range_of, recorded_cut
 from forebay.runs.report import Later, PredictionReport
 from forebay.runs.run import Session
 
@@ -200,7 +200,7 @@ def _process_parts(
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
     from forebay.predicting.reader import identities
 
-    cut = cut_before(session, reader.samples, may_grow=table is not None)
+    cut = recorded_cut(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
     size = cut.size
     check_number_of_parts(cut.samples, size)

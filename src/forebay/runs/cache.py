@@ -31,7 +31,7 @@ from forebay.ledger.snapshot import read_entries
 from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe, difference
-from forebay.runs.ranges import Cut, SampleProgress, cut_before, enrol_ranges, failed_in, range_of
+from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, failed_in, range_of, recorded_cut
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 
@@ -147,7 +147,7 @@ def _made(
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    cut = cut_before(session, samples, may_grow=False)
+    cut = recorded_cut(session, samples, may_grow=False)
     if cut is None:
         plan = _plan(dataset, samples, session.options.shard_bytes, classes)
         cut = Cut(samples, plan.per_shard, json.dumps(plan.to_json()))

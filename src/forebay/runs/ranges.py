@@ -58,7 +58,7 @@ class Cut:
         return Listing("rows", ("first", "count"), f"a Dataset of {self.samples} samples", rows)
 
 
-def cut_before(session: Session, samples: int, *, may_grow: bool) -> Cut | None:
+def recorded_cut(session: Session, samples: int, *, may_grow: bool) -> Cut | None:
     """Return the cut of the run that this one continues; None if it continues none."""
     ledger = session.ledger
     recorded = None if session.starts_over else ledger.get_meta(_KEY)

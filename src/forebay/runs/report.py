@@ -131,7 +131,7 @@ class Report(RunReport):
 
     def __repr__(self) -> str:
         """Return the summary."""
-        resumed = f" ({self.resumed:,} of them earlier)" if self.resumed else ""
+        resumed = f" ({self.resumed:,} by earlier runs)" if self.resumed else ""
         lines = [
             f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
             f"outputs   {self.output}",

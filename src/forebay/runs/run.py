@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import resource
 import textwrap
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from forebay.base import process
 from forebay.base.files import Download, location_text
 from forebay.base.output_names import PRIVATE, table_name
-from forebay.base.process import ProcessTimes, collecting_seldom
+from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
 from forebay.engine.commands import Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
@@ -70,8 +71,10 @@ if TYPE_CHECKING:
 # No trainer takes the results, so everything waits for workers. More of them than cores help only
 # where the function waits, for storage or a network.
 
-# The shortest time between two decisions: each reads two files per worker.
+# The shortest time between two decisions.
 EVERY_S = 1.0
+# How often it is looked at what the workers did, which reads two files for each.
+LOOK_S = 0.25
 KEPT_DECISIONS = 256
 
 
@@ -79,13 +82,13 @@ class RunTuning:
     """Reads what a run did at intervals, and changes the number of workers.
 
     Args:
-        pids: Returns the processes of the living workers; None if they are threads of this one.
+        times: What the workers did, up to each update; None if they are threads of this process.
         began: When the run began, in seconds of a monotonic clock.
     """
 
-    def __init__(self, most: int, pids: Callable[[], list[int]] | None, began: float) -> None:
+    def __init__(self, most: int, times: ProcessTimes | None, began: float) -> None:
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
-        self._pids, self._times = pids, ProcessTimes()
+        self._times = times
         self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
@@ -116,11 +119,10 @@ class RunTuning:
             log.info("num_workers=%d: %s", decision.num_workers, decision.reason)
 
     def _totals(self, now: float, trace: RunTrace) -> Totals:
-        if self._pids is None:
+        if self._times is None:
             driver_s = time.thread_time()
             cpu_s, queued_s = time.process_time() - driver_s, 0.0
         else:
-            self._times.add(self._pids())
             driver_s = time.process_time()
             cpu_s, queued_s = self._times.cpu_s, self._times.queued_s
         return Totals(
@@ -173,12 +175,12 @@ def workers_for(
     return hosts, hosts.num_workers
 
 
-def _tuning_for(pool: Pool, options: PreprocessOptions) -> RunTuning | None:
+def _tuning_for(pool: Pool, options: PreprocessOptions, living: ProcessTimes) -> RunTuning | None:
     """Return what changes the number of workers; None unless it is "auto" on this machine."""
     if not isinstance(options.num_workers, AutoWorkers) or options.cluster is not None:
         return None
-    pids = pool.living_pids if isinstance(pool, ProcessPool) else None
-    return RunTuning(int(options.num_workers), pids, time.monotonic())
+    times = living if isinstance(pool, ProcessPool) else None
+    return RunTuning(int(options.num_workers), times, time.monotonic())
 
 
 def _payloads(
@@ -418,13 +420,13 @@ class Session:
         progress = progress or Progress(total, before.done, options.progress, label=label)
         budget = FailureBudget(options.max_failures, total, watch=not before.done)
         self._show(progress)
-        kept = generators_kept if options.workers == 0 else collecting_seldom
+        kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
             times = self._run(listed, budget, progress, at_once=at_once)
         self._changed |= times["committed"] > 0
         self.perform_pending()
         if self._has_table:
-            with collecting_seldom():
+            with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
         counts = ledger.counts()
         return Report(
@@ -445,7 +447,8 @@ class Session:
         """Process the inputs; return what that took, as the arguments of `RunTimes`."""
         pool, options, trace = self._pool, self.options, progress.trace
         assert pool is not None, "start_workers comes first"
-        tuning = _tuning_for(pool, options)
+        living, looked_at = ProcessTimes(), -math.inf
+        tuning = _tuning_for(pool, options, living)
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
             slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
@@ -462,7 +465,6 @@ class Session:
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0
         began, before = time.monotonic(), _used_by_workers(pool)
-        living, looked_at = ProcessTimes(), began
         try:
             while not engine.finished or commits.waiting:
                 trace.num_workers = engine.num_workers if options.workers else 0
@@ -480,11 +482,12 @@ class Session:
                         trace.retries += 1
                 for outcome in others:
                     self._stop_if_due(outcome, budget)
-                if tuning is not None and not engine.finished:
-                    tuning.update(time.monotonic(), trace, engine.resize)
-                if isinstance(pool, ProcessPool) and time.monotonic() >= looked_at:
-                    living.add(pool.living_pids())
-                    looked_at = time.monotonic() + EVERY_S / 4
+                if (now := time.monotonic()) >= looked_at:
+                    looked_at = now + LOOK_S
+                    if isinstance(pool, ProcessPool):
+                        living.add(pool.living_pids())
+                    if tuning is not None and not engine.finished:
+                        tuning.update(now, trace, engine.resize)
                 recorded_at, flush_s = time.monotonic(), commits.flush_s
                 commit = commits.advance(at_once=at_once or engine.finished)
                 waited_s = commits.flush_s - flush_s
