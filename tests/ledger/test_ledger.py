@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger import inputs as ledger_inputs
+from forebay.ledger.database import files_of
 from forebay.ledger.inputs import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
@@ -58,7 +59,9 @@ def failed(ordinal):
 
 def states(ledger):
     """What there is of each listed input: its outputs, "failed" or "todo"."""
-    found = {result.source: [name for name, _ in result.outputs] for result in ledger.results()}
+    found = {
+        result.source: [name for name, _ in files_of(result.outputs)] for result in ledger.results()
+    }
     found |= {each.source: "failed" for each in ledger.failures()}
     return {todo.source: "todo" for todo in ledger.todo()} | found
 
@@ -199,7 +202,11 @@ def test_names_that_are_not_unicode_are_kept(ledger):
     ledger.record([Done(1, 1, 0.1, (OutputFile(odd, 1, f"s/{odd}"),), f'["{odd}"]')], [])
     assert ledger.file_changes() == [FileChange(odd, f"s/{odd}")]
     (result,) = ledger.results()
-    assert (result.source, result.outputs, result.metadata) == (odd, [(odd, 1)], f'["{odd}"]')
+    assert (result.source, files_of(result.outputs), result.metadata) == (
+        odd,
+        [(odd, 1)],
+        f'["{odd}"]',
+    )
     assert claimed(ledger) == {odd}
 
 
@@ -268,7 +275,7 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
     assert recorded.failed == [failed(2)]
     assert list(ledger.failures()) == [failed(2).failure._replace(source="b")]
     (result,) = ledger.results()
-    assert (result.outputs, result.metadata) == ([("x", 7), ("y", 7)], '[{"n": 1}]')
+    assert (files_of(result.outputs), result.metadata) == ([("x", 7), ("y", 7)], '[{"n": 1}]')
     assert ledger.counts() == Counts(2, 1, 1)
     assert [todo.ordinal for todo in ledger.todo()] == [2]
 

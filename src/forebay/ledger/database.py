@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -53,7 +53,7 @@ CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 _STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
 
 # What truncated JSON and values of other types raise when they are read.
-_DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 # How a journal ends that names another file, which SQLite then deletes.
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -77,17 +77,12 @@ def storable(text: str) -> str | bytes:
 
 
 def storables(texts: Sequence[str | None]) -> Sequence[str | bytes | None]:
-    """Return `storable_or_none` of each string; one look at all of them is much faster."""
+    """Return `storable` of each string, None for None; one look at all of them is much faster."""
     try:
         "".join(filter(None, texts)).encode()
     except UnicodeEncodeError:
-        return [*map(storable_or_none, texts)]
+        return [None if text is None else storable(text) for text in texts]
     return texts
-
-
-def storable_or_none(text: str | None) -> str | bytes | None:
-    """Return `storable(text)`, or None for None."""
-    return None if text is None else storable(text)
 
 
 class Database:
@@ -99,12 +94,11 @@ class Database:
         query = "mode=rwc" if locks else "mode=rwc&nolock=1"
         with in_words(path):
             self._connection = connect(path, query)
-        try:
-            with in_words(path):
+            try:
                 self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
+            except BaseException:
+                self._connection.close()
+                raise
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -131,26 +125,17 @@ class Database:
     def backup(self, path: Path) -> None:
         """Copy the file as of the last commit, replacing an earlier copy."""
         path.unlink(missing_ok=True)
-        with in_words(path):
-            copy = connect(path, "mode=rwc")
-            try:
-                copy.execute("PRAGMA synchronous = OFF")
-                self._connection.backup(copy)
-            finally:
-                copy.close()
+        with in_words(path), closing(connect(path, "mode=rwc")) as copy:
+            copy.execute("PRAGMA synchronous = OFF")
+            self._connection.backup(copy)
 
     def load(self, path: Path) -> None:
         """Replace the content by that of a copy; if the copy is unusable, change nothing."""
-        with in_words(path):
-            copy = connect(path, "mode=ro")
-            try:
-                if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                    raise sqlite3.DatabaseError("the copy is incomplete")
-                copy.backup(self._connection)
-            finally:
-                copy.close()
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            self._commits = version % _COMMITS
+        with in_words(path), closing(connect(path, "mode=ro")) as copy:
+            if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                raise sqlite3.DatabaseError("the copy is incomplete")
+            copy.backup(self._connection)
+            self._commits = _version(self._connection) % _COMMITS
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query; the caller bounds their number with LIMIT."""
@@ -165,7 +150,7 @@ class Database:
         db.execute("PRAGMA journal_mode = TRUNCATE")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA cache_size = -65536")
-        self._commits = db.execute("PRAGMA user_version").fetchone()[0] % _COMMITS
+        self._commits = _version(db) % _COMMITS
         if fresh:
             with self.transaction():
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -224,10 +209,14 @@ def _check_journal(path: Path) -> None:
         )
 
 
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
 def check(db: sqlite3.Connection, path: Path) -> bool:
     """Return whether the file is still empty."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
-    version = db.execute("PRAGMA user_version").fetchone()[0] // _COMMITS
+    version = _version(db) // _COMMITS
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not (application or version or tables):
         return True
@@ -254,7 +243,7 @@ def reading(what: str) -> Iterator[None]:
         yield
     except ForebayError:
         raise
-    except _DAMAGES as error:
+    except DAMAGES as error:
         raise LedgerError(
             f"the ledger's record of {what} is damaged: {shortened(error)}\n  {_advice('')}"
         ) from error
@@ -312,12 +301,21 @@ def put_meta(db: sqlite3.Connection, key: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES(?, CAST(? AS TEXT))", (key, storable(value)))
 
 
+def select_in(db: sqlite3.Connection, sql: str, items: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows of a query, whose `{}` is a list of these integers or strings."""
+    for part, marks in chunks(items):
+        yield from db.execute(sql.format(marks), part).fetchall()
+
+
 def chunks(items: Iterable[Any]) -> Iterator[tuple[list[Any], str]]:
-    """Split `items` into lists short enough for one statement, each with its `?,?,...`."""
+    """Split integers or strings into lists short enough for one statement, each with its marks."""
     everything = list(items)
     for start in range(0, len(everything), _PARAMETERS):
         part = everything[start : start + _PARAMETERS]
-        yield part, ",".join("?" * len(part))
+        if isinstance(part[0], str):
+            yield [*storables(part)], ",".join(["CAST(? AS TEXT)"] * len(part))
+        else:
+            yield part, ",".join("?" * len(part))
 
 
 # How many inputs are in which state: kept in the ledger, so that they need not be counted.

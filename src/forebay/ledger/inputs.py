@@ -27,17 +27,19 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
+from forebay.failures import Failure
 from forebay.ledger.database import (
     DONE,
     FAILED,
     PAGE,
     Query,
     change_counts,
-    chunks,
+    failure_from,
     fetch,
     pages,
     query_of,
     reading,
+    select_in,
     storables,
     write_counts,
 )
@@ -65,17 +67,8 @@ _INSERT = (
     "?, ?, ?, CAST(? AS TEXT), CAST(? AS TEXT), ?)"
 )
 _TEXTS = (1, 2, 3, 7, 8)  # the columns of strings
-_TEXT: frozenset[type] = frozenset({str})
 # The types of the columns that are compressed, in their order.
-_TYPES: tuple[frozenset[type], ...] = (
-    _TEXT,
-    frozenset({str, type(None)}),
-    _TEXT,
-    frozenset({int}),
-    frozenset({int, float}),
-    _TEXT,
-    _TEXT,
-)
+_TYPES: tuple[set[type], ...] = ({str}, {str, type(None)}, {str}, {int}, {int, float}, {str}, {str})
 
 
 class InputRow(NamedTuple):
@@ -92,6 +85,14 @@ class InputRow(NamedTuple):
     metadata: Any
     error: str | None
 
+    @property
+    def failure(self) -> Failure | None:
+        """Why the input failed; None if it did not."""
+        if self.state != FAILED:
+            return None
+        name = self.source or self.row or ""
+        return failure_from(name, self.attempts, self.seconds, self.error or "")
+
 
 # Calls no Python code, as the class would.
 _make_row: Callable[[Iterable[Any]], InputRow] = partial(tuple.__new__, InputRow)
@@ -107,15 +108,10 @@ def changing(db: sqlite3.Connection, ordinals: Collection[int]) -> Iterator[dict
     """Make these inputs rows while they change, and yield their states before that."""
     with reading("inputs"):
         blocks = {*map(block_of, ordinals)}
-    for part, marks in chunks(sorted(blocks)):
-        found = db.execute(f"SELECT block, body FROM blocks WHERE block IN ({marks})", part)  # noqa: S608
-        for block, body in found.fetchall():
-            _expand(db, block, body)
-    before: dict[int, int] = {}
-    for part, marks in chunks(ordinals):
-        sql = f"SELECT ordinal, state FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
-        before.update(db.execute(sql, part))
-    yield before
+    compressed = "SELECT block, body FROM blocks WHERE block IN ({})"
+    for block, body in select_in(db, compressed, sorted(blocks)):
+        _expand(db, block, body)
+    yield dict(select_in(db, "SELECT ordinal, state FROM inputs WHERE ordinal IN ({})", ordinals))
     rows = "FROM inputs WHERE ordinal BETWEEN ? AND ?"
     for block in blocks:
         # From the end, where most blocks have an input that is not done yet.
@@ -165,7 +161,8 @@ def name_of(query: Query, ordinal: int) -> str:
 
 def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     """Yield the rows of all listed inputs in order, compressed or not, a page at a time."""
-    row_pages = _row_pages(query, where)
+    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"  # noqa: S608
+    row_pages = ([*map(_make_row, page)] for page in pages(query, sql))
     rows = next(row_pages, [])
     last = 0
     for block, body in _blocks(query):
@@ -180,11 +177,6 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     while rows:
         yield from rows
         rows = next(row_pages, [])
-
-
-def _row_pages(query: Query, where: str) -> Iterator[list[InputRow]]:
-    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"  # noqa: S608
-    return ([*map(_make_row, page)] for page in pages(query, sql))
 
 
 def _blocks(query: Query) -> Iterator[tuple[int, bytes]]:
@@ -411,15 +403,8 @@ class Enrolment:
     moved: int = 0
 
 
-class Merged(NamedTuple):
-    """The outcome of `merge`.
-
-    Attributes:
-        rest: New inputs that are still to be appended; None if there are none.
-    """
-
-    enrolment: Enrolment
-    rest: Iterator[Input] | None = None
+# How a listing compared, and its new inputs that are still to be appended; None without any.
+Merged = tuple[Enrolment, Iterator[Input] | None]
 
 
 def merge(
@@ -433,18 +418,18 @@ def merge(
     remaining = iter(listing)
     known, first, at_end = _skip_known(db, remaining)
     if first is None and not (complete and last_ordinal(db) > known):
-        return Merged(Enrolment(0, known, 0, 0))
+        return Enrolment(0, known, 0, 0), None
     if first is not None and at_end and not _has_gone(db):
         new, rest = append(db, known, chain((first,), remaining), ahead)
         if rest is None and not is_distinct:
             check_distinct(db, is_late=False)
-        return Merged(Enrolment(new, known, 0, 0), rest)
+        return Enrolment(new, known, 0, 0), rest
     with _changing_all(db):
         _load(db, known, remaining if first is None else chain((first,), remaining))
         enrolment = _rearrange(db, known, complete)
         for table in ("listing", "places", "unlisted", "lifted"):
             db.execute(f"DROP TABLE temp.{table}")
-    return Merged(enrolment)
+    return enrolment, None
 
 
 def extend(
@@ -453,12 +438,12 @@ def extend(
     """Append the rest of a listing whose beginning is known to be that of the ledger."""
     first = next(more, None)
     if first is None:
-        return Merged(Enrolment(0, known, 0, 0))
+        return Enrolment(0, known, 0, 0), None
     if _has_gone(db):
         return None
     new, rest = append(db, known, chain((first,), more), ahead)
     # Even if nothing is left: the whole listing is searched for duplicates at its end.
-    return Merged(Enrolment(new, known, 0, 0), iter(()) if rest is None else rest)
+    return Enrolment(new, known, 0, 0), iter(()) if rest is None else rest
 
 
 def append(

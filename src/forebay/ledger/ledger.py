@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from forebay.base.output_names import TABLE_FORMATS, table_name
 from forebay.errors import LedgerError
@@ -46,6 +46,7 @@ from forebay.ledger.database import (
 )
 from forebay.ledger.inputs import (
     Enrolment,
+    InputRow,
     Merged,
     append,
     changing,
@@ -81,22 +82,6 @@ _MANIFEST = "_manifest"
 READ_ON = 8192
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
-
-
-class DoneInput(NamedTuple):
-    """What the ledger holds of a done input."""
-
-    ordinal: int
-    source: str
-    row: str | None
-    files: str
-    metadata: str
-
-    @property
-    def outputs(self) -> list[tuple[str, int]]:
-        """Name and size in bytes of each output, in the order the function asked for them."""
-        with reading("outputs"):
-            return files_of(self.files)
 
 
 class Ledger:
@@ -207,10 +192,11 @@ class Ledger:
                 merged = extend(db, known, self._watched(read_on(known + 1)), ahead)
             if merged is None:
                 merged = merge(db, self._watched(listing_inputs), complete, ahead, is_distinct)
+            enrolment, rest = merged
             put_meta(db, "columns", json.dumps(list(columns)))
-            self._set_rest(db, merged.rest)
+            self._set_rest(db, rest)
         self._is_distinct = is_distinct
-        return merged.enrolment
+        return enrolment
 
     def _watched(self, listing: Iterable[Input]) -> Iterator[Input]:
         """Yield the inputs; a file that one names may change although the fingerprint does not."""
@@ -276,24 +262,20 @@ class Ledger:
         Those that failed are among them; they stay failed until another result is recorded.
         """
         after = 0
+        sql = (
+            "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
+            "AND state IN (?, ?) ORDER BY ordinal LIMIT ?"
+        )
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
         while True:
-            page = self._in_states(states, after)
+            page = self._database.rows(sql, (after, *states, _TODO_PAGE))
             if not page and (failed_only or not self._read_on()):
                 return
-            for each in page:
-                after = each.ordinal
+            for row in page:
+                after = row[0]
                 if last is not None and after > last:
                     return
-                yield each
-
-    def _in_states(self, states: tuple[int, int], after: int) -> list[Todo]:
-        rows = self._database.rows(
-            "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
-            "AND state IN (?, ?) ORDER BY ordinal LIMIT ?",
-            (after, *states, _TODO_PAGE),
-        )
-        return [Todo(*row) for row in rows]
+                yield Todo(*row)
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
@@ -335,12 +317,12 @@ class Ledger:
         """Yield the first failures in input order; `source` is the input's path, or its row."""
         return islice(failures_in(self._database.rows), limit)
 
-    def results(self) -> Iterator[DoneInput]:
+    def results(self) -> Iterator[InputRow]:
         """Yield the done inputs in order; each call starts again."""
         with reading("outputs"):
             for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
-                yield DoneInput(each.ordinal, each.source, each.row, each.outputs, each.metadata)
+                yield each
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""

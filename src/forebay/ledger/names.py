@@ -24,12 +24,12 @@ from forebay.ledger.database import (
     DONE,
     FAILED,
     change_counts,
-    chunks,
     failure_column,
     files_of,
     outputs_column,
     query_of,
     reading,
+    select_in,
     storable,
     storables,
 )
@@ -145,11 +145,9 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
 
 def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
     """Give up the claims of inputs and return the names of their outputs."""
-    names: list[str] = []
-    for part, marks in chunks(ordinals):
-        rows = db.execute(f"SELECT outputs FROM inputs WHERE ordinal IN ({marks})", part)  # noqa: S608
-        with reading("outputs"):
-            names += [name for (text,) in rows if text for name, _ in files_of(text)]
+    rows = select_in(db, "SELECT outputs FROM inputs WHERE ordinal IN ({})", ordinals)
+    with reading("outputs"):
+        names = [name for (text,) in rows if text for name, _ in files_of(text)]
     db.executemany(
         "DELETE FROM outputs WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in names)
     )
@@ -165,13 +163,8 @@ def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange])
 
 
 def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int | None, int]]:
-    held: dict[str, tuple[int | None, int]] = {}
-    for part, _ in chunks(names):
-        marks = ",".join(["CAST(? AS TEXT)"] * len(part))
-        sql = f"SELECT name, ordinal, coalesce(rival, 0) FROM outputs WHERE name IN ({marks})"  # noqa: S608
-        for name, ordinal, rival in db.execute(sql, [storable(name) for name in part]):
-            held[name] = (ordinal, rival)
-    return held
+    sql = "SELECT name, ordinal, coalesce(rival, 0) FROM outputs WHERE name IN ({})"
+    return {name: (ordinal, rival) for name, ordinal, rival in select_in(db, sql, names)}
 
 
 def _clashes(
@@ -199,17 +192,13 @@ def _clashes(
 
 def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
     """Return the results of inputs that were done."""
-    found: list[_Lost] = []
-    for part, marks in chunks(ordinals):
-        sql = (
-            "SELECT ordinal, attempts, seconds, outputs FROM inputs "  # noqa: S608
-            f"WHERE ordinal IN ({marks}) AND state = {DONE}"
-        )
-        with reading("outputs"):
-            for ordinal, attempts, seconds, outputs in db.execute(sql, part):
-                names = [name for name, _ in files_of(outputs)]
-                found.append(_Lost(ordinal, attempts, seconds, names))
-    return found
+    columns, where = "ordinal, attempts, seconds, outputs", f"ordinal IN ({{}}) AND state = {DONE}"
+    rows = select_in(db, f"SELECT {columns} FROM inputs WHERE {where}", ordinals)  # noqa: S608
+    with reading("outputs"):
+        return [
+            _Lost(ordinal, attempts, seconds, [name for name, _ in files_of(outputs)])
+            for ordinal, attempts, seconds, outputs in rows
+        ]
 
 
 def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> FailedInput:
@@ -330,19 +319,16 @@ def recorded_members(ledger: Ledger) -> Iterator[tuple[int, PackedMember]]:
 def move_members(ledger: Ledger, places: Mapping[str, tuple[int, int]]) -> None:
     """Record that packed outputs have other places, all of them in one transaction."""
     with ledger.transaction() as db:
-        ordinals: set[int] = set()
-        for part, _ in chunks(places):
-            marks = ",".join(["CAST(? AS TEXT)"] * len(part))
-            sql = f"SELECT ordinal FROM outputs WHERE name IN ({marks})"  # noqa: S608
-            names = [storable(name) for name in part]
-            ordinals.update(one for (one,) in db.execute(sql, names) if one is not None)
+        rows = select_in(db, "SELECT ordinal FROM outputs WHERE name IN ({})", places)
+        ordinals = {ordinal for (ordinal,) in rows if ordinal is not None}
         with changing(db, ordinals):
-            for part, marks in chunks(ordinals):
-                sql = f"SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({marks})"  # noqa: S608
-                db.executemany(
-                    "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
-                    [(_moved(text, places), ordinal) for text, ordinal in db.execute(sql, part)],
-                )
+            rows = select_in(
+                db, "SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({})", ordinals
+            )
+            db.executemany(
+                "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
+                ((_moved(text, places), ordinal) for text, ordinal in rows),
+            )
 
 
 def _moved(outputs: str, places: Mapping[str, tuple[int, int]]) -> str:

@@ -18,27 +18,26 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from forebay.base.formatting import counted, duration
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
-    FAILED,
     NAME,
     UNLISTED,
     Query,
     check,
     connect,
     counts_in,
-    failure_from,
     failures_in,
     in_words,
     reading,
 )
-from forebay.ledger.inputs import listed_rows
+from forebay.ledger.inputs import InputRow, listed_rows
 from forebay.ledger.lock import LOCK_NAME, Holder, find_holder
 from forebay.ledger.records import Counts
 
@@ -92,22 +91,11 @@ class Snapshot:
         return "\n".join(lines)
 
 
-class Entry(NamedTuple):
-    """One input as the ledger has it."""
-
-    row: str | None
-    state: int
-    metadata: str | None
-    failure: Failure | None
-
-
 def read_snapshot(folder: Path, live: Holder | None = None) -> Snapshot:
     """Read the counts in the ledger of `folder`, whether or not its driver is running."""
-
-    def read(db: sqlite3.Connection) -> dict[str, str]:
-        return dict(db.execute("SELECT key, value FROM meta"))
-
-    meta, live_here = _read_consistently(folder, read)
+    meta, live_here = _read_consistently(
+        folder, lambda db: dict(db.execute("SELECT key, value FROM meta"))
+    )
     kept = {key: value for key, value in meta.items() if not key.startswith("_")}
     return Snapshot(counts_in(meta), kept, live or live_here, is_listed=UNLISTED not in meta)
 
@@ -117,14 +105,9 @@ def read_failures(folder: Path) -> Iterator[Failure]:
     return failures_in(_query(folder))
 
 
-def read_entries(folder: Path) -> Iterator[Entry]:
+def read_entries(folder: Path) -> Iterator[InputRow]:
     """Yield the listed inputs in order, as `read_snapshot` reads: a page at a time."""
-    for each in listed_rows(_query(folder)):
-        failure = None
-        if each.state == FAILED:
-            name = each.source or each.row or ""
-            failure = failure_from(name, each.attempts, each.seconds, each.error or "")
-        yield Entry(each.row, each.state, each.metadata, failure)
+    return listed_rows(_query(folder))
 
 
 def _query(folder: Path) -> Query:
@@ -214,12 +197,9 @@ def _read_copy(folder: Path, read: Callable[[sqlite3.Connection], _Found]) -> _F
 
 
 def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
-    db = connect(path, query)
-    try:
+    with closing(connect(path, query)) as db:
         check(db, path)
         return read(db)
-    finally:
-        db.close()
 
 
 def _unreadable(path: Path, error: OSError) -> LedgerError:

@@ -309,15 +309,13 @@ class OutputFolder:
         """Raise OutputError if forebay's own files are links, pipes or devices."""
         odd = self.private if self.private.is_symlink() else None
         if odd is None and self.private.is_dir():
-            with os.scandir(self.private) as entries:
-                kinds = {
-                    each.name: stat.S_IFMT(each.stat(follow_symlinks=False).st_mode)
-                    for each in entries
-                }
-            names = [
-                name for name, kind in kinds.items() if kind not in (stat.S_IFREG, stat.S_IFDIR)
-            ]
-            odd = self.private / names[0] if names else None
+            usual = stat.S_IFREG, stat.S_IFDIR
+            others = (
+                each
+                for each in self.private.iterdir()
+                if stat.S_IFMT(each.lstat().st_mode) not in usual
+            )
+            odd = next(others, None)
         if odd is not None:
             what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
             raise OutputError(

@@ -43,7 +43,7 @@ class KeptRows:
 
     def __init__(self, folder: Path, in_memory: int) -> None:
         self._folder, self._in_memory = folder, in_memory
-        self._rows: list[Row] = []
+        self._pages: list[Sequence[Row]] = []
         self._file: IO[bytes] | None = None
         self._sizes: list[int] = []
         self._count = 0
@@ -52,18 +52,17 @@ class KeptRows:
         """Add rows, whose values JSON has."""
         self._count += len(rows)
         if self._file is None and self._count <= self._in_memory:
-            self._rows += rows
+            self._pages.append(rows)
             return
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `close`
-            for start in range(0, len(self._rows), max(len(rows), 1)):
-                self._write(self._rows[start : start + max(len(rows), 1)])
-            self._rows = []
+            while self._pages:
+                self._write(self._pages.pop(0))
         self._write(rows)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows."""
-        return iter(self._rows) if self._file is None else self._read(self._file)
+        return chain.from_iterable(self._pages if self._file is None else self._read(self._file))
 
     def close(self) -> None:
         """Remove the temporary file."""
@@ -76,10 +75,9 @@ class KeptRows:
         self._file.write(body)
         self._sizes.append(len(body))
 
-    def _read(self, file: IO[bytes]) -> Iterator[Row]:
+    def _read(self, file: IO[bytes]) -> Iterator[Sequence[Row]]:
         file.seek(0)
-        pages = (json.loads(zlib.decompress(file.read(size))) for size in self._sizes)
-        return chain.from_iterable(pages)
+        return (json.loads(zlib.decompress(file.read(size))) for size in self._sizes)
 
 
 # ---- metadata table ------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class LedgerTable:
             return tuple(map(str, json.loads(self._ledger.get_meta("columns") or "[]")))
 
     def _records(self, kind: str) -> Iterator[tuple[str | int, str | None, str]]:
-        for _, source, row, _, metadata in self._ledger.results():
+        for _, source, row, *_, metadata, _ in self._ledger.results():
             if kind != "indices":
                 yield source, row, metadata
             else:  # the row of a sample that has a name is its index

@@ -19,7 +19,7 @@ from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
 from forebay.errors import BusyError, ForebayError, LedgerError, OutputError
-from forebay.ledger.database import NAME
+from forebay.ledger.database import DAMAGES, NAME
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.ledger.records import FileChange, FileFields, Unpublished
@@ -50,8 +50,6 @@ STALE_S = 120.0
 REST = 20
 # Generations reserved for one run.
 RUN_STEP = 1_000_000
-# What a damaged run.json raises where it is read.
-_DAMAGES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def read_run(store: Store) -> Run | None:
             generation=int(found["generation"]),
             lineage=str(found["lineage"]),
         )
-    except _DAMAGES:
+    except DAMAGES:
         return None
 
 
@@ -365,31 +363,6 @@ class Uploads(Staging):
         return tuple((name, size, "", None) for name, size, _, _ in files)
 
 
-@contextmanager
-def newest_copy(url: str) -> Iterator[tuple[Path, Holder | None]]:
-    """Find the newest ledger of a URL: the local one, or else a copy of that in the bucket."""
-    store = Store(url)
-    there = read_run(store)
-    private = _local_folder(store) / PRIVATE
-    if there is not None and _is_written(private / NAME):
-        meta = read_snapshot(private).meta
-        generation = int(meta.get("generation", 0))
-        if meta.get("lineage") == there.lineage and generation >= there.generation:
-            yield private, None
-            return
-    with tempfile.TemporaryDirectory() as scratch:
-        if not store.download(LEDGER, Path(scratch, NAME)):
-            raise LedgerError(
-                f"{store.url} holds no ledger: it is not an output of forebay's\n"
-                "  Give the URL that was given as `output`."
-            )
-        yield Path(scratch), None if there is None else there.live_holder
-
-
-def _is_written(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
-
-
 def _local_folder(store: Store) -> Path:
     """Return the local folder that belongs to a URL."""
     home = os.environ.get("XDG_STATE_HOME", "")
@@ -409,13 +382,30 @@ def open_place(output: str | os.PathLike[str]) -> OutputFolder:
 
 @contextmanager
 def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
-    """Find the ledger of a place, to be read from outside with `forebay.ledger.snapshot`."""
+    """Find the ledger of a place, to be read from outside with `forebay.ledger.snapshot`.
+
+    That of a URL is the local one, or else a copy of that in the bucket, whichever is newer.
+    """
     text = local_path(output)
-    if is_url(text):
-        with newest_copy(text) as found:
-            yield found
-    else:
+    if not is_url(text):
         yield Path(text) / PRIVATE, None
+        return
+    store = Store(text)
+    there, private = read_run(store), _local_folder(store) / PRIVATE
+    local = private / NAME
+    if there is not None and local.is_file() and local.stat().st_size:
+        meta = read_snapshot(private).meta
+        generation = int(meta.get("generation", 0))
+        if meta.get("lineage") == there.lineage and generation >= there.generation:
+            yield private, None
+            return
+    with tempfile.TemporaryDirectory() as scratch:
+        if not store.download(LEDGER, Path(scratch, NAME)):
+            raise LedgerError(
+                f"{store.url} holds no ledger: it is not an output of forebay's\n"
+                "  Give the URL that was given as `output`."
+            )
+        yield Path(scratch), None if there is None else there.live_holder
 
 
 def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:

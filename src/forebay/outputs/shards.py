@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def complete_shards(ledger: Ledger, root: str, flush: Callable[[], None]) -> Non
     try:
         files.opened.mkdir(exist_ok=True)
         with IndexWriter(files.opened / MEMBER_INDEX) as index:
-            extents: dict[int, _Extent] = {}
+            extents: defaultdict[int, _Extent] = defaultdict(_Extent)
             index.add(_measured(recorded_members(ledger), extents))
             live = {
                 _completed(number, extent, files, index, ledger, flush)
@@ -128,18 +129,15 @@ def _check_folder(files: ShardFiles, known: ShardRecord) -> None:
 
 
 def _measured(
-    members: Iterable[tuple[int, PackedMember]], extents: dict[int, _Extent]
+    members: Iterable[tuple[int, PackedMember]], extents: defaultdict[int, _Extent]
 ) -> Iterator[PackedMember]:
     """Yield the members, and sum up each shard in `extents`."""
     for _, member in members:
         name, size, shard, offset, _ = member
         end = offset + size + (-size % BLOCK)
-        extent = extents.get(shard)
-        if extent is None:
-            extent = extents[shard] = _Extent()
+        extent = extents[shard]
         extent.nbytes += end - offset + header_bytes(member_name(name), size)
-        if end > extent.end:
-            extent.end = end
+        extent.end = max(extent.end, end)
         yield member
 
 

@@ -10,7 +10,6 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -113,14 +112,7 @@ class Output:
         *,
         is_alone: bool = False,
     ) -> None:
-        """Stage the files of one input.
-
-        Args:
-            source: See the attribute.
-            staging: The folders of the worker.
-            shards: Takes packed outputs; None if there can be none.
-            is_alone: Stage no file in a folder that inputs share.
-        """
+        """Stage the files of one input; `is_alone`: none of them in a folder that inputs share."""
         self.source = source
         self._staging = staging
         self._shards = shards
@@ -404,13 +396,8 @@ _UNSUPPORTED = frozenset(
 )
 
 
-def _c_function() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    if sys.platform != "linux":
-        return None
-    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-
-
-_renameat2 = _c_function()
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_renameat2 = getattr(_libc, "renameat2", None)
 
 
 def rename_new(old: str, new: str) -> None:

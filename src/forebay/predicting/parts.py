@@ -22,7 +22,7 @@ from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import reading
-from forebay.ledger.ledger import DoneInput
+from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Todo
 from forebay.observe.progress import log_samples_failed
 from forebay.observe.record import Trace
@@ -121,7 +121,7 @@ class CompletedParts(NamedTuple):
         return self.rows + self.failures.total
 
     @classmethod
-    def of(cls, results: Iterable[DoneInput]) -> CompletedParts:
+    def of(cls, results: Iterable[InputRow]) -> CompletedParts:
         """Add up the records of the parts."""
         rows, failures, columns = 0, FailureLog(), None
         failing: list[Todo] = []
@@ -138,7 +138,7 @@ class CompletedParts(NamedTuple):
         return cls(rows, failures, columns, failing)
 
     @staticmethod
-    def without_rows(results: Iterable[DoneInput]) -> list[int]:
+    def without_rows(results: Iterable[InputRow]) -> list[int]:
         """Return the ordinals of the parts in which every sample failed."""
         return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
 

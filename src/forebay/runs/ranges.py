@@ -20,8 +20,9 @@ from forebay.errors import ChangedError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.inputs.listing import Listing
 from forebay.ledger.database import FAILED, TODO, reading
+from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Counts, Input
-from forebay.ledger.snapshot import Entry, Snapshot, read_entries, read_failures, read_snapshot
+from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
 from forebay.observe.progress import Progress, log_samples_failed
 from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
@@ -173,15 +174,16 @@ def read_run_state(
         yield replace(snapshot, counts=counts, meta=meta, unit="sample"), failures
 
 
-def failed_in(entry: Entry) -> tuple[list[Failure], int]:
+def failed_in(entry: InputRow) -> tuple[list[Failure], int]:
     """Return the failed samples of a range that are recorded by index, and the number of all."""
     with reading("a range"):
+        failure = entry.failure
         listed, count = failed_samples(json.loads(entry.metadata or "[{}]")[0])
-        if entry.failure is None:
+        if failure is None:
             return listed, count
         if not count:  # its worker died or hung, so none of its samples has a result
-            return [entry.failure], range_of(entry.row)[1]
-    whole = entry.failure._replace(message="")._asdict()
+            return [failure], range_of(entry.row)[1]
+    whole = failure._replace(message="")._asdict()
     return [Failure(**whole | failure_to_json(one)) for one in listed], count
 
 

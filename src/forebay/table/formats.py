@@ -46,7 +46,6 @@ Row = dict[str, Any]
 _MOST_FIELDS = 256
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _INT64 = 1 << 63
-_SCALARS = {bool: "bool", float: "float", str: "str"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +59,14 @@ class Kind:
 
 NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
 AS_THEY_ARE = frozenset({"bool", "int", "str"})
-_BY_NAME = {kind.name: kind for kind in (BOOL, FLOAT, STR)}
 # All values of these types have the same kind.
 _BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
-_INTEGERS = {int, type(None)}
 
 
 def kind_of(value: Any) -> Kind:
     """Return the least kind that holds a JSON value."""
-    if value is None:
-        return NULL
-    if (name := _SCALARS.get(type(value))) is not None:
-        return _BY_NAME[name]
+    if (kind := _BY_TYPE.get(type(value))) is not None:
+        return kind
     if isinstance(value, int):
         return INT if -_INT64 <= value < _INT64 else MIXED
     if isinstance(value, list):
@@ -86,7 +81,7 @@ def kind_of(value: Any) -> Kind:
 
 def widen(kind: Kind, value: Any) -> Kind:
     """Return the least kind that holds both what `kind` holds and `value`."""
-    if value is None or kind.name == "mixed" or kind.name == _SCALARS.get(type(value)):
+    if value is None or kind is MIXED or kind is _BY_TYPE.get(type(value)):
         return kind  # the usual case, without making a kind for every value
     if kind is INT and type(value) is int and -_INT64 <= value < _INT64:
         return kind
@@ -117,7 +112,7 @@ def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
         if types <= _BY_TYPE.keys():
             for each in types:
                 kind = join(kind, _BY_TYPE[each])
-        elif types <= _INTEGERS and _fit_int64(values):
+        elif types <= {int, type(None)} and _fit_int64(values):
             kind = join(kind, INT)
         else:
             for value in values:
@@ -470,11 +465,7 @@ class _Parquet:
 
         # Without the stored Arrow schema there is nothing in the file but the table itself.
         writer = pyarrow.parquet.ParquetWriter(
-            file,
-            schema_of(kinds),
-            version="2.6",
-            compression="zstd",
-            store_schema=False,
+            file, schema_of(kinds), version="2.6", compression="zstd", store_schema=False
         )
         with writer:
             for batch in batches(kinds, rows):
