@@ -1,4 +1,4 @@
-"""What is done with whole batches: counted, moved, pinned, cut into halves and copied."""
+"""What is done with whole batches: counted, moved, pinned, and cut into halves."""
 
 from __future__ import annotations
 
@@ -274,35 +274,6 @@ def test_tensors_are_pinned_where_there_is_a_gpu():
     pinned = batches.pinned({"x": [ones(2)]})
     assert pinned["x"][0].is_pinned()
     assert batches.moved(pinned, torch.device("cuda"))["x"][0].tolist() == [1, 1]
-
-
-# ---- copied ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("leaf", [ones(2), np.ones(2)], ids=["tensor", "array"])
-def test_a_copy_is_written_to_alone(kind, leaf):
-    """It has tensors, arrays and containers of its own, of the same types."""
-    sample = wrapped(leaf)[kind]
-    copied = batches.copied(sample)
-    assert type(copied) is type(sample)
-    (own,) = (each for each in trees.leaves(copied) if isinstance(each, type(leaf)))
-    assert own.tolist() == [1, 1]
-    own[:] = 5
-    assert leaf.tolist() == [1, 1]
-
-
-def test_other_leaves_are_not_copied():
-    """A string, or an object of the user's, is the same one."""
-    thing = object()
-    assert batches.copied({"a": [thing]})["a"][0] is thing
-
-
-def test_a_copy_keeps_what_a_tensor_is():
-    """Its dtype and layout, and those of an array."""
-    copied = batches.copied([torch.eye(2).to_sparse(), np.asfortranarray(np.zeros((2, 3), "f2"))])
-    assert copied[0].layout is torch.sparse_coo
-    assert copied[1].dtype == np.float16
 
 
 # ---- halves ------------------------------------------------------------------------------------

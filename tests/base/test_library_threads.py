@@ -138,7 +138,7 @@ def test_files_of_other_libraries_are_left_alone(tmp_path, monkeypatch):
         "/opt/libopenblas.so",
     ]
     maps = "".join(f"7f00-7f01 r-xp 00000000 08:01 12    {line}\n" for line in lines)
-    monkeypatch.setattr(libraries, "read_long_proc", lambda _: maps.encode())
+    monkeypatch.setattr(libraries, "read_proc", lambda *_: maps.encode())
     files = libraries._shared_files()
     assert files == [
         "/opt/a folder/libompl.so.1",

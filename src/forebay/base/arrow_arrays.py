@@ -29,7 +29,7 @@ def array_of(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
 
     valid = None
     if None in values:
-        valid = _bits([value is not None for value in values])
+        valid = bits_of([value is not None for value in values])
     buffers, children = [valid], None
     if types.is_struct(kind):
         children = [
@@ -46,7 +46,7 @@ def array_of(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
         lengths = map(len, strings if text.isascii() else [each.encode() for each in strings])
         buffers += [_ends(lengths), pyarrow.py_buffer(text.encode())]
     elif types.is_boolean(kind):
-        buffers.append(_bits(values))
+        buffers.append(bits_of(values))
     else:
         numbers = values if valid is None else [value or 0 for value in values]
         buffers.append(pyarrow.py_buffer(array(_TYPECODES[str(kind)], numbers)))
@@ -62,7 +62,7 @@ def array_of_numpy(values: np.ndarray[Any, Any]) -> pyarrow.Array:
         return array_of(values.tolist(), pyarrow.string())
     kind = pyarrow.from_numpy_dtype(values.dtype)
     flat = np.ascontiguousarray(values).reshape(-1)
-    data = _bits(flat) if values.dtype.kind == "b" else pyarrow.py_buffer(flat)
+    data = bits_of(flat) if values.dtype.kind == "b" else pyarrow.py_buffer(flat)
     found = pyarrow.Array.from_buffers(kind, len(flat), [None, data])
     if values.ndim == 1:
         return found
@@ -72,7 +72,8 @@ def array_of_numpy(values: np.ndarray[Any, Any]) -> pyarrow.Array:
     return pyarrow.ExtensionArray.from_storage(tensor, storage)
 
 
-def _bits(flags: Any) -> pyarrow.Buffer:
+def bits_of(flags: Any) -> pyarrow.Buffer:
+    """Return flags as the bits of an Arrow array."""
     import numpy as np
     import pyarrow
 

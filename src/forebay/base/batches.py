@@ -1,7 +1,4 @@
-"""Operations on whole batches, in any containers: count bytes, move, pin, split, copy.
-
-Each of these walks the batch with `trees.py` and processes its leaves.
-"""
+"""Operations on whole batches, in any containers: count bytes, move, pin, split."""
 
 from __future__ import annotations
 
@@ -171,17 +168,6 @@ def pinned(batch: Any) -> Any:
     if branch is None:
         return batch
     return trees.rebuilt(batch, branch, [pinned(value) for value in branch.values])
-
-
-def copied(sample: Any) -> Any:
-    """Return a copy of a sample, with copies of its containers, tensors and arrays."""
-    return trees.mapped(_copied_leaf, sample)
-
-
-def _copied_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def halves(batch: Any, count: int) -> tuple[Any, Any] | None:

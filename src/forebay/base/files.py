@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -166,7 +167,6 @@ class Store:
     def __init__(self, url: str) -> None:
         """Remember the URL."""
         self.url = url if url.endswith("://") else url.rstrip("/")
-        self._opened: tuple[Any, str] | None = None
 
     def __getstate__(self) -> str:
         """Leave out the connection, which belongs to one process."""
@@ -178,7 +178,7 @@ class Store:
 
     def open(self) -> None:
         """Find the file system, which every other method does when it is first needed."""
-        _ = self._system
+        _ = self._opened
 
     @property
     def canonical_url(self) -> str:
@@ -269,25 +269,24 @@ class Store:
             return {path.rstrip("/")[start:] for path in found} - {""}
         return set()
 
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        try:
+            system, path = connect(self.url)
+        except Exception as error:
+            raise OutputError(
+                f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
+                "URL, and that its file system is installed (s3:// needs s3fs)."
+            ) from error
+        return system, path.rstrip("/")
+
     @property
     def _system(self) -> Any:
-        return self._open()[0]
+        return self._opened[0]
 
     @property
     def _root(self) -> str:
-        return self._open()[1]
-
-    def _open(self) -> tuple[Any, str]:
-        if self._opened is None:
-            try:
-                system, path = connect(self.url)
-            except Exception as error:
-                raise OutputError(
-                    f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
-                    "URL, and that its file system is installed (s3:// needs s3fs)."
-                ) from error
-            self._opened = system, path.rstrip("/")
-        return self._opened
+        return self._opened[1]
 
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -97,16 +97,13 @@ def summary(
         f"<tr><th{_LEFT}>{_escaped(name)}</th><td{_LEFT}>{_shown(value)}</td></tr>"
         for name, value in facts.items()
     )
+    paragraph = f"<div>{_escaped(text, MAX_TEXT)}</div>" if text else ""
     # The classes keep MathJax from typesetting a name that contains dollar signs.
     return (
         '<div class="tex2jax_ignore mathjax_ignore">'
-        f"<strong>{_escaped(title)}</strong>{_paragraph(text)}<table>{rows}</table>"
+        f"<strong>{_escaped(title)}</strong>{paragraph}<table>{rows}</table>"
         f"{_listed(failures, failed)}</div>"
     )
-
-
-def _paragraph(text: str) -> str:
-    return f"<div>{_escaped(text, MAX_TEXT)}</div>" if text else ""
 
 
 def _listed(failures: Iterable[object], failed: int) -> str:

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from forebay.base.process import read_long_proc
+from forebay.base.process import read_proc
 
 # ---- import hooks --------------------------------------------------------------------------------
 # Call functions when user code imports a library, which may be long after a worker began.
@@ -125,19 +125,16 @@ class _Shared(NamedTuple):
     files: tuple[str, ...]
     get: str
     set: str
-    affixes: tuple[tuple[str, str], ...] = (("", ""),)
 
 
-_OPENBLAS_AFFIXES = tuple(
-    (before, after) for before in ("", "scipy_") for after in ("", "64_", "_64")
-)
+# Around the names of functions: none, or those of builds of OpenBLAS.
+_AFFIXES = tuple((before, after) for before in ("", "scipy_") for after in ("", "64_", "_64"))
 _SHARED = (
     _Shared(
         "openblas",
         ("libopenblas", "libscipy_openblas"),
         "openblas_get_num_threads",
         "openblas_set_num_threads",
-        _OPENBLAS_AFFIXES,
     ),
     _Shared("mkl", ("libmkl_rt",), "MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
     _Shared("blis", ("libblis",), "bli_thread_get_num_threads", "bli_thread_set_num_threads"),
@@ -189,12 +186,10 @@ def _use_one(name: str, module: Any) -> None:
 
 
 def _loaded(chosen: frozenset[str]) -> Iterator[_Threads]:
-    """Yield the libraries that this process has loaded, but not those the user chose for.
-
-    torch has one thread in any case: a fork waits for ever for those that only its parent has.
-    """
+    """Yield the libraries that this process has loaded, but not those the user chose for."""
     for name, functions in _FUNCTIONS.items():
         module = _modules.get(name)
+        # torch in any case: a fork waits for ever for threads that only its parent has.
         if module is not None and (name == "torch" or not _is_chosen(name, chosen)):
             try:
                 yield functions(module)
@@ -212,7 +207,7 @@ def _shared_files() -> list[str]:
     the dynamic linker instead could wait for ever for its lock.
     """
     try:
-        maps = read_long_proc("/proc/self/maps")
+        maps = read_proc("/proc/self/maps", None)
     except OSError:  # not Linux: what the worker's environment says must do
         return []
     found = set()
@@ -232,7 +227,7 @@ def _threads_of(path: str, chosen: frozenset[str]) -> _Threads | None:
         library = ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:  # its file was replaced
         return None
-    for before, after in shared.affixes:
+    for before, after in _AFFIXES:
         if hasattr(library, f"{before}{shared.set}{after}"):
             parallel = getattr(library, f"{before}openblas_get_parallel{after}", None)
             if parallel is not None and parallel() == _BY_OPENMP:

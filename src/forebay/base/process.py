@@ -17,26 +17,17 @@ from pathlib import Path
 _MAX_BYTES = 4096
 
 
-def read_proc(path: str, most: int = _MAX_BYTES) -> bytes:
+def read_proc(path: str, most: int | None = _MAX_BYTES) -> bytes:
     """Return the content of a file of /proc, or its first `most` bytes."""
     # Not open(): Ctrl-C between it and its `with` would be reported as an unclosed file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, most)
+        if most is not None:
+            return os.read(descriptor, most)
+        # One call reads at most a page of a long file.
+        return b"".join(iter(lambda: os.read(descriptor, _MAX_BYTES), b""))
     finally:
         os.close(descriptor)
-
-
-def read_long_proc(path: str) -> bytes:
-    """Return the content of a file of /proc of any length, of which one call reads a page."""
-    parts = []
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while part := os.read(descriptor, _MAX_BYTES):
-            parts.append(part)
-    finally:
-        os.close(descriptor)
-    return b"".join(parts)
 
 
 # ---- process identity ----------------------------------------------------------------------------
@@ -149,11 +140,9 @@ PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> float:
     """Return how many cores this process may use: by its affinity and its containers' quotas."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = float(len(os.sched_getaffinity(0)))
-    else:
-        cores = float(os.cpu_count() or 1)
-    return min([cores, *_quotas(proc, groups)])
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = float(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+    return min([cores, *filter(None, map(_quota, group_folders(proc, groups, ("cpu",))))])
 
 
 def pressure(proc: Path = PROC) -> dict[str, float]:
@@ -169,14 +158,6 @@ def pressure(proc: Path = PROC) -> dict[str, float]:
             average = line.split("avg10=")[1].split()[0]
             found[f"pressure_{name}"] = float(average) / 100
     return found
-
-
-def _quotas(proc: Path, groups: Path) -> Iterator[float]:
-    """Yield the quotas of the control groups that this process is in, in cores."""
-    for folder in group_folders(proc, groups, ("cpu",)):
-        quota = _quota(folder)
-        if quota is not None:
-            yield quota
 
 
 def group_folders(proc: Path, groups: Path, names: tuple[str, ...]) -> Iterator[Path]:
@@ -200,6 +181,7 @@ def group_folders(proc: Path, groups: Path, names: tuple[str, ...]) -> Iterator[
 
 
 def _quota(folder: Path) -> float | None:
+    """Return the quota of a control group in cores; None if it has none."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

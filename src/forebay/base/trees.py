@@ -3,9 +3,8 @@
     {"image": tensor, "boxes": [a, b]}  ── leaves ──>  tensor, a, b
                                         ── mapped ──>  {"image": f(tensor), "boxes": [f(a), f(b)]}
 
-Containers are mappings (also UserDict and similar classes), lists, tuples, NamedTuples, and
-instances of dataclasses and attrs classes. Everything else is a leaf: tensors, arrays, strings,
-numbers, objects. This module does not depend on a tensor library; `batches.py` does.
+Containers are mappings, lists, tuples, NamedTuples, and instances of dataclasses and attrs classes.
+Everything else is a leaf. This module does not depend on a tensor library; `batches.py` does.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ uint16, complex numbers as pairs. A `Spec` describes them.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -30,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from forebay.base.arrow_arrays import array_of, bits_of
 from forebay.base.files import atomic_file
 from forebay.caching import layout
 from forebay.caching.layout import MisfitError, Node
@@ -233,18 +233,18 @@ class Column:
     def taken(self) -> pa.Array:
         """Return all values as an Arrow array, and start an empty one."""
         kind, rows = arrow_type(self.spec), len(self._gaps)
-        valid = _bits([not gap for gap in self._gaps]) if any(self._gaps) else None
+        valid = bits_of([not gap for gap in self._gaps]) if any(self._gaps) else None
         data, ends = pa.py_buffer(self._data), pa.py_buffer(self._ends)
         if self.spec.kind == "none":
             found = pa.nulls(rows)
         elif self.spec.kind == "bool":
-            found = pa.Array.from_buffers(kind, rows, [valid, _bits(self._flags)])
+            found = pa.Array.from_buffers(kind, rows, [valid, bits_of(self._flags)])
         elif self.spec.kind in ("str", "bytes"):
             found = pa.Array.from_buffers(kind, rows, [valid, ends, data])
         elif self.spec.shape is None:
             values = self._values(data)
             lists = pa.Array.from_buffers(kind[0].type, rows, [None, ends], children=[values])
-            parts = [lists, _lists_of(self._shapes)]
+            parts = [lists, array_of(self._shapes, kind[1].type)]
             found = pa.Array.from_buffers(kind, rows, [valid], children=parts)
         elif isinstance(kind, pa.FixedShapeTensorType):
             values = self._values(data)
@@ -261,24 +261,12 @@ class Column:
         return pa.Array.from_buffers(kind, data.size // dtype.itemsize, [None, data])
 
 
-def _lists_of(shapes: list[tuple[int, ...]]) -> pa.Array:
-    ends = array("i", [0, *itertools.accumulate(map(len, shapes))])
-    sizes = array("q", itertools.chain.from_iterable(shapes))
-    values = pa.Array.from_buffers(pa.int64(), len(sizes), [None, pa.py_buffer(sizes)])
-    kind = pa.list_(pa.int64())
-    return pa.Array.from_buffers(kind, len(shapes), [None, pa.py_buffer(ends)], children=[values])
-
-
 def _bytes_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         # torch treats a tensor with one element as contiguous, whatever its stride.
         return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
     return value.tobytes()
-
-
-def _bits(flags: list[bool]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
 def to_json(spec: Spec) -> Any:

@@ -42,7 +42,7 @@ from forebay.caching.columns import (
     shard_name,
     widened,
 )
-from forebay.caching.layout import Classes, Identity, loaded_class, namedtuples_of, rebuilder
+from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
 from forebay.errors import InputError, OptionError
 from forebay.failures import short_tracebacks
 
@@ -254,10 +254,8 @@ def _read_as(spec: Spec) -> np.dtype[Any]:
 
 
 def _flags(bits: pa.Buffer, rows: int, whole: Bytes) -> list[bool]:
-    flags: list[bool] = (
-        np.unpackbits(_numbers(bits, whole), count=rows, bitorder="little").astype(bool).tolist()
-    )
-    return flags
+    flags = np.unpackbits(_numbers(bits, whole), count=rows, bitorder="little")
+    return flags.astype(bool).tolist()
 
 
 def _numbers(
@@ -349,7 +347,8 @@ class CachedDataset(Dataset[Any]):
         self.directory = directory
         self.transform = transform
         self._plan = plan
-        self._classes = {**_loaded(plan), **(classes or {})}
+        known = ((each, loaded_class(each)) for each in namedtuples_of(plan.structure))
+        self._classes = {**{each: cls for each, cls in known if cls}, **(classes or {})}
         self._shards = Shards(directory, plan)
         self._rebuild = rebuilder(plan.structure, self._classes)
 
@@ -450,11 +449,6 @@ def folder_of(directory: str | os.PathLike[str]) -> Path:
             "\n  Name a local folder, or one that all nodes mount."
         )
     return Path(os.path.abspath(text))
-
-
-def _loaded(plan: CachePlan) -> dict[Identity, type]:
-    found = {each: loaded_class(each) for each in namedtuples_of(plan.structure)}
-    return {each: cls for each, cls in found.items() if cls is not None}
 
 
 def _own(sample: Any) -> Any:

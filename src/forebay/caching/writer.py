@@ -196,16 +196,12 @@ def line_of(failure: Failure) -> str:
 
 
 @contextmanager
-def _marked(path: Path) -> Iterator[Callable[[int], None]]:
+def _marked(path: Path) -> Iterator[Callable[[int], object]]:
     """Yield a function that stores an index in a file, which remains if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        yield lambda index: _put(file, index)
+        yield lambda index: os.pwrite(file, b"%20d" % index, 0)
     finally:
         os.close(file)
         path.unlink(missing_ok=True)
-
-
-def _put(file: int, index: int) -> None:
-    os.pwrite(file, b"%20d" % index, 0)

@@ -1,9 +1,7 @@
 """Listing the inputs of a job: what the user names becomes a stream of `Input` records.
 
-A list, a folder, a glob, a manifest, or a URL of these; `list_inputs` says which is which. Whatever
-makes the whole listing unusable (an empty folder, a truncated manifest) is an `InputError`, mostly
-raised before the first record. One bad path among many is not an error here: its identity is
-"missing" or "directory", and the job fails that input alone.
+Whatever makes the whole listing unusable (an empty folder, a truncated manifest) is an
+`InputError`. One bad path among many is not: its identity is "missing" or "directory".
 """
 
 from __future__ import annotations
@@ -88,7 +86,8 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
     elif isinstance(inputs, Iterator):
         inputs = tuple(inputs)
     if is_table(inputs):
-        return _list_table(inputs, folder)
+        manifest, start = memory_manifest(inputs, folder)
+        return Listing("rows", manifest.columns, manifest.name, manifest.inputs, folder=start)
     if folder is not None:
         raise OptionError(
             f"folder={os.fspath(folder)!r} is for tables in memory, and the inputs are a "
@@ -138,11 +137,6 @@ def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing
         return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
 
     return Listing("indices", (), description, walk, total=n)
-
-
-def _list_table(table: Any, folder: str | os.PathLike[str] | None) -> Listing:
-    manifest, start = memory_manifest(table, folder)
-    return Listing("rows", manifest.columns, manifest.name, manifest.inputs, folder=start)
 
 
 def _list_path(name: str) -> Listing:
@@ -317,10 +311,7 @@ def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[In
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
-    """Return a name that sorts where its whole path belongs: a folder's ends with its separator.
-
-    It is "" for what is not an input: a socket, a pipe, a device. A dangling link is missing.
-    """
+    """Return a name that sorts where its whole path belongs; "" for what is not an input."""
     try:
         if entry.is_dir():
             return entry.name + os.sep
@@ -456,11 +447,7 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
 
 
 def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
-    """Return a listing without the files in the output folder.
-
-    Files that were found, in a folder or by a glob, are left out. One that the user named
-    is an error when it is reached.
-    """
+    """Return a listing without files in the output folder; one that the user named is an error."""
     if listing.kind == "indices":
         return listing
     is_output, shown = _Inside(output), os.fspath(output)

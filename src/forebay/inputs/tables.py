@@ -82,12 +82,9 @@ def _of_array(value: Any) -> Any:
     """Return a number or an array of numpy or torch as numbers and lists."""
     if getattr(value.dtype, "kind", "") not in ("m", "M"):
         return plain(value.tolist())
-    # numpy turns times into integers, whose unit is lost.
-    return [_of_array(item) for item in value] if value.ndim else _of_time(value)
-
-
-def _of_time(value: Any) -> str | None:
-    """Return a datetime64 or timedelta64 of numpy as a string; None for NaT."""
+    # numpy turns times into integers, whose unit is lost. NaT is not equal to itself.
+    if value.ndim:
+        return [_of_array(item) for item in value]
     return None if value != value else str(value)
 
 
@@ -321,11 +318,7 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
 def read_memory_table(
     table: Any, folder: str | os.PathLike[str] | None
 ) -> tuple[pyarrow.Table, str]:
-    """Return a table in memory as pyarrow has it, and where its relative `destination` starts.
-
-    Args:
-        folder: A folder or URL; None for the working folder.
-    """
+    """Return a table in memory as pyarrow has it, and where its relative `destination` starts."""
     if isinstance(table, list | tuple):
         manifest, start = memory_manifest(table, folder)
         return table_of(lambda: (row for row, _ in manifest.rows())), start
@@ -357,25 +350,25 @@ def is_table(value: object) -> bool:
 
 
 def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[Manifest, str]:
-    """Return the manifest of a table in memory, and where its relative `destination` starts.
-
-    Args:
-        folder: A folder or URL; None for the working folder.
-    """
-    name = "the list of dicts" if isinstance(table, list | tuple) else _name_of(table)
-    rows: Callable[[], Iterator[LocatedRow]]
+    """Return the manifest of a table in memory, and where its relative `destination` starts."""
+    values: Callable[[], Iterable[Row]]
     if isinstance(table, list | tuple):
-        columns, rows = _list_columns(name, table), partial(_list_rows, table)
+        name, total = "the list of dicts", len(table)
+        columns, values = _list_columns(name, table), partial(iter, table)
     else:
         arrow = arrow_table(table)
-        columns, rows = tuple(arrow.column_names), partial(_arrow_rows, arrow)
+        name, total = f"the {type(table).__name__}", arrow.num_rows
+        columns, values = tuple(arrow.column_names), partial(_arrow_rows, arrow)
         check_types(name, arrow.schema)
+
+    def rows() -> Iterator[LocatedRow]:
+        return ((f"row {number}", row) for number, row in enumerate(values(), 1))
+
     check_columns(name, columns)
     if next(rows(), None) is None:
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
     local = None if is_url(start) else start
-    total = len(table) if isinstance(table, list | tuple) else arrow.num_rows
     manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
     return manifest, start
 
@@ -398,7 +391,7 @@ def arrow_table(table: Any) -> pyarrow.Table:
         arrow.validate(full=True)  # or a string that is not UTF-8 would be found in a worker
     except Exception as error:  # noqa: BLE001 - ArrowException, ValueError, TypeError, UnicodeError
         advice = "Each column needs one type and a name, and strings are UTF-8. Convert it first."
-        refuse(_name_of(table), f"pyarrow cannot read it: {error}", advice, error)
+        refuse(f"the {type(table).__name__}", f"pyarrow cannot read it: {error}", advice, error)
     arrow = arrow.replace_schema_metadata(None)
     if "_view" in str(arrow.schema):  # polars; pyarrow cannot select rows of these types
         arrow = arrow.cast(pyarrow.schema(map(_without_views, arrow.schema)))
@@ -427,10 +420,6 @@ def start_of(folder: str | os.PathLike[str] | None, destinations: Iterable[Any],
     )
 
 
-def _name_of(table: object) -> str:
-    return f"the {type(table).__name__}"
-
-
 def _list_columns(name: str, table: Iterable[Any]) -> tuple[str, ...]:
     columns: dict[Any, None] = {}
     for number, row in enumerate(table, 1):
@@ -445,16 +434,9 @@ def _list_columns(name: str, table: Iterable[Any]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _list_rows(table: Iterable[Mapping[str, Any]]) -> Iterator[LocatedRow]:
-    return ((f"row {number}", row) for number, row in enumerate(table, 1))
-
-
-def _arrow_rows(table: pyarrow.Table) -> Iterator[LocatedRow]:
-    number = 0
+def _arrow_rows(table: pyarrow.Table) -> Iterator[Row]:
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"row {number}", row
+        yield from batch.to_pylist()
 
 
 def _without_views(field: Any) -> Any:

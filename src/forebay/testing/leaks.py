@@ -109,23 +109,19 @@ def _marked_environment() -> Iterator[None]:
 
 def everything() -> set[Hashable]:
     """Return everything that exists now, including all processes."""
-    there: set[Hashable] = set(threading.enumerate())
-    there.update((process.pid, process.started) for process in _processes())
-    there.update(_descriptors())
-    there.update(_shm_names())
-    there.update(_memfds())
-    return there
+    processes = ((process.pid, process.started) for process in _processes())
+    return {*threading.enumerate(), *processes, *_descriptors(), *_shm_names(), *_memfds()}
 
 
 def left_since(before: set[Hashable]) -> list[str]:
     """Return a line for each thing of this process that exists now and did not before."""
+    library_descriptors = _library_descriptors()
     lines = _left_processes(before)
     lines += [
         f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
         for thread in threading.enumerate()
         if thread not in before and thread.name not in _LIBRARY_THREADS
     ]
-    library_descriptors = _library_descriptors()
     lines += [
         f"descriptor {key[0]}: {target}"
         for key, target in _descriptors().items()
@@ -174,7 +170,7 @@ def _left_processes(before: set[Hashable]) -> list[str]:
     me = _process(os.getpid())
     if me is None:
         return []
-    kept = _library_processes()
+    kept = _library("_pid", "_forkserver_pid")
     everyone = {process.pid: process for process in _processes()}
     return [
         str(process)
@@ -215,13 +211,13 @@ def _is_orphan(process: _Process, me: _Process, everyone: dict[int, _Process]) -
     return process.group == me.group and was_adopted and process.parent != me.parent
 
 
-def _library_processes() -> set[int | None]:
-    """The helpers that multiprocessing starts once and keeps."""
+def _library(tracker_key: str, forkserver_key: str) -> set[int | None]:
+    """Return a number of each helper that multiprocessing starts once and keeps."""
     kept: set[int | None] = set()
     if (tracker := sys.modules.get("multiprocessing.resource_tracker")) is not None:
-        kept.add(getattr(tracker._resource_tracker, "_pid", None))
+        kept.add(getattr(tracker._resource_tracker, tracker_key, None))
     if (forkserver := sys.modules.get("multiprocessing.forkserver")) is not None:
-        kept.add(getattr(forkserver._forkserver, "_forkserver_pid", None))
+        kept.add(getattr(forkserver._forkserver, forkserver_key, None))
     return kept
 
 
@@ -241,11 +237,7 @@ def _descriptors() -> dict[tuple[int, int, int], str]:
 
 def _library_descriptors() -> set[int | None]:
     """The descriptors of the helpers that libraries keep."""
-    kept: set[int | None] = set()
-    if (tracker := sys.modules.get("multiprocessing.resource_tracker")) is not None:
-        kept.add(getattr(tracker._resource_tracker, "_fd", None))
-    if (forkserver := sys.modules.get("multiprocessing.forkserver")) is not None:
-        kept.add(getattr(forkserver._forkserver, "_forkserver_alive_fd", None))
+    kept = _library("_fd", "_forkserver_alive_fd")
     if (asyn := sys.modules.get("fsspec.asyn")) is not None and (loop := asyn.loop[0]) is not None:
         kept.update(end.fileno() for end in (loop._selector, loop._ssock, loop._csock))
     return kept
