@@ -9,22 +9,14 @@ import queue
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-
-    from forebay.memory.layout import Slot
-    from forebay.memory.slab import Slab
 
 # ---- lending -------------------------------------------------------------------------------------
 # Lend slots of a slab to another process on the same machine, which did not inherit the slab.

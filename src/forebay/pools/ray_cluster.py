@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from forebay.errors import OptionError
 
@@ -41,17 +41,16 @@ def place(
     fresh: Mapping[str, int],
 ) -> list[str]:
     """Choose nodes for new workers, those with the most room first."""
-    left = {}
-    held = {}
-    for node in nodes:
-        held[node.id] = placed.get(node.id, 0)
-        ours = fitting(node.total, need) - held[node.id]
-        left[node.id] = min(ours, fitting(node.free, need) - fresh.get(node.id, 0))
+    held = {node.id: placed.get(node.id, 0) for node in nodes}
+    left = {
+        node.id: min(
+            fitting(node.total, need) - held[node.id],
+            fitting(node.free, need) - fresh.get(node.id, 0),
+        )
+        for node in nodes
+    }
     chosen: list[str] = []
-    while len(chosen) < wanted:
-        open_ones = [each for each in left if left[each] > 0]
-        if not open_ones:
-            break
+    while len(chosen) < wanted and (open_ones := [each for each in left if left[each] > 0]):
         best = min(open_ones, key=lambda each: (held[each], -left[each]))
         left[best] -= 1
         held[best] += 1
@@ -66,7 +65,7 @@ def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
 
 def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
     """Return a message that says what workers without a node are waiting for."""
-    wish = _amounts(need)
+    wish = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
     if not any(fitting(node.total, need) for node in nodes):
         hint = "No node has that much: start a larger one, or ask for less."
     else:
@@ -85,32 +84,25 @@ def _free(node: Node, need: Mapping[str, float]) -> str:
     )
 
 
-def _amounts(need: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in need.items())
-
-
 # ---- ray internals -------------------------------------------------------------------------------
 # All private parts of Ray that forebay uses.
 #
 # Each of them has a test in `tests/ray/test_ray_internals.py` that fails, and says why, when a new
 # version of Ray changes it.
 
-_Lock = TypeVar("_Lock")
+_replacing = threading.Lock()
 
 
-def replace_connection_lock(kind: type[_Lock], make: Callable[[Any], _Lock]) -> _Lock:
-    """Replace the lock that Ray holds while it connects and shuts down."""
+def shutdown_guard() -> ShutdownGuard:
+    """Return the guard of this process; the first call installs it in place of Ray's lock."""
     from ray._private import worker
 
     known: Any = worker
     with _replacing:
         lock = getattr(known, "_connect_or_shutdown_lock", None) or threading.RLock()
-        if not isinstance(lock, kind):
-            lock = known._connect_or_shutdown_lock = make(lock)
+        if not isinstance(lock, ShutdownGuard):
+            lock = known._connect_or_shutdown_lock = ShutdownGuard(lock)
     return lock
-
-
-_replacing = threading.Lock()
 
 
 def set_auto_connect(on: bool) -> bool:
@@ -203,11 +195,6 @@ class ShutdownGuard:
                 with self._changed:
                     self._running -= 1
                     self._changed.notify_all()
-
-
-def shutdown_guard() -> ShutdownGuard:
-    """Return the guard of this process; the first call installs it."""
-    return replace_connection_lock(ShutdownGuard, ShutdownGuard)
 
 
 # ---- cluster -------------------------------------------------------------------------------------
@@ -321,7 +308,11 @@ def _connect(address: str | None, say: Callable[[str], None]) -> bool:
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
     ray.init(_LOCAL, include_dashboard=False, **options)
-    say(f"{missing}, so one was started on this machine: {_summary(ray)}")
+    resources = ray.cluster_resources()
+    say(
+        f"{missing}, so one was started on this machine: {resources.get('CPU', 0):g} CPUs, "
+        f"{resources.get('GPU', 0):g} GPUs"
+    )
     return True
 
 
@@ -331,11 +322,9 @@ def _lookup(address: str | None) -> tuple[str | None, str]:
     The address is "auto" if a running cluster was requested but there is none, and None if a new
     one is to be started. Ray's file outlives the cluster, and Ray would retry there for minutes.
     """
-    whose = ""
+    given, whose = address, ""
     if address in (None, _AUTO):
         given, whose = os.environ.get("RAY_ADDRESS") or _AUTO, _BY_ENVIRONMENT
-    else:
-        given = address
     if given == _LOCAL:
         return None, whose
     if given != _AUTO:
@@ -427,11 +416,6 @@ def _resolved(address: str) -> tuple[str, int]:
     if host.startswith("127."):
         host = _ray().util.get_node_ip_address()
     return host, _port_of(address)
-
-
-def _summary(ray: Any) -> str:
-    resources = ray.cluster_resources()
-    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
 
 
 def _ray() -> Any:
