@@ -38,17 +38,12 @@ _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """What to check on a node.
-
-    Attributes:
-        folder: The folder or URL that outputs are staged in; None if there are none.
-        trainer: Host and port of the trainer, to which nodes connect; None if they do not.
-    """
+    """What to check on a node."""
 
     work: bytes
-    folder: str | None = None
+    folder: str | None = None  # that outputs are staged in, or its URL; None if there are none
     inputs: tuple[str, ...] = ()
-    trainer: tuple[str, int] | None = None
+    trainer: tuple[str, int] | None = None  # host and port that nodes connect to; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +313,9 @@ def environment_of(where: Ray) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Message:
-    """Events that a host reported together, and whether the pool has processed them.
+    """Events that a host reported together, and whether the pool has processed them."""
 
-    Attributes:
-        number: Which host; None for events that come from none.
-    """
-
-    number: int | None
+    number: int | None  # of the host; None for events that come from none
     events: list[Any]
     taken: threading.Event = field(default_factory=threading.Event)
 

@@ -118,9 +118,8 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by its ID; Ray's public function adds them up."""
     from ray._private import state
 
-    look: Any = state.available_resources_per_node
-    found: dict[str, dict[str, float]] = look()
-    return found
+    look: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
+    return look()
 
 
 def stream_options(ahead: int) -> dict[str, Any]:
@@ -264,7 +263,7 @@ def leave() -> None:
 
 @contextmanager
 def joined(address: str | None, say: Callable[[str], None]) -> Iterator[str]:
-    """Join a cluster as `join` does, and leave it at the end; yield this node's IP address."""
+    """Join a cluster as `join` does for the block; yield this node's IP address."""
     join(address, say)
     try:
         yield _ray().util.get_node_ip_address()
@@ -278,9 +277,7 @@ def _check_connection(address: str | None) -> None:
     Only an address with a port can be compared.
     """
     here = _ray().get_runtime_context().gcs_address
-    if address is None or "://" in address or not _port_of(address):
-        return
-    if _resolved(address) != _resolved(here):
+    if address is not None and _split(address)[1] and _resolved(address) != _resolved(here):
         raise OptionError(
             f"this process is connected to the Ray cluster at {here!r}, not at {address!r}\n"
             "  Nothing was started. Leave the address out to use that cluster, or call "
@@ -392,30 +389,26 @@ def nodes() -> list[Node]:
 
 def _check_port(address: str) -> None:
     """Raise OSError if nothing listens at an address; Ray itself would retry for minutes."""
-    port = _port_of(address)
-    if port and "://" not in address:
-        socket.create_connection((_host_of(address), port), CONNECT_S).close()
+    host, port = _split(address)
+    if port:
+        socket.create_connection((host, port), CONNECT_S).close()
 
 
-def _port_of(address: str) -> int:
-    """Return the port of an address; 0 if it has none."""
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of an address; the port is 0 if it has none, or is a URL."""
     host, _, port = address.rpartition(":")
-    return int(port) if host and port.isdecimal() else 0
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
+    is_plain = host and port.isdecimal() and "://" not in address
+    return host.strip("[]"), int(port) if is_plain else 0
 
 
 def _resolved(address: str) -> tuple[str, int]:
     """Return an address with the IP address of its host, as Ray names this machine."""
-    try:
-        host = socket.gethostbyname(_host_of(address))
-    except OSError:
-        host = _host_of(address)
+    host, port = _split(address)
+    with suppress(OSError):
+        host = socket.gethostbyname(host)
     if host.startswith("127."):
         host = _ray().util.get_node_ip_address()
-    return host, _port_of(address)
+    return host, port
 
 
 def _ray() -> Any:

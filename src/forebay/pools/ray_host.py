@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,8 +56,17 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 def shipped(thing: Any) -> bytes:
     """Pickle something, with the project's own code in it."""
-    with _by_value(_project_modules()):
+    import cloudpickle
+
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    mine = [module for module in _project_modules() if module.__name__ not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         return pickled(thing)
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def find_in(path: Sequence[str]) -> None:
@@ -72,21 +81,6 @@ def leave_out(folder: str, path: Sequence[str]) -> None:
     """
     if folder not in path and "" not in path:
         sys.path[:] = [each for each in sys.path if each != folder]
-
-
-@contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    import cloudpickle
-
-    already = set(cloudpickle.list_registry_pickle_by_value())
-    mine = [module for module in modules if module.__name__ not in already]
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _project_modules() -> list[ModuleType]:

@@ -4,8 +4,6 @@
        ^                               ^                     │
        └────────── events ─────────────┴──── events() <──────┘   one listener thread per host
 
-Long because one class owns the record of which workers have, await or lost a node.
-
 Where answers are small, the workers that are placed on a node together share a host, and all their
 tasks and answers share messages: with a host for each of a thousand workers, Ray's messages would
 take all of the driver's time. Batches are large: each worker has a host and a stream of its own.
