@@ -21,7 +21,7 @@ from typing import Any
 
 from forebay.failures import Failure
 from forebay.pools.events import Event, TaskFinished, WorkerDied, WorkerStarted
-from forebay.pools.ray_host import PlainHosting
+from forebay.pools.ray_host import Hosting
 
 LOST = Failure("crash", "WorkerDiedError", "its node was lost")
 
@@ -57,7 +57,7 @@ class Cluster:
     @property
     def collect_s(self) -> float:
         """How long a host collects answers."""
-        return PlainHosting(b"").collect_s(self.nodes)
+        return Hosting(b"").collect_s(self.nodes)
 
 
 @dataclass(slots=True)

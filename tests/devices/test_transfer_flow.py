@@ -7,21 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forebay.devices.flow import (
-    Advance,
-    Allocate,
-    Arrived,
-    CopyEnded,
-    Discard,
-    Dropped,
-    FreeHost,
-    Refused,
-    Released,
-    StartCopy,
-    Taken,
-    TransferFlow,
-    Wanted,
-)
+from forebay.devices.flow import Allocate, Discard, StartCopy, TransferFlow
 
 AHEAD = 1
 
@@ -35,7 +21,6 @@ class Copies(RuleBasedStateMachine):
         self.count = 0
         self.waiting: list[int] = []  # arrived, and their copies were not started
         self.started: dict[int, int] = {}  # batch to slot: started, and neither taken nor dropped
-        self.copying: list[int] = []
         self.taken: dict[int, int] = {}  # batch to slot
         self.sizes: dict[int, int] = {}
         self.capacity: dict[int, int] = {}  # of the slots that are allocated
@@ -47,7 +32,7 @@ class Copies(RuleBasedStateMachine):
                 case Allocate(slot, nbytes):
                     assert slot not in self.capacity
                     if refuse is not None:
-                        assert self.flow.handle(Refused(refuse)) == []
+                        self.flow.refuse(refuse)
                         return
                     self.capacity[slot] = nbytes
                 case StartCopy(batch, slot):
@@ -56,25 +41,22 @@ class Copies(RuleBasedStateMachine):
                     assert slot not in self.started.values(), "two batches in a slot"
                     assert slot not in self.taken.values(), "a batch in use is overwritten"
                     self.started[batch] = slot
-                    self.copying.append(batch)
                 case Discard(slot):
                     assert slot not in self.started.values()
                     assert slot not in self.taken.values()
                     del self.capacity[slot]
-                case FreeHost():
-                    raise AssertionError("a copy has not ended")
 
     @rule(nbytes=st.integers(1, 20_000))
     def arrives(self, nbytes):
         self.sizes[self.count] = nbytes
         self.waiting.append(self.count)
-        assert self.flow.handle(Arrived(self.count, nbytes)) == []
+        self.flow.arrived(self.count, nbytes)
         self.count += 1
 
     @rule()
     def advances(self):
         first, before = self.waiting[:1], len(self.started)
-        commands = self.flow.handle(Advance())
+        commands = self.flow.advance()
         self.perform(commands)
         if commands:
             assert before < AHEAD
@@ -83,10 +65,10 @@ class Copies(RuleBasedStateMachine):
     @rule()
     def is_refused(self):
         first = self.waiting[:1]
-        commands = self.flow.handle(Advance())
+        commands = self.flow.advance()
         if any(isinstance(each, Allocate) for each in commands):
             self.perform(commands, refuse=first[0])
-            assert self.flow.handle(Advance()) == [], "it does not try again until there is room"
+            assert self.flow.advance() == [], "it does not try again until there is room"
         else:
             self.perform(commands)
 
@@ -94,13 +76,13 @@ class Copies(RuleBasedStateMachine):
     @rule(is_refused=st.booleans())
     def is_taken(self, is_refused):
         batch = min([*self.waiting, *self.started])
-        commands = self.flow.handle(Wanted(batch))
+        commands = self.flow.want(batch)
         if is_refused and any(isinstance(each, Allocate) for each in commands):
             self.perform(commands, refuse=batch)
             assert batch in self.waiting
             return
         self.perform(commands)
-        assert self.flow.handle(Taken(batch)) == []
+        self.flow.take(batch)
         self.taken[batch] = self.started.pop(batch)
 
     @precondition(lambda self: self.waiting or self.started)
@@ -110,19 +92,13 @@ class Copies(RuleBasedStateMachine):
         if batch in self.waiting:
             self.waiting.remove(batch)
         self.started.pop(batch, None)
-        self.perform(self.flow.handle(Dropped(batch)))
-
-    @precondition(lambda self: self.copying)
-    @rule()
-    def copy_ends(self):
-        batch = self.copying.pop(0)
-        assert self.flow.handle(CopyEnded(batch)) == [FreeHost(batch)]
+        self.perform(self.flow.drop(batch))
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def is_released(self, data):
         batch = data.draw(st.sampled_from(sorted(self.taken)))
-        self.perform(self.flow.handle(Released(self.taken.pop(batch))))
+        self.perform(self.flow.release(self.taken.pop(batch)))
 
     @invariant()
     def memory_is_bounded(self):
@@ -142,12 +118,13 @@ def test_three_slots_are_enough_for_a_loop():
     """A loop that holds the last batch while it asks for the next one uses the same three slots."""
     flow, slots = TransferFlow(), list[int]()
     for batch in range(20):
-        flow.handle(Arrived(batch, 1000))
+        flow.arrived(batch, 1000)
     for batch in range(20):
         if batch >= 2:
-            flow.handle(Released(slots[batch - 2]))
-        for event in (Wanted(batch), Taken(batch), Advance()):
-            slots += [each.slot for each in started(flow.handle(event))]
+            flow.release(slots[batch - 2])
+        slots += [each.slot for each in started(flow.want(batch))]
+        flow.take(batch)
+        slots += [each.slot for each in started(flow.advance())]
     assert set(slots) == {0, 1, 2}
 
 
@@ -156,11 +133,11 @@ def test_batches_that_are_kept_have_slots_of_their_own():
     flow = TransferFlow()
     slots = []
     for batch in range(10):
-        flow.handle(Arrived(batch, 1000))
-        slots += [each.slot for each in started(flow.handle(Wanted(batch)))]
-        flow.handle(Taken(batch))
+        flow.arrived(batch, 1000)
+        slots += [each.slot for each in started(flow.want(batch))]
+        flow.take(batch)
     assert slots == list(range(10))
-    discarded = [flow.handle(Released(slot)) for slot in slots]
+    discarded = [flow.release(slot) for slot in slots]
     assert [bool(each) for each in discarded] == [True] * 7 + [False] * 3
     assert len(flow.slots) == 3
 
@@ -168,31 +145,31 @@ def test_batches_that_are_kept_have_slots_of_their_own():
 def test_slots_grow_with_the_batches():
     """A slot that is too small for the batches of today is given back, not filled."""
     flow = TransferFlow()
-    flow.handle(Arrived(0, 100))
-    flow.handle(Wanted(0))
-    flow.handle(Taken(0))
-    flow.handle(Arrived(1, 10_000))
-    commands = flow.handle(Wanted(1))
+    flow.arrived(0, 100)
+    flow.want(0)
+    flow.take(0)
+    flow.arrived(1, 10_000)
+    commands = flow.want(1)
     assert commands == [Allocate(1, 12_288), StartCopy(1, 1)]
-    assert flow.handle(Released(0)) == [Discard(0)]
+    assert flow.release(0) == [Discard(0)]
 
 
 def test_memory_that_is_not_reused_is_forgotten():
     """Page-locked memory of torch's belongs to its batch, which has exactly the size it needs."""
     flow = TransferFlow(reuses=False)
-    flow.handle(Arrived(0, 100))
-    flow.handle(Arrived(1, 7))
-    assert flow.handle(Wanted(0)) == [Allocate(0, 100), StartCopy(0, 0)]
-    flow.handle(Taken(0))
+    flow.arrived(0, 100)
+    flow.arrived(1, 7)
+    assert flow.want(0) == [Allocate(0, 100), StartCopy(0, 0)]
+    flow.take(0)
     assert flow.slots == {}
-    assert flow.handle(Advance()) == [Allocate(1, 7), StartCopy(1, 1)]
-    assert flow.handle(Dropped(1)) == [Discard(1)]
+    assert flow.advance() == [Allocate(1, 7), StartCopy(1, 1)]
+    assert flow.drop(1) == [Discard(1)]
 
 
-@pytest.mark.parametrize("event", [Wanted(0), Advance()])
-def test_a_batch_is_copied_once(event):
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_batch_is_copied_once(is_wanted):
     """Neither the consumer's request nor a look ahead starts a copy again."""
     flow = TransferFlow()
-    flow.handle(Arrived(0, 100))
-    assert flow.handle(event) == [Allocate(0, 4096), StartCopy(0, 0)]
-    assert flow.handle(Wanted(0)) == flow.handle(Advance()) == []
+    flow.arrived(0, 100)
+    assert (flow.want(0) if is_wanted else flow.advance()) == [Allocate(0, 4096), StartCopy(0, 0)]
+    assert flow.want(0) == flow.advance() == []

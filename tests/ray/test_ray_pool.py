@@ -14,7 +14,7 @@ from forebay.options import Ray
 from forebay.pools.base import Pool
 from forebay.pools.events import Job, WorkersResized, WorkerStarted
 from forebay.pools.ray_checks import ClusterState, HostEnded, NodeCheck, listen
-from forebay.pools.ray_host import PlainHosting, shipped
+from forebay.pools.ray_host import Hosting, shipped
 from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob
@@ -22,7 +22,7 @@ from forebay.testing.faults import FaultyJob
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:
     payload = shipped(job)
-    return RayPool(PlainHosting(payload), Ray(), NodeCheck(payload), None, say=print, **arguments)
+    return RayPool(Hosting(payload), Ray(), NodeCheck(payload), None, say=print, **arguments)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -20,7 +20,7 @@ from forebay.pools import ray_pool as pools
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Job, WorkerDied, WorkerStarted
 from forebay.pools.ray_checks import NodeCheck
-from forebay.pools.ray_host import PlainHosting, shipped
+from forebay.pools.ray_host import Hosting, shipped
 from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob
@@ -43,7 +43,7 @@ def one_large_node(shared: Any) -> Iterator[Any]:
 
 def pool_of(job: Job) -> RayPool:
     payload = shipped(job)
-    return RayPool(PlainHosting(payload), Ray(), NodeCheck(payload), None, say=print)
+    return RayPool(Hosting(payload), Ray(), NodeCheck(payload), None, say=print)
 
 
 def hosts() -> list[int]:

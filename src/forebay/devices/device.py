@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +14,8 @@ from forebay.base.batches import moved, pinned, tensors_of
 from forebay.errors import OptionError
 
 # ---- device api ----------------------------------------------------------------------------------
-# The interface of a device: an implementation is a class with these methods.
+# The interface of a device: an implementation is a class with these methods. Those without a result
+# do nothing by default, as for memory that has no streams.
 #
 # A device has two streams: its own copy stream, and the consumer's, which is the current stream
 # of the thread that calls a method. Work on a stream runs in the order in which it was given,
@@ -27,11 +28,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Return whether all work before this point has ended."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until all work before this point has ended."""
-        ...
 
 
 class Copy(NamedTuple):
@@ -54,7 +53,6 @@ class Device(Protocol):
         It is used by copies, and by the consumers that `lend` names. When the last reference to it
         is gone, it is used for something else only after their work with it.
         """
-        ...
 
     def alias(self, memory: torch.Tensor, nbytes: int) -> tuple[torch.Tensor, Any]:
         """Return the first bytes of memory as a tensor with a storage of its own, and its owner.
@@ -62,7 +60,6 @@ class Device(Protocol):
         The owner is an object that exists as long as the storage, and thus as long as any tensor
         over it, and that can be weakly referenced. It keeps the memory.
         """
-        ...
 
     def copy(
         self, memory: torch.Tensor, host: torch.Tensor, after: Event | None, *, is_pinned: bool
@@ -72,45 +69,41 @@ class Device(Protocol):
         Args:
             after: The copy waits for this event; None for none.
         """
-        ...
 
     def lend(self, memory: torch.Tensor, copied: Event) -> None:
         """Make the consumer's stream wait for a copy, and record that it uses the memory."""
-        ...
+        return
 
     def consumer_event(self) -> Event:
         """Return the point that the consumer's stream has reached: after all its work so far."""
-        ...
 
     def moved(self, batch: Any) -> Any:
         """Return a batch with those of its tensors on the device that are not there yet.
 
         Host memory is not read any more when it returns.
         """
-        ...
 
-    def on_copy_stream(self) -> AbstractContextManager[None]:
-        """Make the copy stream the current one in the block."""
-        ...
+    def on_copy_stream(self) -> AbstractContextManager[Any]:
+        """Make the copy stream the current one in the block, if there is one."""
+        return nullcontext()
 
     def hand_over(self, batch: Any) -> None:
         """Make the consumer's stream wait for all work on the copy stream so far."""
-        ...
+        return
 
     def default_generator(self) -> torch.Generator | None:
         """Return the generator that functions on the device draw from by default.
 
         None if that is `torch.default_generator`.
         """
-        ...
+        return None
 
     def register(self, address: int, nbytes: int) -> str | None:
         """Page-lock host memory of whole pages, so that the device can read it by itself."""
-        ...
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
-        ...
+        return
 
 
 # ---- which device --------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ class CudaDevice:
             began.record(stream)
             memory[: len(host)].copy_(host, non_blocking=True)
             ended.record(stream)
-        return Copy(ended, partial(_seconds, began, ended))
+        return Copy(ended, lambda: began.elapsed_time(ended) / 1000)
 
     def lend(self, memory: torch.Tensor, copied: Event) -> None:
         """See `Device`."""
@@ -240,11 +233,9 @@ class CudaDevice:
         # On the consumer's stream: unknown objects may hold tensors that nobody could hand over.
         return moved(batch, self.torch_device, non_blocking=False)
 
-    @contextmanager
-    def on_copy_stream(self) -> Iterator[None]:
+    def on_copy_stream(self) -> AbstractContextManager[Any]:
         """See `Device`."""
-        with torch.cuda.stream(self._copies):
-            yield
+        return torch.cuda.stream(self._copies)
 
     def hand_over(self, batch: Any) -> None:
         """See `Device`."""
@@ -297,10 +288,6 @@ class _Owner:
         }
 
 
-def _seconds(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
-    return float(began.elapsed_time(ended)) / 1000
-
-
 @cache
 def _driver() -> Any:
     """Return the driver's library; None if there is none."""
@@ -327,7 +314,7 @@ def _name_of(driver: Any, code: int) -> str:
 # stream, so a batch may be copied to a device as one that torch's DataLoader pinned.
 
 
-class PinnedMemory:
+class PinnedMemory(Device):
     """Page-locked memory of this process; copies to it end before `copy` returns."""
 
     reuses = False
@@ -355,9 +342,6 @@ class PinnedMemory:
         memory[: len(host)].copy_(host)
         return Copy(_Reached(), lambda: 0.0)
 
-    def lend(self, memory: torch.Tensor, copied: Event) -> None:
-        """Do nothing: the copy has ended."""
-
     def consumer_event(self) -> Event:
         """See `Device`."""
         return _Reached()
@@ -366,23 +350,9 @@ class PinnedMemory:
         """See `Device`."""
         return pinned(batch)
 
-    def on_copy_stream(self) -> AbstractContextManager[None]:
-        """See `Device`."""
-        return nullcontext()
-
-    def hand_over(self, batch: Any) -> None:
-        """Do nothing: there is no stream."""
-
-    def default_generator(self) -> torch.Generator | None:
-        """See `Device`."""
-        return None
-
     def register(self, address: int, nbytes: int) -> str | None:
         """See `Device`; there is nothing to gain."""
         return "batches are copied to memory that is page-locked"
-
-    def unregister(self, address: int) -> None:
-        """Do nothing."""
 
 
 class _Reached:

@@ -1,8 +1,8 @@
 """Decide which batch is copied into which slot of a device, and when memory is free. PURE.
 
-    feed ────── Arrived, Dropped ────────┐
-    device ──── CopyEnded, Refused ──────┼─> TransferFlow.handle(event) ─> [Command, …]
-    consumer ── Wanted, Taken, Released ─┘
+    feed ────── arrived, advance, drop ──┐
+    device ──── refuse ──────────────────┼─> TransferFlow ─> [Command, …]
+    consumer ── want, take, release ─────┘
 
 A copy reads a batch in host memory and writes it to a slot of device memory. Copies run one after
 the other, in the order of their commands, on a stream of their own. The consumer uses another
@@ -10,9 +10,8 @@ stream, which waits for the copy of a batch before it uses the batch.
 
 Guarantees, checked by a random state machine in the tests:
 - a slot holds at most one batch that was not dropped or released;
-- the host memory of a batch is freed once, after its copy has ended;
 - copies are started in the order in which batches arrive, except for one that is wanted earlier;
-- after `Wanted` the copy was started, so nobody waits until another batch is released;
+- after `want` the copy was started, so nobody waits until another batch is released;
 - there are at most `ahead + 2` slots, or `ahead + 1` and those of the batches that are in use.
 
 A batch that the consumer keeps therefore stays unchanged, and costs one more slot.
@@ -26,56 +25,6 @@ from typing import NamedTuple
 
 # Slots are multiples of this size, so that small differences between batches need no new slot.
 GRAIN = 1 << 12
-
-
-class Arrived(NamedTuple):
-    """A batch is in host memory; batches arrive in the order in which they are handed out."""
-
-    batch: int
-    nbytes: int
-
-
-class Advance(NamedTuple):
-    """One more copy may be started ahead; no commands if there is none to start."""
-
-
-class Wanted(NamedTuple):
-    """The consumer waits for a batch that has arrived."""
-
-    batch: int
-
-
-class Taken(NamedTuple):
-    """The consumer has a batch whose copy was started."""
-
-    batch: int
-
-
-class Dropped(NamedTuple):
-    """A batch that has arrived will not be taken."""
-
-    batch: int
-
-
-class CopyEnded(NamedTuple):
-    """The device has read all of a batch."""
-
-    batch: int
-
-
-class Refused(NamedTuple):
-    """The device has no memory for the new slot of a batch: `StartCopy` was not performed."""
-
-    batch: int
-
-
-class Released(NamedTuple):
-    """No tensor of the batch in a slot exists any more."""
-
-    slot: int
-
-
-Event = Arrived | Advance | Wanted | Taken | Dropped | CopyEnded | Refused | Released
 
 
 class Discard(NamedTuple):
@@ -98,13 +47,7 @@ class StartCopy(NamedTuple):
     slot: int
 
 
-class FreeHost(NamedTuple):
-    """The host memory of a batch may be used again."""
-
-    batch: int
-
-
-Command = Discard | Allocate | StartCopy | FreeHost
+Command = Discard | Allocate | StartCopy
 
 
 @dataclass(slots=True)
@@ -120,7 +63,7 @@ class Slot:
 
 
 class TransferFlow:
-    """Decides about the copies to one device. Each event is about one batch."""
+    """Decides about the copies to one device; returns what to do, in this order."""
 
     def __init__(self, ahead: int = 1, *, reuses: bool = True) -> None:
         self.slots: dict[int, Slot] = {}
@@ -132,35 +75,39 @@ class TransferFlow:
         self._next_slot = 0
         self._is_full = False  # the device had no memory for another slot
 
-    def handle(self, event: Event) -> list[Command]:
-        """Return what to do, in this order."""
-        match event:
-            case Arrived(batch, nbytes):
-                self._waiting[batch] = nbytes
-                self.largest = max(self.largest, nbytes)
-            case Advance():
-                if self._waiting and not self._is_full and len(self._started) < self._ahead:
-                    return self._start(next(iter(self._waiting)))
-            case Wanted(batch):
-                if batch in self._waiting:
-                    return self._start(batch)
-            case Taken(batch):
-                slot = self._started.pop(batch)
-                if not self._reuses:
-                    del self.slots[slot]
-            case Dropped(batch):
-                if self._waiting.pop(batch, None) is None:
-                    # If it is still being copied, a later copy to this slot runs after that.
-                    return self._vacate(self._started.pop(batch))
-            case CopyEnded(batch):
-                return [FreeHost(batch)]
-            case Refused(batch):
-                self._is_full = True
-                nbytes = self.slots.pop(self._started.pop(batch)).nbytes
-                self._waiting = {batch: nbytes, **self._waiting}
-            case Released(slot):
-                return self._vacate(slot)
+    def arrived(self, batch: int, nbytes: int) -> None:
+        """Record a batch in host memory; they arrive in the order in which they are handed out."""
+        self._waiting[batch] = nbytes
+        self.largest = max(self.largest, nbytes)
+
+    def advance(self) -> list[Command]:
+        """Start one more copy ahead; return no commands if there is none to start."""
+        if self._waiting and not self._is_full and len(self._started) < self._ahead:
+            return self._start(next(iter(self._waiting)))
         return []
+
+    def want(self, batch: int) -> list[Command]:
+        """Start the copy of a batch that has arrived: the consumer waits for it."""
+        return self._start(batch) if batch in self._waiting else []
+
+    def take(self, batch: int) -> None:
+        """Record that the consumer has a batch whose copy was started."""
+        slot = self._started.pop(batch)
+        if not self._reuses:
+            del self.slots[slot]
+
+    def drop(self, batch: int) -> list[Command]:
+        """Forget a batch that has arrived and will not be taken."""
+        if self._waiting.pop(batch, None) is not None:
+            return []
+        # If it is still being copied, a later copy to this slot runs after that.
+        return self.release(self._started.pop(batch))
+
+    def refuse(self, batch: int) -> None:
+        """Record that the device has no memory for the new slot of a batch: it was not copied."""
+        self._is_full = True
+        nbytes = self.slots.pop(self._started.pop(batch)).nbytes
+        self._waiting = {batch: nbytes, **self._waiting}
 
     def _start(self, batch: int) -> list[Command]:
         """Start the copy of a batch, to a free slot or a new one."""
@@ -179,8 +126,11 @@ class TransferFlow:
         self._started[batch] = slot
         return [*commands, StartCopy(batch, slot)]
 
-    def _vacate(self, slot: int) -> list[Command]:
-        """Keep a slot for later batches, unless it is too small for them or one too many."""
+    def release(self, slot: int) -> list[Command]:
+        """Keep a slot for later batches, unless it is too small for them or one too many.
+
+        No tensor of its batch exists any more.
+        """
         self._is_full = False
         is_small = self.slots[slot].capacity < self.largest
         if len(self.slots) > self._ahead + 2 or is_small or not self._reuses:

@@ -33,8 +33,8 @@ from forebay.pools.events import Answer, Assignment, Event, TaskFinished, TasksR
 from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_checks import NodeCheck
 from forebay.pools.ray_cluster import joined
-from forebay.pools.ray_host import shipped
-from forebay.pools.ray_pool import RayPool
+from forebay.pools.ray_host import Hosting, shipped
+from forebay.pools.ray_pool import AnswerReceiver, RayPool
 
 if TYPE_CHECKING:
     from forebay.loading.batch_job import ProcessJob
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 # Importing torch takes a second or more. The worker imports it too, and starts only after its host.
 
 
-class BatchHosting:
-    """Hosts a worker that makes batches; see `Hosting` in `pools/ray_host.py`.
+class BatchHosting(Hosting):
+    """Hosts a worker that makes batches.
 
     Args:
         trainer: Where bytes are sent over TCP; None to send them in messages.
@@ -60,7 +60,7 @@ class BatchHosting:
     is_shared = False  # each worker has a stream of batches of its own
 
     def __init__(self, spec: bytes, trainer: Address | None) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._trainer = trainer
         self._slots: dict[int, Slot] = {}
         self._leaving: list[Slot] = []
@@ -77,7 +77,7 @@ class BatchHosting:
         self._lender = Lender(self._slab)
         self._has_offered = False
         self._sender = None if self._trainer is None else Sender(self._trainer, self._slab)
-        job = RemoteJob(self._spec, self._slab.fileno(), self._slab.extent)
+        job = RemoteJob(self._job, self._slab.fileno(), self._slab.extent)
         return ProcessPool(cloudpickle.dumps(job), max_workers, keep=(self._slab.fileno(),))
 
     def incoming(self, assignment: Assignment) -> Assignment:
@@ -226,8 +226,8 @@ def _receiver_at(here: str) -> Receiver:
         ) from error
 
 
-class BatchReceiver:
-    """Brings batches from hosts into the trainer's memory: the `AnswerReceiver` of a `RayPool`.
+class BatchReceiver(AnswerReceiver):
+    """Brings batches from hosts into the trainer's memory.
 
     Args:
         direct: Receives what hosts send over TCP; None if they send messages alone.

@@ -12,22 +12,7 @@ from typing import Any
 import torch
 
 from forebay.devices.device import Copy, Device
-from forebay.devices.flow import (
-    Advance,
-    Allocate,
-    Arrived,
-    Command,
-    CopyEnded,
-    Discard,
-    Dropped,
-    FreeHost,
-    Refused,
-    Released,
-    StartCopy,
-    Taken,
-    TransferFlow,
-    Wanted,
-)
+from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
 from forebay.loading.messages import BatchRequest, BatchResult
 from forebay.memory.layout import Slot
@@ -114,7 +99,7 @@ def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequ
 #
 #     feed ── arrived ──> TransferFlow ── commands ──> device ── open ──> the batch on the device
 #                              ^                          │
-#                              └── copy ended, released ──┘
+#                              └─────── released ─────────┘
 #
 # A slot of the slab is copied as a whole, in one copy, and the batch is rebuilt over the copy.
 # That happens in the thread that runs the engine, so with a background thread it happens while
@@ -179,7 +164,7 @@ class DeviceBatches:
             return
         with self._lock:
             self._results[task] = result
-            self._flow.handle(Arrived(task, nbytes))
+            self._flow.arrived(task, nbytes)
 
     def advance(self) -> None:
         """Start the copies of the next batches, and free the memory of those that have ended."""
@@ -188,7 +173,7 @@ class DeviceBatches:
                 return
             with suppress(torch.OutOfMemoryError):  # it is tried again when the batch is taken
                 self._note_ended()
-                while commands := self._flow.handle(Advance()):
+                while commands := self._flow.advance():
                     self._perform(commands)
 
     def free(self, task: int) -> None:
@@ -196,7 +181,7 @@ class DeviceBatches:
         with self._lock:
             known = self._results.pop(task, None) or self._copied.pop(task, None)
             if known is not None:
-                self._perform(self._flow.handle(Dropped(task)))
+                self._perform(self._flow.drop(task))
         self._slots.free(task)
 
     # ---- the consumer --------------------------------------------------------------------------
@@ -211,14 +196,14 @@ class DeviceBatches:
                 raise self._error
             self._note_ended()
             for slot in self._slab.returned():
-                self._perform(self._flow.handle(Released(slot)))
+                self._perform(self._flow.release(slot))
             if task not in self._results and task not in self._copied:
                 result = self._slots.open(task, result)
                 return result._replace(batch=self._device.moved(result.batch), is_moved=True)
             try:
-                self._perform(self._flow.handle(Wanted(task)))
+                self._perform(self._flow.want(task))
             except torch.OutOfMemoryError as error:
-                self._flow.handle(Dropped(task))
+                self._flow.drop(task)
                 self._results.pop(task)
                 self._transfers.refused += 1
                 return self._slots.open(task, result)._replace(
@@ -226,7 +211,7 @@ class DeviceBatches:
                 )
             copied = self._copied.pop(task)
             self._slab.lend(copied.slot, copied.lease, copied.copy)
-            self._flow.handle(Taken(task))
+            self._flow.take(task)
         if copied.error is not None:
             raise copied.error
         batch = copied.batch if copied.is_complete else self._device.moved(copied.batch)
@@ -253,7 +238,7 @@ class DeviceBatches:
         for task, (_, copy) in list(self._host.items()):
             if copy.ended.query():
                 self._transfers.seconds += copy.seconds()
-                self._perform(self._flow.handle(CopyEnded(task)))
+                del self._host[task]
 
     def _perform(self, commands: list[Command]) -> None:
         """Perform commands."""
@@ -263,7 +248,7 @@ class DeviceBatches:
         except torch.OutOfMemoryError:
             start = commands[-1]
             assert isinstance(start, StartCopy), "it comes after Allocate"
-            self._flow.handle(Refused(start.batch))
+            self._flow.refuse(start.batch)
             raise
         except Exception as error:
             self._error = error
@@ -275,8 +260,6 @@ class DeviceBatches:
                 self._slab.allocate(slot, nbytes)
             case StartCopy(task, slot):
                 self._start(task, slot)
-            case FreeHost(task):
-                del self._host[task]
             case Discard(slot):
                 self._slab.discard(slot)
 

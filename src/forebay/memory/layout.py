@@ -51,7 +51,6 @@ class Cursor:
         """Start at the slot's first byte.
 
         Args:
-            capacity: Size of the slot in bytes.
             reserve: Called with a start and a length before they are allocated; returns the error
                 if that is impossible. None if no reservation is needed.
         """
@@ -79,15 +78,11 @@ def capacity_for(largest: int | None, size: int) -> int:
     Args:
         largest: Bytes of the largest batch seen; None before the first.
     """
-    wanted = FIRST_CAPACITY if largest is None else _power_of_two(SLACK * largest)
-    needed = 0 if largest is None else largest
+    needed = largest or 0
+    wanted = FIRST_CAPACITY if largest is None else 1 << max(0, SLACK * needed - 1).bit_length()
     while wanted * LEAST_SLOTS > size and wanted // 2 >= needed and wanted > LEAST_CAPACITY:
         wanted //= 2
     return max(LEAST_CAPACITY, wanted)
-
-
-def _power_of_two(nbytes: int) -> int:
-    return 1 << max(0, nbytes - 1).bit_length()
 
 
 class Space:
@@ -98,7 +93,6 @@ class Space:
     """
 
     def __init__(self, extent: int) -> None:
-        """Begin with one extent of `extent` bytes, all of it room."""
         self._extent = extent
         self.extents = 1
         self.largest: int | None = None

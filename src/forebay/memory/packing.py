@@ -203,11 +203,11 @@ def _unusual(tensor: torch.Tensor) -> Any:
     if layout is torch.sparse_coo:
         return _sparse, (*torch_internals.sparse_parts(tensor), shape, tensor.is_coalesced())
     if layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
-        return _compressed, (*parts, shape, layout)
+        indices = tensor.crow_indices(), tensor.col_indices()
+        return _compressed, (*indices, tensor.values(), shape, layout)
     if layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-        return _compressed, (*parts, shape, layout)
+        indices = tensor.ccol_indices(), tensor.row_indices()
+        return _compressed, (*indices, tensor.values(), shape, layout)
     if tensor.is_quantized and tensor.qscheme() is torch.per_tensor_affine:
         scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
         return torch_internals.quantized, (tensor.int_repr(), scale, zero_point)
@@ -262,7 +262,7 @@ def _storage(data: Any) -> UntypedStorage:
 # ---- allocation ----------------------------------------------------------------------------------
 # Allocate a tensor for the current batch: in its slot, in a worker that has one, or on the heap.
 #
-#     collate_into(packer) ── set_allocator(packer's) ──┐
+#     collate_into(packer) ── the packer's allocator ───┐
 #     collate.pad ─────────── new_tensor(shape, dtype) ─┴──> in the slot, or torch.empty
 #
 # A collate function need not know whether it runs in a worker. A tensor that is created in the slot
@@ -284,12 +284,6 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     made = _allocators[-1](shape, dtype) if _allocators else None
     return torch.empty(tuple(shape), dtype=dtype, device="cpu") if made is None else made
-
-
-def set_allocator(allocator: Allocator) -> Callable[[], None]:
-    """Make `new_tensor` call `allocator` first."""
-    _allocators.append(allocator)
-    return partial(_allocators.remove, allocator)
 
 
 # ---- packing -------------------------------------------------------------------------------------
@@ -324,11 +318,7 @@ def unpack(packed: PackedBatch, view: memoryview) -> Any:
 
 
 def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
-    """Copy a packed batch from another machine into this machine's slab.
-
-    Args:
-        slab: Where its bytes are copied to, if it has room for them.
-    """
+    """Copy a packed batch from another machine into this machine's slab, if that has room."""
     body = packed.body
     if not isinstance(body, np.ndarray):
         return packed, None
@@ -421,7 +411,7 @@ def collate_into(packer: Packer) -> Callable[[], None]:
     """Make torch's default_collate stack tensors in the packer's slot; for a worker process.
 
     This also works if a user's `collate_fn` calls default_collate. The results equal torch's.
-    Tensors from `allocation.new_tensor` are in the slot, too.
+    Tensors from `new_tensor` are in the slot, too.
     """
 
     def replace(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -446,10 +436,10 @@ def collate_into(packer: Packer) -> Callable[[], None]:
         return packer.new(shape, dtype) if dtype in CODES else None
 
     restore_torch = torch_internals.replace_tensor_collation(replace)
-    unset_allocator = set_allocator(allocate)
+    _allocators.append(allocate)
 
     def undo() -> None:
         restore_torch()
-        unset_allocator()
+        _allocators.remove(allocate)
 
     return undo

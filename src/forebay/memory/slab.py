@@ -44,11 +44,7 @@ class Slab:
     before_free: Callable[[int, int], None] | None = None
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        """Create a slab.
-
-        Args:
-            directory: The folder on whose disk it is; None keeps it in memory.
-        """
+        """Create a slab on the disk of a folder; None keeps it in memory."""
         self._map(_file_in_memory() if directory is None else _file_in(directory), None)
 
     @classmethod
@@ -246,7 +242,14 @@ def _file_in(directory: str | os.PathLike[str]) -> int:
         with tempfile.TemporaryFile(dir=directory, prefix="forebay-", buffering=0) as file:
             return os.dup(file.fileno())
     except OSError as error:
-        raise OptionError(_no_file(directory, error)) from error
+        raise OptionError(
+            f"no file for batches can be made in directory={os.fspath(directory)!r}: "
+            f"{error.strerror}\n"
+            "  The buffer is one file there, without a name, as large as the batches that are "
+            "ready.\n"
+            "  No worker was started. Name a folder that you can write to, on a disk with free "
+            "space, or leave directory= out to keep the buffer in memory."
+        ) from error
 
 
 def _widest(descriptor: int) -> mmap.mmap:
@@ -259,26 +262,13 @@ def _widest(descriptor: int) -> mmap.mmap:
         except (OSError, OverflowError) as error:
             size //= 2
             if size < LEAST:
-                raise OptionError(_too_narrow(error)) from error
-
-
-def _no_file(directory: str | os.PathLike[str], error: OSError) -> str:
-    return (
-        f"no file for batches can be made in directory={os.fspath(directory)!r}: {error.strerror}\n"
-        "  The buffer is one file there, without a name, as large as the batches that are ready.\n"
-        "  No worker was started. Name a folder that you can write to, on a disk with free space, "
-        "or leave directory= out to keep the buffer in memory."
-    )
-
-
-def _too_narrow(error: Exception) -> str:
-    return (
-        f"shared memory for batches could not be mapped: {error}\n"
-        f"  At least {LEAST >> 20} MiB of address space are needed, and the system granted less; "
-        "see `ulimit -v` and `ulimit -f`.\n"
-        "  No worker was started. Raise the limit, or use num_workers=0 or backend='thread', which "
-        "share no memory."
-    )
+                raise OptionError(
+                    f"shared memory for batches could not be mapped: {error}\n"
+                    f"  At least {LEAST >> 20} MiB of address space are needed, and the system "
+                    "granted less; see `ulimit -v` and `ulimit -f`.\n"
+                    "  No worker was started. Raise the limit, or use num_workers=0 or "
+                    "backend='thread', which share no memory."
+                ) from error
 
 
 def _descriptors_of(descriptor: int) -> set[int]:

@@ -9,22 +9,14 @@ import queue
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-
-    from forebay.memory.layout import Slot
-    from forebay.memory.slab import Slab
 
 # ---- lending -------------------------------------------------------------------------------------
 # Lend slots of a slab to another process on the same machine, which did not inherit the slab.
@@ -60,14 +52,9 @@ class Offer(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A slot that is lent.
+    """A slot that is lent, and how many of its bytes are used."""
 
-    Attributes:
-        number: The slot's byte on the board.
-        nbytes: How many of its bytes are used.
-    """
-
-    number: int
+    number: int  # the slot's byte on the board
     slot: Slot
     nbytes: int
 
@@ -170,11 +157,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_K
 
 
 class Address(NamedTuple):
-    """Where a receiver listens, and what a connection must begin with.
-
-    Attributes:
-        key: Random bytes.
-    """
+    """Where a receiver listens, and the random bytes that a connection must begin with."""
 
     host: str
     port: int
@@ -182,11 +165,7 @@ class Address(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Bytes that were sent, or will be; those of one sender arrive in the order of its calls.
-
-    Attributes:
-        nbytes: How many bytes.
-    """
+    """Bytes that were sent, or will be; those of one sender arrive in the order of its calls."""
 
     sender: bytes
     nbytes: int

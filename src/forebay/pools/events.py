@@ -174,7 +174,6 @@ class Job(Protocol):
 
     def run(self, assignment: Assignment) -> Answer:
         """Run one task. An exception fails that task; the worker continues."""
-        ...
 
     def close(self) -> None:
         """Clean up in the worker when it is stopped; not called if it dies."""

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, final
 
@@ -42,44 +42,35 @@ CHECK_S = 1.0
 # would not notice the driver's death.
 driver_ends: set[int] = set()
 
+# How the zygote starts; see `launch.py`.
+Start = Literal["auto", "fork"] | BaseContext
+
 
 class ZygoteHandle:
     """One zygote, which is starting or running."""
 
-    def __init__(
-        self,
-        job: Job | bytes,
-        start: Literal["auto", "fork"] | BaseContext,
-        keep: Sequence[int],
-    ) -> None:
+    def __init__(self, job: Job | bytes, start: Start, keep: Sequence[int]) -> None:
         self._spawned: Any = None  # the multiprocessing.Process, if it was spawned
         self._is_loaded = False  # whether it has loaded the job
         self._silent_s = 0.0
         self._checked_at = time.monotonic()
-        get, answers = os.pipe()
-        try:
-            ours, theirs = socket.socketpair()
-        except BaseException:  # descriptors have run out
-            os.close(get)
-            os.close(answers)
-            raise
-        driver_ends.update((get, ours.fileno()))
-        try:
-            with theirs:
-                self.pid = self._launch(job, start, keep, theirs, answers)
-        except BaseException:
-            driver_ends.difference_update((get, ours.fileno()))
-            ours.close()
-            os.close(get)
-            raise
-        finally:
-            os.close(answers)
+        with ExitStack() as theirs, ExitStack() as undo:
+            get, answers = os.pipe()
+            theirs.callback(os.close, answers)
+            undo.callback(os.close, get)
+            ours, control = socket.socketpair()
+            theirs.enter_context(control)
+            undo.enter_context(ours)
+            driver_ends.update((get, ours.fileno()))
+            undo.callback(driver_ends.difference_update, (get, ours.fileno()))
+            self.pid = self._launch(job, start, keep, control, answers)
+            undo.pop_all()
         self._channel = Channel(get, ours.detach())
 
     def _launch(
         self,
         job: Job | bytes,
-        start: Literal["auto", "fork"] | BaseContext,
+        start: Start,
         keep: Sequence[int],
         control: socket.socket,
         answers: int,
@@ -206,7 +197,7 @@ class ProcessPool(Pool):
         self,
         job: Job | bytes,
         max_workers: int,
-        start: Literal["auto", "fork"] | BaseContext = "auto",
+        start: Start = "auto",
         keep: Sequence[int] = (),
     ) -> None:
         """Pickle the job and start the zygote, which takes a moment."""
@@ -252,14 +243,12 @@ class ProcessPool(Pool):
         """Have the zygote fork a worker."""
         if self._zygote is None:
             self._start_zygote()
-        with limits_in_words():
+        with limits_in_words(), ExitStack() as undo:
             tasks, put = roomy_pipe()
-            try:
-                get, answers = roomy_pipe()
-            except BaseException:  # descriptors have run out
-                os.close(tasks)
-                os.close(put)
-                raise
+            undo.callback(os.close, tasks)
+            undo.callback(os.close, put)
+            get, answers = roomy_pipe()
+            undo.pop_all()
         assert self._zygote is not None
         self._zygote.order(zygote.START, incarnation, worker_id, descriptors=[tasks, answers])
         self._owed.add(("forked", incarnation))
@@ -311,11 +300,12 @@ class ProcessPool(Pool):
                     with suppress(BlockingIOError):
                         os.read(self._woken, 4096)
                 elif incarnation in self._workers:
-                    if mask & selectors.EVENT_WRITE:
-                        self._unblock(incarnation)
-                    else:
+                    if not mask & selectors.EVENT_WRITE:
                         self._receive(incarnation)
-            self._check_zygote()
+                    elif not self._workers[incarnation].flush():
+                        self._unblock(incarnation)
+            if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
+                self._report_lost_zygote(why)
         events, self._events = self._events, []
         return events
 
@@ -366,22 +356,15 @@ class ProcessPool(Pool):
             self._owed.add(("exited", incarnation))
 
     def _unblock(self, incarnation: int) -> None:
-        channel = self._workers[incarnation]
-        if not channel.flush():
-            self._blocked.discard(incarnation)
-            self._selector.unregister(channel.outgoing)
+        if incarnation in self._blocked:
+            self._blocked.remove(incarnation)
+            self._selector.unregister(self._workers[incarnation].outgoing)
 
     def _forget(self, incarnation: int) -> None:
+        self._unblock(incarnation)
         channel = self._workers.pop(incarnation)
-        if incarnation in self._blocked:
-            self._blocked.discard(incarnation)
-            self._selector.unregister(channel.outgoing)
         if not channel.ended:
             self._selector.unregister(channel)
-        self._close_channel(channel)
-
-    @staticmethod
-    def _close_channel(channel: Channel) -> None:
         driver_ends.difference_update((channel.fileno(), channel.outgoing))
         channel.close()
 
@@ -413,10 +396,6 @@ class ProcessPool(Pool):
             self._handle_message(*message)
         if self._zygote.ended:
             self._report_lost_zygote("the process that forks the workers died")
-
-    def _check_zygote(self) -> None:
-        if self._zygote is not None and (why := self._zygote.check_response(bool(self._owed))):
-            self._report_lost_zygote(why)
 
     def _report_lost_zygote(self, why: str) -> None:
         """Report the deaths of all workers: they die with their zygote, which is dead or killed."""

@@ -38,17 +38,12 @@ _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """What to check on a node.
-
-    Attributes:
-        folder: The folder or URL that outputs are staged in; None if there are none.
-        trainer: Host and port of the trainer, to which nodes connect; None if they do not.
-    """
+    """What to check on a node."""
 
     work: bytes
-    folder: str | None = None
+    folder: str | None = None  # that outputs are staged in, or its URL; None if there are none
     inputs: tuple[str, ...] = ()
-    trainer: tuple[str, int] | None = None
+    trainer: tuple[str, int] | None = None  # host and port that nodes connect to; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,14 @@ class NodeFacts:
 
 
 def check_nodes(
-    nodes: Sequence[Node], check: NodeCheck, options: dict[str, Any], over: threading.Event
+    nodes: Sequence[Node], known: set[str], where: Ray, check: NodeCheck, over: threading.Event
 ) -> dict[str, ForebayError]:
-    """Check nodes, all at the same time."""
+    """Check all large enough nodes that are not `known` yet at the same time; return the errors."""
+    need = worker_resources(where)
+    nodes = [node for node in nodes if node.id not in known and fitting(node.total, need)]
+    if not nodes:
+        return {}
+    known.update(node.id for node in nodes)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     import ray
@@ -83,7 +83,7 @@ def check_nodes(
                     num_cpus=0,
                     max_retries=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-                    **options,
+                    **environment_of(where),
                 ).remote(shared, nonce, node.id, list(sys.path), os.getcwd())
                 for node in nodes
             ]
@@ -280,59 +280,26 @@ class ClusterLost:
     why: str
 
 
-class ClusterMonitor:
-    """Polls the cluster every PERIOD_S, in a separate thread, because it may answer slowly."""
-
-    def __init__(
-        self, where: Ray, check: NodeCheck, report: Callable[[ClusterState | ClusterLost], None]
-    ) -> None:
-        """Poll once, and check every node."""
-        self._need = worker_resources(where)
-        self._environment: dict[str, Any] = environment_of(where)
-        self._check = check
-        self._report = report
-        self._good: set[str] = set()
-        self._bad: set[str] = set()
-        self._over = threading.Event()
-        self._session = ray_cluster.session()
-        self.nodes = ray_cluster.nodes()
-        for error in self._check_new(self.nodes).values():
-            raise error
-        self._thread = threading.Thread(target=self._run, name="forebay-monitor", daemon=True)
-        self._thread.start()
-
-    def close(self, patience_s: float) -> None:
-        """Stop the thread."""
-        self._over.set()
-        self._thread.join(patience_s)
-
-    def _run(self) -> None:
-        while not self._over.wait(PERIOD_S):
-            try:
-                nodes = ray_cluster.nodes()
-                if ray_cluster.session() != self._session:
-                    raise ConnectionError("Ray was shut down, and connected again")
-                refused = self._check_new(nodes)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises when the cluster is gone
-                if not self._over.is_set():
-                    self._report(
-                        ClusterLost(f"the Ray cluster is gone: {ray_cluster.first_line(error)}")
-                    )
-                return
-            self._report(
-                ClusterState([node for node in nodes if node.id not in self._bad], refused)
-            )
-
-    def _check_new(self, nodes: list[Node]) -> dict[str, ForebayError]:
-        """Check the nodes that are large enough and new."""
-        known = self._good | self._bad
-        new = [node for node in nodes if node.id not in known and fitting(node.total, self._need)]
-        if not new:
-            return {}
-        refused = check_nodes(new, self._check, self._environment, self._over)
-        self._bad.update(refused)
-        self._good.update(node.id for node in new if node.id not in refused)
-        return refused
+def monitor(
+    session: tuple[str, str],
+    check_new: Callable[[list[Node]], dict[str, ForebayError]],
+    report: Callable[[ClusterState | ClusterLost], None],
+    over: threading.Event,
+) -> None:
+    """Poll the cluster every PERIOD_S, in a separate thread, because it may answer slowly."""
+    bad: set[str] = set()
+    while not over.wait(PERIOD_S):
+        try:
+            nodes = ray_cluster.nodes()
+            if ray_cluster.session() != session:
+                raise ConnectionError("Ray was shut down, and connected again")
+            refused = check_new(nodes)
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises when the cluster is gone
+            if not over.is_set():
+                report(ClusterLost(f"the Ray cluster is gone: {ray_cluster.first_line(error)}"))
+            return
+        bad |= refused.keys()
+        report(ClusterState([node for node in nodes if node.id not in bad], refused))
 
 
 def environment_of(where: Ray) -> dict[str, Any]:
@@ -346,13 +313,9 @@ def environment_of(where: Ray) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Message:
-    """Events that a host reported together, and whether the pool has processed them.
+    """Events that a host reported together, and whether the pool has processed them."""
 
-    Attributes:
-        number: Which host; None for events that come from none.
-    """
-
-    number: int | None
+    number: int | None  # of the host; None for events that come from none
     events: list[Any]
     taken: threading.Event = field(default_factory=threading.Event)
 

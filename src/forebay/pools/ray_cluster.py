@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from forebay.errors import OptionError
 
@@ -41,17 +41,16 @@ def place(
     fresh: Mapping[str, int],
 ) -> list[str]:
     """Choose nodes for new workers, those with the most room first."""
-    left = {}
-    held = {}
-    for node in nodes:
-        held[node.id] = placed.get(node.id, 0)
-        ours = fitting(node.total, need) - held[node.id]
-        left[node.id] = min(ours, fitting(node.free, need) - fresh.get(node.id, 0))
+    held = {node.id: placed.get(node.id, 0) for node in nodes}
+    left = {
+        node.id: min(
+            fitting(node.total, need) - held[node.id],
+            fitting(node.free, need) - fresh.get(node.id, 0),
+        )
+        for node in nodes
+    }
     chosen: list[str] = []
-    while len(chosen) < wanted:
-        open_ones = [each for each in left if left[each] > 0]
-        if not open_ones:
-            break
+    while len(chosen) < wanted and (open_ones := [each for each in left if left[each] > 0]):
         best = min(open_ones, key=lambda each: (held[each], -left[each]))
         left[best] -= 1
         held[best] += 1
@@ -66,7 +65,7 @@ def capacity(nodes: Iterable[Node], need: Mapping[str, float]) -> int:
 
 def why_waiting(nodes: Sequence[Node], need: Mapping[str, float], wanted: int) -> str:
     """Return a message that says what workers without a node are waiting for."""
-    wish = _amounts(need)
+    wish = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
     if not any(fitting(node.total, need) for node in nodes):
         hint = "No node has that much: start a larger one, or ask for less."
     else:
@@ -85,32 +84,25 @@ def _free(node: Node, need: Mapping[str, float]) -> str:
     )
 
 
-def _amounts(need: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in need.items())
-
-
 # ---- ray internals -------------------------------------------------------------------------------
 # All private parts of Ray that forebay uses.
 #
 # Each of them has a test in `tests/ray/test_ray_internals.py` that fails, and says why, when a new
 # version of Ray changes it.
 
-_Lock = TypeVar("_Lock")
+_replacing = threading.Lock()
 
 
-def replace_connection_lock(kind: type[_Lock], make: Callable[[Any], _Lock]) -> _Lock:
-    """Replace the lock that Ray holds while it connects and shuts down."""
+def shutdown_guard() -> ShutdownGuard:
+    """Return the guard of this process; the first call installs it in place of Ray's lock."""
     from ray._private import worker
 
     known: Any = worker
     with _replacing:
         lock = getattr(known, "_connect_or_shutdown_lock", None) or threading.RLock()
-        if not isinstance(lock, kind):
-            lock = known._connect_or_shutdown_lock = make(lock)
+        if not isinstance(lock, ShutdownGuard):
+            lock = known._connect_or_shutdown_lock = ShutdownGuard(lock)
     return lock
-
-
-_replacing = threading.Lock()
 
 
 def set_auto_connect(on: bool) -> bool:
@@ -126,9 +118,8 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Return the free resources of each node, by its ID; Ray's public function adds them up."""
     from ray._private import state
 
-    look: Any = state.available_resources_per_node
-    found: dict[str, dict[str, float]] = look()
-    return found
+    look: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
+    return look()
 
 
 def stream_options(ahead: int) -> dict[str, Any]:
@@ -205,11 +196,6 @@ class ShutdownGuard:
                     self._changed.notify_all()
 
 
-def shutdown_guard() -> ShutdownGuard:
-    """Return the guard of this process; the first call installs it."""
-    return replace_connection_lock(ShutdownGuard, ShutdownGuard)
-
-
 # ---- cluster -------------------------------------------------------------------------------------
 
 # The file in which `ray start` stores a cluster's address, and the name that means it.
@@ -277,7 +263,7 @@ def leave() -> None:
 
 @contextmanager
 def joined(address: str | None, say: Callable[[str], None]) -> Iterator[str]:
-    """Join a cluster as `join` does, and leave it at the end; yield this node's IP address."""
+    """Join a cluster as `join` does for the block; yield this node's IP address."""
     join(address, say)
     try:
         yield _ray().util.get_node_ip_address()
@@ -291,9 +277,7 @@ def _check_connection(address: str | None) -> None:
     Only an address with a port can be compared.
     """
     here = _ray().get_runtime_context().gcs_address
-    if address is None or "://" in address or not _port_of(address):
-        return
-    if _resolved(address) != _resolved(here):
+    if address is not None and _split(address)[1] and _resolved(address) != _resolved(here):
         raise OptionError(
             f"this process is connected to the Ray cluster at {here!r}, not at {address!r}\n"
             "  Nothing was started. Leave the address out to use that cluster, or call "
@@ -321,7 +305,11 @@ def _connect(address: str | None, say: Callable[[str], None]) -> bool:
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
     ray.init(_LOCAL, include_dashboard=False, **options)
-    say(f"{missing}, so one was started on this machine: {_summary(ray)}")
+    resources = ray.cluster_resources()
+    say(
+        f"{missing}, so one was started on this machine: {resources.get('CPU', 0):g} CPUs, "
+        f"{resources.get('GPU', 0):g} GPUs"
+    )
     return True
 
 
@@ -331,11 +319,9 @@ def _lookup(address: str | None) -> tuple[str | None, str]:
     The address is "auto" if a running cluster was requested but there is none, and None if a new
     one is to be started. Ray's file outlives the cluster, and Ray would retry there for minutes.
     """
-    whose = ""
+    given, whose = address, ""
     if address in (None, _AUTO):
         given, whose = os.environ.get("RAY_ADDRESS") or _AUTO, _BY_ENVIRONMENT
-    else:
-        given = address
     if given == _LOCAL:
         return None, whose
     if given != _AUTO:
@@ -403,35 +389,26 @@ def nodes() -> list[Node]:
 
 def _check_port(address: str) -> None:
     """Raise OSError if nothing listens at an address; Ray itself would retry for minutes."""
-    port = _port_of(address)
-    if port and "://" not in address:
-        socket.create_connection((_host_of(address), port), CONNECT_S).close()
+    host, port = _split(address)
+    if port:
+        socket.create_connection((host, port), CONNECT_S).close()
 
 
-def _port_of(address: str) -> int:
-    """Return the port of an address; 0 if it has none."""
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of an address; the port is 0 if it has none, or is a URL."""
     host, _, port = address.rpartition(":")
-    return int(port) if host and port.isdecimal() else 0
-
-
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
+    is_plain = host and port.isdecimal() and "://" not in address
+    return host.strip("[]"), int(port) if is_plain else 0
 
 
 def _resolved(address: str) -> tuple[str, int]:
     """Return an address with the IP address of its host, as Ray names this machine."""
-    try:
-        host = socket.gethostbyname(_host_of(address))
-    except OSError:
-        host = _host_of(address)
+    host, port = _split(address)
+    with suppress(OSError):
+        host = socket.gethostbyname(host)
     if host.startswith("127."):
         host = _ray().util.get_node_ip_address()
-    return host, _port_of(address)
-
-
-def _summary(ray: Any) -> str:
-    resources = ray.cluster_resources()
-    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
+    return host, port
 
 
 def _ray() -> Any:

@@ -21,11 +21,11 @@ import sysconfig
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.pools.base import Pool
 from forebay.pools.events import (
@@ -56,8 +56,17 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 def shipped(thing: Any) -> bytes:
     """Pickle something, with the project's own code in it."""
-    with _by_value(_project_modules()):
+    import cloudpickle
+
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    mine = [module for module in _project_modules() if module.__name__ not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         return pickled(thing)
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def find_in(path: Sequence[str]) -> None:
@@ -72,21 +81,6 @@ def leave_out(folder: str, path: Sequence[str]) -> None:
     """
     if folder not in path and "" not in path:
         sys.path[:] = [each for each in sys.path if each != folder]
-
-
-@contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    import cloudpickle
-
-    already = set(cloudpickle.list_registry_pickle_by_value())
-    mine = [module for module in modules if module.__name__ not in already]
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _project_modules() -> list[ModuleType]:
@@ -113,33 +107,11 @@ MESSAGE_BYTES = 1 << 24
 LARGE_BYTES = 1 << 20
 
 
-class Hosting(Protocol):
-    """What a host needs to know about the work; sent by pickle, user code as bytes."""
+class Hosting:
+    """What a host needs to know about the work; sent by pickle, user code as bytes.
 
-    is_shared: bool
-
-    def collect_s(self, hosts: int) -> float:
-        """Return how long each of `hosts` hosts collects answers while its workers hold tasks."""
-        ...
-
-    def pool(self, max_workers: int) -> Pool:
-        """Return the pool for the workers of a host."""
-        ...
-
-    def incoming(self, assignment: Assignment) -> Assignment:
-        """Return an assignment in the form for the worker."""
-        ...
-
-    def outgoing(self, event: Event) -> Event:
-        """Return an event in the form in which it is sent."""
-        ...
-
-    def sent(self) -> None:
-        """Record that all outgoing events were sent."""
-
-
-class PlainHosting:
-    """Hosts a job whose payloads and results are sent as they are."""
+    By default the workers of a node share a host, and payloads and results are sent as they are.
+    """
 
     is_shared = True
 
@@ -147,23 +119,23 @@ class PlainHosting:
         self._job = job
 
     def collect_s(self, hosts: int) -> float:
-        """Return 30 ms, or more so that all hosts together send 200 messages per second."""
-        return max(0.03, hosts / 200)
+        """Return how long each of `hosts` hosts collects answers while its workers hold tasks."""
+        return max(0.03, hosts / 200)  # all hosts together send at most 200 messages per second
 
     def pool(self, max_workers: int) -> Pool:
-        """Return a pool of processes."""
+        """Return the pool for the workers of a host."""
         return ProcessPool(self._job, max_workers)
 
     def incoming(self, assignment: Assignment) -> Assignment:
-        """Change nothing."""
+        """Return an assignment in the form for the worker."""
         return assignment
 
     def outgoing(self, event: Event) -> Event:
-        """Change nothing."""
+        """Return an event in the form in which it is sent."""
         return event
 
     def sent(self) -> None:
-        """Do nothing."""
+        """Record that all outgoing events were sent."""
 
 
 class Host:
@@ -179,7 +151,7 @@ class Host:
         leave_out(folder, path)
         self._hosting = hosting
         self._collect_s = collect_s
-        self._inbox: deque[Callable[[Pool], None]] = deque()
+        self._inbox: deque[tuple[str, Any]] = deque()
         self._pool: Pool | None = None
         self._over = False
         self._ordered = threading.Event()
@@ -188,16 +160,10 @@ class Host:
 
     def order(self, what: str, payload: Any = None) -> None:
         """Process an order."""
-        if what == "start":
-            self._inbox.append(lambda pool: self._start(pool, payload))
-        elif what == "send":
-            self._inbox.append(lambda pool: self._send(pool, payload))
-        elif what == "kill":
-            self._inbox.append(lambda pool: pool.kill(payload))
-        elif what == "stop":
-            self._inbox.append(lambda pool: self._stop(pool, payload))
-        else:
+        if what == "close":
             self._over = True
+        else:
+            self._inbox.append((what, payload))
         self._ordered.set()
         if self._pool is not None:
             self._pool.wake()
@@ -229,7 +195,17 @@ class Host:
     def _process_orders(self, pool: Pool) -> None:
         self._ordered.clear()
         while self._inbox:
-            self._inbox.popleft()(pool)
+            what, payload = self._inbox.popleft()
+            match what:
+                case "start":
+                    self._start(pool, payload)
+                case "send":
+                    self._send(pool, payload)
+                case "kill":
+                    pool.kill(payload)
+                case "stop":
+                    pool.stop(payload)
+                    self._forget(payload)
 
     def _start(self, pool: Pool, workers: Sequence[tuple[int, int]]) -> None:
         for incarnation, worker_id in workers:
@@ -240,12 +216,7 @@ class Host:
         for incarnation, tasks in payload:
             if incarnation in self._alive:
                 self._held[incarnation] += len(tasks)
-                received = [self._hosting.incoming(Assignment(*each)) for each in tasks]
-                pool.send(incarnation, received)
-
-    def _stop(self, pool: Pool, incarnation: int) -> None:
-        pool.stop(incarnation)
-        self._forget(incarnation)
+                pool.send(incarnation, [self._hosting.incoming(Assignment(*t)) for t in tasks])
 
     def _wait_for_events(self, pool: Pool, timeout: float | None) -> list[Event]:
         """Return what happened, and count the tasks that workers no longer hold."""

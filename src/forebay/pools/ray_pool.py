@@ -4,8 +4,6 @@
        ^                               ^                     │
        └────────── events ─────────────┴──── events() <──────┘   one listener thread per host
 
-Long because one class owns the record of which workers have, await or lost a node.
-
 Where answers are small, the workers that are placed on a node together share a host, and all their
 tasks and answers share messages: with a host for each of a thousand workers, Ray's messages would
 take all of the driver's time. Batches are large: each worker has a host and a stream of its own.
@@ -26,9 +24,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from forebay.errors import OptionError, WorkerDiedError
 from forebay.failures import Failure
@@ -46,13 +44,14 @@ from forebay.pools.events import (
 )
 from forebay.pools.ray_checks import (
     ClusterLost,
-    ClusterMonitor,
     ClusterState,
     HostEnded,
     Message,
     NodeCheck,
+    check_nodes,
     environment_of,
     listen,
+    monitor,
 )
 from forebay.pools.ray_cluster import capacity, place, shutdown_guard, why_waiting
 from forebay.pools.ray_host import Host, Hosting
@@ -73,8 +72,8 @@ SAY_S, SAY_AGAIN_S = 5.0, 60.0
 class _Host:
     """A host: its node, the actor and its `order`, its listener, and how many workers it may have.
 
-    `workers` are worker IDs by incarnation; a host without any is about to end. It is killed at
-    `kill_at` if it has not carried out its order by then.
+    `workers` are worker IDs by incarnation; a host without any is about to end. Those in `hanging`
+    are to be killed. The host is killed at `kill_at` if it has not carried out its order by then.
     """
 
     node: str
@@ -85,26 +84,19 @@ class _Host:
     workers: dict[int, int]
     pending_since: float | None
     kill_at: float | None = None
+    hanging: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Member:
-    """A worker that has a host, and whether it hangs and is to be killed."""
-
-    host: int
-    hangs: bool = False
-
-
-class AnswerReceiver(Protocol):
-    """Takes answers out of the object store, in the thread of `wait`."""
+class AnswerReceiver:
+    """Takes answers out of the object store, in the thread of `wait`; here there are none."""
 
     def complete(self, host: int, events: list[Any]) -> list[Any]:
         """Wait for what a host has sent apart from a message; in the host's own thread."""
-        ...
+        return events
 
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Return the answer for the engine, which must not refer to the object store."""
-        ...
+        return event
 
     def host_ended(self, host: int) -> None:
         """Record that a host has ended; no more answers come from it."""
@@ -120,7 +112,7 @@ class RayPool(Pool):
     Args:
         most: Maximum number of workers; None for as many as there is room for, also on nodes that
             join later.
-        receiver: Handles answers that refer to the object store; None if none do.
+        receiver: Handles answers that refer to the object store; None if there are none.
 
     Attributes:
         num_workers: How many workers there is room for now, within `most`; at least 1.
@@ -149,13 +141,13 @@ class RayPool(Pool):
         self._most = most if most is not None else where.max_workers
         self._grows = grows
         self._ahead = ahead
-        self._receiver = receiver
+        self._receiver = receiver or AnswerReceiver()
         self._messages: queue.SimpleQueue[
             Message | HostEnded | ClusterState | ClusterLost | None
         ] = queue.SimpleQueue()
         self._hosts: dict[int, _Host] = {}
         self._hosts_started = 0
-        self._members: dict[int, _Member] = {}  # by incarnation
+        self._members: dict[int, int] = {}  # the host of each worker that has one, by incarnation
         self._to_place = False
         self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a node, worker IDs
         self._waiting_since: float | None = None
@@ -168,15 +160,24 @@ class RayPool(Pool):
         whole = all(float(each).is_integer() for each in self._need.values())
         self._is_shared = hosting.is_shared and whole and not where.num_gpus
         self._collect_s_of = hosting.collect_s
-        self._monitor: ClusterMonitor | None = None
+        self._monitor: threading.Thread | None = None
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
         # handlers run in reverse order, so this one runs before Ray's.
         atexit.register(self.close)
         try:
             self._actor = _actor_of(where)
             self._node = ray.get_runtime_context().get_node_id()
-            self._monitor = ClusterMonitor(where, check, self._messages.put)
-            self._nodes = self._monitor.nodes
+            session, self._nodes = ray_cluster.session(), ray_cluster.nodes()
+            checks = partial(check_nodes, known=set(), where=where, check=check, over=self._closed)
+            for error in checks(self._nodes).values():
+                raise error
+            self._monitor = threading.Thread(
+                target=monitor,
+                args=(session, checks, self._messages.put, self._closed),
+                name="forebay-monitor",
+                daemon=True,
+            )
+            self._monitor.start()
             self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
             self._adapt()
             self._hosting: Any = ray.put(hosting)
@@ -197,33 +198,30 @@ class RayPool(Pool):
         """Send one order to each of the workers' hosts."""
         orders: dict[int, list[tuple[int, list[Any]]]] = {}
         for incarnation, assignments in groups:
-            member = self._members.get(incarnation)
-            if member is not None:
-                tasks = [tuple(each) for each in assignments]
-                orders.setdefault(member.host, []).append((incarnation, tasks))
+            if incarnation in self._members:
+                order = incarnation, [tuple(each) for each in assignments]
+                orders.setdefault(self._members[incarnation], []).append(order)
         for number, payload in orders.items():
             self._order(number, "send", payload)
 
     def kill(self, incarnation: int) -> None:
         """Order the host to kill its worker; kill the host later if it does not."""
-        member = self._members.get(incarnation)
-        if member is not None:
-            member.hangs = True
-            self._hosts[member.host].kill_at = time.monotonic() + KILL_S
-            self._order(member.host, "kill", incarnation)
+        if incarnation in self._members:
+            number = self._members[incarnation]
+            self._hosts[number].hanging.add(incarnation)
+            self._hosts[number].kill_at = time.monotonic() + KILL_S
+            self._order(number, "kill", incarnation)
 
     def stop(self, incarnation: int) -> None:
         """Order the worker's host to stop it; a worker that waits for room is no longer wanted."""
         self._waiting = deque(each for each in self._waiting if each[0] != incarnation)
-        member = self._members.pop(incarnation, None)
-        if member is not None:
-            host = self._hosts[member.host]
-            del host.workers[incarnation]
+        if incarnation in self._members:
+            number, host = self._remove(incarnation)
             if host.workers:
-                self._order(member.host, "stop", incarnation)
+                self._order(number, "stop", incarnation)
             else:
                 host.kill_at = time.monotonic() + KILL_S
-                self._order(member.host, "close")
+                self._order(number, "close")
         self._to_place = True
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -275,14 +273,13 @@ class RayPool(Pool):
         finally:  # also if Ctrl-C ends that wait
             for host in self._hosts.values():
                 self._kill(host)
-            if self._receiver is not None:
-                self._receiver.close()
+            self._receiver.close()
             self._join_listeners(CLOSE_S)
             with suppress(ConnectionError), shutdown_guard().held():
                 self._hosts.clear()
-                self._hosting = self._receiver = None  # which may hold memory
+                self._hosting, self._receiver = None, AnswerReceiver()  # which may hold memory
             if self._monitor is not None:
-                self._monitor.close(CLOSE_S)
+                self._monitor.join(CLOSE_S)
             atexit.unregister(self.close)
             ray_cluster.leave()
 
@@ -320,12 +317,9 @@ class RayPool(Pool):
         wanted = len(self._waiting)
         chosen = place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else []
         self._fresh.update(chosen)
-        if self._is_shared:
-            for node, count in Counter(chosen).items():
-                self._start_host(node, self._take_waiting(count))
-        else:
-            for node in chosen:
-                self._start_host(node, self._take_waiting(1))
+        shares = Counter(chosen).items() if self._is_shared else [(node, 1) for node in chosen]
+        for node, count in shares:
+            self._start_host(node, self._take_waiting(count))
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -337,7 +331,7 @@ class RayPool(Pool):
     def _add(self, number: int, workers: Sequence[tuple[int, int]]) -> None:
         for incarnation, worker_id in workers:
             self._hosts[number].workers[incarnation] = worker_id
-            self._members[incarnation] = _Member(number)
+            self._members[incarnation] = number
 
     def _start_host(self, node: str, workers: list[tuple[int, int]]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -360,8 +354,8 @@ class RayPool(Pool):
             self._messages.put(Message(None, list(deaths)))
             return
         number, self._hosts_started = self._hosts_started, self._hosts_started + 1
-        put, closed, receiver = self._messages.put, self._closed, self._receiver
-        complete = list if receiver is None else partial(receiver.complete, number)
+        complete = partial(self._receiver.complete, number)
+        put, closed = self._messages.put, self._closed
         listener = threading.Thread(
             target=listen,
             args=(number, actor, room, workers, self._ahead, complete, put, closed),
@@ -437,40 +431,43 @@ class RayPool(Pool):
     def _event(self, sent: Any, host_number: int | None) -> Event:
         """Return an event as the engine is to have it."""
         event: Event = as_received(sent)
-        if isinstance(event, TaskFinished) and self._receiver is not None:
+        if isinstance(event, TaskFinished):
             assert host_number is not None, "only hosts have answers"
             host = self._hosts.get(host_number)
             is_here = host is not None and host.node == self._node
             return self._receiver.receive(host_number, event, is_here=is_here)
-        if not isinstance(event, WorkerDied):
+        if not isinstance(event, WorkerDied) or event.incarnation not in self._members:
             return event
-        member = self._members.pop(event.incarnation, None)
-        if member is None:
-            return event
-        host = self._hosts[member.host]
-        del host.workers[event.incarnation]
-        if not any(self._members[each].hangs for each in host.workers):
+        number, host = self._remove(event.incarnation)
+        if not host.hanging:
             host.kill_at = None
         if not host.workers:
-            del self._hosts[member.host]
+            del self._hosts[number]
             self._kill(host)
         return self._located(event, host.node)
+
+    def _remove(self, incarnation: int) -> tuple[int, _Host]:
+        """Forget a worker that has a host; return the host, with its number."""
+        number = self._members.pop(incarnation)
+        host = self._hosts[number]
+        del host.workers[incarnation]
+        host.hanging.discard(incarnation)
+        return number, host
 
     def _lose_host(self, ended: HostEnded) -> list[Event]:
         """Return the deaths of the workers that a host had."""
         self._to_place = True  # its resources are free, unless its node is lost
-        if self._receiver is not None:
-            self._receiver.host_ended(ended.number)
+        self._receiver.host_ended(ended.number)
         host = self._hosts.pop(ended.number, None)
-        if host is not None:
-            self._kill(host)  # it may be alive, and unable to reach us
+        if host is None:
+            return []
+        self._kill(host)  # it may be alive, and unable to reach us
         deaths: list[Event] = []
-        for incarnation in sorted(host.workers) if host is not None else ():
+        for incarnation in sorted(host.workers):
+            del self._members[incarnation]
             # A host that was killed because this worker hung does not count as lost.
-            external = not self._members.pop(incarnation).hangs and ended.external
-            maybe_external = not ended.external
-            death = WorkerDied(incarnation, ended.failure, external, maybe_external)
-            assert host is not None
+            external = ended.external and incarnation not in host.hanging
+            death = WorkerDied(incarnation, ended.failure, external, not ended.external)
             deaths.append(self._located(death, host.node))
         return deaths
 

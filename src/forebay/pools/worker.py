@@ -178,7 +178,8 @@ class Channel:
     """
 
     def __init__(self, incoming: int, outgoing: int) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
+        self._incoming = incoming
+        self.outgoing = outgoing  # the descriptor that is written to, for a selector
         self._received = bytearray()
         self._queued = bytearray()
         self._arrivals = select.poll()
@@ -189,17 +190,12 @@ class Channel:
         """Return the descriptor that is read from, for a selector."""
         return self._incoming
 
-    @property
-    def outgoing(self) -> int:
-        """The descriptor that is written to, for a selector."""
-        return self._outgoing
-
     def send(self, message: Any) -> None:
         """Send one object, waiting for room."""
         data = _framed(message)
-        sent = os.write(self._outgoing, data)
+        sent = os.write(self.outgoing, data)
         while sent < len(data):
-            sent += os.write(self._outgoing, memoryview(data)[sent:])
+            sent += os.write(self.outgoing, memoryview(data)[sent:])
 
     def receive(self) -> Any:
         """Return the next object, waiting for it."""
@@ -229,7 +225,7 @@ class Channel:
         """
         while self._queued:
             try:
-                sent = os.write(self._outgoing, self._queued)
+                sent = os.write(self.outgoing, self._queued)
             except BlockingIOError:
                 return True
             except BrokenPipeError:  # the other end died; its death is reported by other means
@@ -241,7 +237,7 @@ class Channel:
     def close(self) -> None:
         """Close both pipes; the other end then reads an end of file."""
         os.close(self._incoming)
-        os.close(self._outgoing)
+        os.close(self.outgoing)
 
     def _parse(self, most: int | None = None) -> list[Any]:
         messages: list[Any] = []

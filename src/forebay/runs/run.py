@@ -165,13 +165,13 @@ def workers_for(
             return ThreadPool(job, job.abandon), options.workers
         return ProcessPool(job, options.workers), options.workers
     from forebay.pools.ray_checks import NodeCheck
-    from forebay.pools.ray_host import PlainHosting, shipped
+    from forebay.pools.ray_host import Hosting, shipped
     from forebay.pools.ray_pool import RayPool
 
     work = shipped(job)
     say = note if options.progress else log.warning
     check = NodeCheck(work, shared, inputs)
-    hosts = RayPool(PlainHosting(work), cluster, check, options.num_workers, say=say)
+    hosts = RayPool(Hosting(work), cluster, check, options.num_workers, say=say)
     return hosts, hosts.num_workers
 
 
