@@ -11,23 +11,8 @@ from typing import Any
 
 import torch
 
+from forebay.devices import flow as transfer
 from forebay.devices.device import Copy, Device
-from forebay.devices.flow import (
-    Advance,
-    Allocate,
-    Arrived,
-    Command,
-    CopyEnded,
-    Discard,
-    Dropped,
-    FreeHost,
-    Refused,
-    Released,
-    StartCopy,
-    Taken,
-    TransferFlow,
-    Wanted,
-)
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
 from forebay.loading.messages import BatchRequest, BatchResult
 from forebay.memory.layout import Slot
@@ -53,10 +38,9 @@ class BatchSlots:
 
     @property
     def prepare(self) -> Any:
-        """A function that adds a slot to a request when it is sent; see `Engine`.
+        """A function that adds a slot to a request when it is sent, without a reference cycle.
 
-        It does not reference this object's owner: such a cycle would keep the slab in memory until
-        the garbage collector runs.
+        A cycle would keep the slab in memory until the garbage collector runs.
         """
         return partial(_with_slot, self.slab, self.by_task)
 
@@ -81,9 +65,6 @@ class BatchSlots:
             directory, self._directory = self._directory, None  # one warning is enough
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
         return memory_of(packed, self.slab, self.by_task.pop(task, None))
-
-    def advance(self) -> None:
-        """Do nothing: batches stay where they are."""
 
     def free(self, task: int) -> None:
         """Free the slot of a task whose batch will not be taken."""
@@ -152,7 +133,7 @@ class DeviceBatches:
 
     def __init__(self, device: Device, slots: BatchSlots, transfers: Transfers) -> None:
         self._device, self._slots, self._transfers = device, slots, transfers
-        self._flow = TransferFlow(reuses=device.reuses)
+        self._flow = transfer.TransferFlow(reuses=device.reuses)
         self._slab = DeviceSlab(device)
         self._lock = threading.RLock()
         self._is_closed = False
@@ -179,7 +160,7 @@ class DeviceBatches:
             return
         with self._lock:
             self._results[task] = result
-            self._flow.handle(Arrived(task, nbytes))
+            self._flow.handle(transfer.Arrived(task, nbytes))
 
     def advance(self) -> None:
         """Start the copies of the next batches, and free the memory of those that have ended."""
@@ -188,7 +169,7 @@ class DeviceBatches:
                 return
             with suppress(torch.OutOfMemoryError):  # it is tried again when the batch is taken
                 self._note_ended()
-                while commands := self._flow.handle(Advance()):
+                while commands := self._flow.handle(transfer.Advance()):
                     self._perform(commands)
 
     def free(self, task: int) -> None:
@@ -196,7 +177,7 @@ class DeviceBatches:
         with self._lock:
             known = self._results.pop(task, None) or self._copied.pop(task, None)
             if known is not None:
-                self._perform(self._flow.handle(Dropped(task)))
+                self._perform(self._flow.handle(transfer.Dropped(task)))
         self._slots.free(task)
 
     # ---- the consumer --------------------------------------------------------------------------
@@ -211,14 +192,14 @@ class DeviceBatches:
                 raise self._error
             self._note_ended()
             for slot in self._slab.returned():
-                self._perform(self._flow.handle(Released(slot)))
+                self._perform(self._flow.handle(transfer.Released(slot)))
             if task not in self._results and task not in self._copied:
                 result = self._slots.open(task, result)
                 return result._replace(batch=self._device.moved(result.batch), is_moved=True)
             try:
-                self._perform(self._flow.handle(Wanted(task)))
+                self._perform(self._flow.handle(transfer.Wanted(task)))
             except torch.OutOfMemoryError as error:
-                self._flow.handle(Dropped(task))
+                self._flow.handle(transfer.Dropped(task))
                 self._results.pop(task)
                 self._transfers.refused += 1
                 return self._slots.open(task, result)._replace(
@@ -226,7 +207,7 @@ class DeviceBatches:
                 )
             copied = self._copied.pop(task)
             self._slab.lend(copied.slot, copied.lease, copied.copy)
-            self._flow.handle(Taken(task))
+            self._flow.handle(transfer.Taken(task))
         if copied.error is not None:
             raise copied.error
         batch = copied.batch if copied.is_complete else self._device.moved(copied.batch)
@@ -253,31 +234,31 @@ class DeviceBatches:
         for task, (_, copy) in list(self._host.items()):
             if copy.ended.query():
                 self._transfers.seconds += copy.seconds()
-                self._perform(self._flow.handle(CopyEnded(task)))
+                self._perform(self._flow.handle(transfer.CopyEnded(task)))
 
-    def _perform(self, commands: list[Command]) -> None:
+    def _perform(self, commands: list[transfer.Command]) -> None:
         """Perform commands."""
         try:
             for command in commands:
                 self._perform_one(command)
         except torch.OutOfMemoryError:
             start = commands[-1]
-            assert isinstance(start, StartCopy), "it comes after Allocate"
-            self._flow.handle(Refused(start.batch))
+            assert isinstance(start, transfer.StartCopy), "it comes after Allocate"
+            self._flow.handle(transfer.Refused(start.batch))
             raise
         except Exception as error:
             self._error = error
             raise
 
-    def _perform_one(self, command: Command) -> None:
+    def _perform_one(self, command: transfer.Command) -> None:
         match command:
-            case Allocate(slot, nbytes):
+            case transfer.Allocate(slot, nbytes):
                 self._slab.allocate(slot, nbytes)
-            case StartCopy(task, slot):
+            case transfer.StartCopy(task, slot):
                 self._start(task, slot)
-            case FreeHost(task):
+            case transfer.FreeHost(task):
                 del self._host[task]
-            case Discard(slot):
+            case transfer.Discard(slot):
                 self._slab.discard(slot)
 
     def _start(self, task: int, slot: int) -> None:
