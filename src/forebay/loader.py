@@ -2,9 +2,8 @@
 
     DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
 
-Long because the public class and its documentation are in one file. The implementation is in
-`loading/`: `settings.py` derives settings from the arguments, `epochs.py` holds what changes from
-batch to batch and connects the parts.
+In `loading/`, `settings.py` derives settings from the arguments, and `epochs.py` holds what changes
+from batch to batch.
 """
 
 from __future__ import annotations
@@ -197,13 +196,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
-        arguments: Any = (
-            *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
-            *(pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
-        )
         torch_init()(
             self,
-            *arguments,
+            *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
+            *(pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,

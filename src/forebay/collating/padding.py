@@ -190,9 +190,6 @@ def _no_tensor(odd: Misfit, count: int) -> InputError:
 
 
 # ---- byte packing --------------------------------------------------------------------------------
-# Packing: collate encoded samples of different lengths into one tensor, in the batch's memory.
-#
-# samples ──> lengths ──> allocate the batch ──> copy each to its offset
 
 _ADVICE = (
     "packed() takes encoded bytes: bytes, bytearrays, and uint8 arrays or tensors of one "

@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, getitem, itemgetter
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -129,15 +129,15 @@ def find(samples: Sequence[Any]) -> Misfit | None:
 
 
 def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
-    first = values[0]
+    first, get = values[0], cast(Any, getitem)
     misfit = odd_one(path, [described(_unordered(value), exactly) for value in values])
     if misfit is not None:
         return misfit
     if isinstance(first, Mapping):
-        keys, get = list(first), _get
+        keys = list(first)
     elif isinstance(first, Sequence) and not isinstance(first, _TEXTS):
         names = getattr(first, "_fields", None)
-        keys, get = list(names or range(len(first))), getattr if names else _get
+        keys, get = list(names or range(len(first))), getattr if names else get
     elif isinstance(first, _COLLATED) and _is_stacked(first):
         return None
     else:
@@ -166,8 +166,6 @@ def _unordered(value: Any) -> Any:
     """Return a dict with its keys sorted, since dicts may differ only in their order."""
     return dict.fromkeys(sorted(value, key=repr)) if isinstance(value, Mapping) else value
 
-
-_get: Callable[[Any, Any], Any] = lambda value, key: value[key]  # noqa: E731
 
 # ---- rules ---------------------------------------------------------------------------------------
 

@@ -154,10 +154,8 @@ def diagram() -> str:
 
 
 # ---- commands ------------------------------------------------------------------------------------
-# Commands: what to do, in the imperative, as frozen records.
-#
-# `flow.py` creates them from the events of `events.py`, and `engine.py` performs them. The records
-# that every task needs are named tuples, which take a fifth of the time to make.
+# What to do, in the imperative; `engine.py` performs them. The records that every task needs are
+# named tuples, which take a fifth of the time to make.
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,45 +11,23 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from forebay.base.process import LONGEST_WAIT_S
+from forebay.engine import commands as do
 from forebay.engine.commands import (
-    Command,
     DeliverResult,
     DropTask,
-    FetchTasks,
-    Finish,
-    GiveUp,
-    KillWorker,
     Limits,
     Outcome,
     ReportFailure,
     ReportRetry,
-    SendTasks,
-    SetAlarm,
-    StartWorker,
     State,
-    StopWorker,
 )
 from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
-from forebay.observe.progress import (
-    log_failed,
-    log_retry,
-    log_worker_died,
-    log_worker_killed,
-    log_worker_replaced,
-)
+from forebay.observe import progress
+from forebay.pools import events as happened
 from forebay.pools.base import Pool
-from forebay.pools.events import (
-    AlarmRang,
-    Assignment,
-    Event,
-    ResultsReleased,
-    TasksForgotten,
-    TasksQueued,
-    WorkerDied,
-    WorkersResized,
-)
+from forebay.pools.events import Assignment, Event, WorkerDied
 
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
@@ -95,15 +73,15 @@ class Engine:
         keys, payloads, ids = zip(*tasks, strict=True)
         self._payloads.update(zip(keys, payloads, strict=True))
         worker_ids = None if ids[0] is None else ids
-        self._handle([TasksQueued(keys, ended=False, worker_ids=worker_ids)])
+        self._handle([happened.TasksQueued(keys, ended=False, worker_ids=worker_ids)])
 
     def forget(self, before: int) -> None:
         """Drop undelivered tasks with lower numbers; a `DropTask` follows for each."""
-        self._handle([TasksForgotten(before)])
+        self._handle([happened.TasksForgotten(before)])
 
     def release(self, tasks: Sequence[int]) -> None:
         """Free the slots of delivered results."""
-        self._handle([ResultsReleased(tuple(tasks))])
+        self._handle([happened.ResultsReleased(tuple(tasks))])
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers: start more, or stop those with the highest worker IDs.
@@ -111,7 +89,7 @@ class Engine:
         A worker that is to stop finishes its tasks first. Not allowed while tasks are bound to
         worker IDs (see `NewTask`).
         """
-        self._handle([WorkersResized(num_workers)])
+        self._handle([happened.WorkersResized(num_workers)])
 
     def step(self, timeout: float | None = None, collect_s: float = 0.0) -> list[Outcome]:
         """Wait up to `timeout` seconds for events; return the resulting outcomes.
@@ -133,7 +111,7 @@ class Engine:
                     self._log_death(event)
             if self._alarm is not None and self._alarm <= time.monotonic():
                 self._alarm = None
-                events.append(AlarmRang())
+                events.append(happened.AlarmRang())
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
         if self._gave_up is not None and not outcomes:
@@ -182,7 +160,7 @@ class Engine:
         if events:
             self._perform(self._flow.handle(events, time.monotonic()))
 
-    def _perform(self, commands: Sequence[Command]) -> None:
+    def _perform(self, commands: Sequence[do.Command]) -> None:
         todo = list(commands)
         groups: list[tuple[int, list[Assignment]]] = []
         for command in todo:  # the loop itself extends it
@@ -193,54 +171,54 @@ class Engine:
             match command:
                 case ReportFailure():
                     payload = self._payloads.pop(command.task)
-                    log_failed(self._name_of(payload), command.failure)
+                    progress.log_failed(self._name_of(payload), command.failure)
                     self._outcomes.append(command)
                 case ReportRetry():
                     name = self._name_of(self._payloads[command.task])
-                    log_retry(name, command.attempt, command.failure)
+                    progress.log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
-                case SendTasks():
+                case do.SendTasks():
                     groups.append((command.incarnation, self._assignments(command.tasks)))
-                case FetchTasks():
+                case do.FetchTasks():
                     fetched = list(islice(self._source, command.count))
                     self._payloads.update(fetched)
                     tasks = tuple(task for task, _ in fetched)
-                    queued = TasksQueued(tasks, ended=len(tasks) < command.count)
+                    queued = happened.TasksQueued(tasks, ended=len(tasks) < command.count)
                     todo.extend(self._flow.handle([queued], time.monotonic()))
-                case StartWorker():
+                case do.StartWorker():
                     self._log_start(command)
                     self._pool.start(command.incarnation, command.worker_id)
-                case KillWorker():
+                case do.KillWorker():
                     self._log_kill(command)
                     self._pool.kill(command.incarnation)
-                case StopWorker():
+                case do.StopWorker():
                     self._worker_ids.pop(command.incarnation, None)
                     self._pool.stop(command.incarnation)
-                case SetAlarm():
+                case do.SetAlarm():
                     self._alarm = command.at
-                case Finish():
+                case do.Finish():
                     self.finished = True
-                case GiveUp():
+                case do.GiveUp():
                     self._gave_up = command.failure
         if groups:
             self._pool.send_to_all(groups)
 
-    def _log_start(self, command: StartWorker) -> None:
+    def _log_start(self, command: do.StartWorker) -> None:
         self._worker_ids[command.incarnation] = command.worker_id
         if command.worker_id in self._lost:
             self._lost.discard(command.worker_id)
-            log_worker_replaced(command.worker_id)
+            progress.log_worker_replaced(command.worker_id)
 
-    def _log_kill(self, command: KillWorker) -> None:
+    def _log_kill(self, command: do.KillWorker) -> None:
         worker_id = self._worker_ids.pop(command.incarnation)  # so that its death is not logged
         self._lost.add(worker_id)
-        log_worker_killed(worker_id)
+        progress.log_worker_killed(worker_id)
 
     def _log_death(self, event: WorkerDied) -> None:
         worker_id = self._worker_ids.pop(event.incarnation, None)
         if worker_id is not None:
             self._lost.add(worker_id)
-            log_worker_died(worker_id, event.failure)
+            progress.log_worker_died(worker_id, event.failure)
 
     def _assignments(self, tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
         payloads, prepare = self._payloads, self._prepare

@@ -55,7 +55,6 @@ from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.ranks import process_group
 
 # ---- fetch ---------------------------------------------------------------------------------------
-# Fetch the samples of a batch from a dataset, and report which of them raised.
 
 # If samples take less than `TIMED_S` on average, they are timed one by one only in one of
 # `TIMED_BATCHES` batches.
@@ -65,11 +64,6 @@ FEW_SAMPLES = 4
 
 # Calls a function with one that seeds the generators; returns what it returns.
 RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
-
-
-def run_seeded(call: Callable[[SetSeed], Any]) -> Any:
-    """Call a function with `seed_generators`."""
-    return call(seed_generators)
 
 
 class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
@@ -113,7 +107,9 @@ class MapFetcher:
         self._spec = spec
         self._turns, self._seeds = turns, seeds
         self._owned, self._epoch = OwnedGenerators(), -1
-        self._run_seeded: RunSeeded = run_seeded if turns is None else turns.run
+        self._run_seeded: RunSeeded = (
+            (lambda call: call(seed_generators)) if turns is None else turns.run
+        )
         # For very few samples, seeding takes less time than to find whether they draw.
         self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
@@ -316,8 +312,7 @@ class _Used(NamedTuple):
 class BatchTimer:
     """Adds up times until there is a `Timing` to send.
 
-    Its user stores two moments of each batch, and calls `timing` when the batch is ready: three
-    readings of the clock, because tiny batches take only some ten microseconds.
+    Three readings of the clock for each batch: tiny ones take only some ten microseconds.
     """
 
     def __init__(self, *, is_worker: bool = False, is_process: bool = False) -> None:

@@ -151,7 +151,7 @@ class Pipeline:
         self._dataset_seen: Any = None
         self._replaces_workers = False
         self._has_agreed = False
-        self._hand_out: HandOut | None = None
+        self.hand_out = HandOut(settings)
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -160,40 +160,46 @@ class Pipeline:
         self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
         if not self.keeps_workers:
             self.close()
-        resumes = position.batch > 0 and settings.by_torchs_rules
+        is_rest = position.batch > 0 and settings.by_torchs_rules
         skip = position.batch if settings.is_iterable and not position.knows_workers else 0
         if skip:  # a dataset without a state is read again up to the position
             position = replace(position, batch=0, sample=0, worker_states=(), next_worker=0)
-        loader, generator = settings.loader, settings.drawn_from
         # On a resume the global generator keeps its state: restoring it is up to the user.
-        with generators_kept() if resumes and loader.generator is None else generators_locked():
-            if position.generator is not None:
-                set_generator(generator, position.generator)
-            if settings.by_torchs_rules:
-                self.generator_before = state_of_generator(generator)
-            # torch draws a base seed once for workers that persist.
-            persists = loader.persistent_workers and self.feed is not None and self.feed.is_open
-            self.drew_base_seed = position.draws_base_seed and not persists
-            # With workers, torch resets a new iterator, too: that draws, and iterates the sampler,
-            # again. A sampler that keeps its position might lose it.
-            resets = loader.num_workers > 0 and not holds_position(settings.index_sampler)
-            shared_seed = iterator.begin_as_torch(
-                loader, generator, draws=self.drew_base_seed, resets=resets
-            )
-            is_shuffled = isinstance(loader.sampler, RandomSampler)
-            if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
-                draw_seed(None)  # as torch does for the order: later draws are equal to torch's
-            planner, feed = self._opened(settings, position, iterator)
-            planner.shared_seed = shared_seed
-            if not position.knows_workers:
+        is_users = is_rest and settings.loader.generator is None
+        try:
+            with generators_kept() if is_users else generators_locked():
+                self._draw_as_torch(settings, position, iterator)
+                planner, feed = self._opened(settings, position, iterator)
+                if not position.knows_workers:
+                    planner.begin(feed, position.start, position.next_worker)
+                    if is_rest:
+                        planner.read_ahead()
+                    for _ in range(skip):
+                        planner.take()
+            if position.knows_workers:  # not before: the dataset may restore the generators itself
                 planner.begin(feed, position.start, position.next_worker)
-                if resumes:
-                    planner.read_ahead()
-                for _ in range(skip):
-                    planner.take()
-        if position.knows_workers:  # not before: the dataset may restore the generators itself
-            planner.begin(feed, position.start, position.next_worker)
+        except BaseException:
+            self.close()  # it may be inconsistent
+            raise
         return planner
+
+    def _draw_as_torch(self, settings: Settings, position: Position, iterator: Any) -> None:
+        """Draw from the generators, and iterate the sampler, as torch's iterators do."""
+        loader, generator = settings.loader, settings.drawn_from
+        if position.generator is not None:
+            set_generator(generator, position.generator)
+        if settings.by_torchs_rules:
+            self.generator_before = state_of_generator(generator)
+        # torch draws a base seed once for workers that persist.
+        persists = loader.persistent_workers and self.feed is not None and self.feed.is_open
+        self.drew_base_seed = position.draws_base_seed and not persists
+        # With workers, torch resets a new iterator, too: that draws, and iterates the sampler,
+        # again. A sampler that keeps its position might lose it.
+        resets = loader.num_workers > 0 and not holds_position(settings.index_sampler)
+        iterator.begin_as_torch(loader, generator, draws=self.drew_base_seed, resets=resets)
+        is_shuffled = isinstance(loader.sampler, RandomSampler)
+        if is_shuffled and loader.sampler.generator is None and not settings.by_torchs_rules:
+            draw_seed(None)  # as torch does for the order: later draws are equal to torch's
 
     def _opened(
         self, settings: Settings, position: Position, iterator: Any
@@ -205,7 +211,7 @@ class Pipeline:
         if position.mixture is not None and self.mixture is not None:
             self.mixture = replace(self.mixture, **position.mixture)
         planner = self.planner_for(settings)
-        source = planner.source
+        planner.shared_seed, source = iterator.first_shared_seed, planner.source
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
@@ -218,7 +224,9 @@ class Pipeline:
         if settings.ranks is not None and not self._has_agreed:
             self._check_ranks(settings.ranks, settings, position)
         feed = self.feed
-        if feed is None or not feed.is_open or self._has_old_dataset(settings):
+        fingerprint = self._dataset_fingerprint(settings)
+        # Workers got copies of the dataset, which the user may have changed since.
+        if feed is None or not feed.is_open or fingerprint != self._dataset_seen:
             self.close()
             seed = None
             # Threads draw from the generators of the process, unless the user set a seed.
@@ -228,11 +236,10 @@ class Pipeline:
                 seed = self.seed
             if settings.is_iterable and loader.seed is not None:
                 base_seed = worker_seed_of(loader.seed, position.epoch)
-            self._replaces_workers = False
-            self._dataset_seen = self._dataset_fingerprint(settings)
+            self._replaces_workers, self._dataset_seen = False, fingerprint
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
-            device = self.hand_out(settings).device
+            device = self.hand_out.device
             feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
         return planner, feed
 
@@ -256,18 +263,8 @@ class Pipeline:
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
         if self.planner is None:
-            loader = settings.loader
-            turns = max(loader.num_workers, 1) if settings.by_torchs_rules else 0
-            self.planner = Planner(
-                self._source(settings),
-                self.recorders,
-                settings.depth(),
-                turns=0 if settings.is_local and not settings.is_iterable else turns,
-                in_order=settings.in_order,
-                shares_dataset=loader.backend == "thread" or settings.is_local,
-                may_run_ahead=settings.runs_ahead,
-                worker_seed=loader.seed if settings.is_iterable else None,
-            )
+            source, runs_ahead = self._source(settings), settings.runs_ahead
+            self.planner = Planner(source, self.recorders, settings, runs_ahead=runs_ahead)
         return self.planner
 
     def _source(self, settings: Settings) -> Source:
@@ -299,10 +296,6 @@ class Pipeline:
             return [state._replace(phase="before") for state in planner.worker_states]
         return [WorkerState()] * (1 if settings.is_local else settings.loader.num_workers)
 
-    def _has_old_dataset(self, settings: Settings) -> bool:
-        """Return whether the user changed the dataset after the workers got their copies."""
-        return bool(self._dataset_fingerprint(settings) != self._dataset_seen)
-
     def _dataset_fingerprint(self, settings: Settings) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         loader = settings.loader
@@ -311,12 +304,6 @@ class Pipeline:
         if not settings.runs_ahead or loader.backend == "thread":
             return None
         return self.recorders.dataset_fingerprint(loader.dataset)
-
-    def hand_out(self, settings: Settings) -> HandOut:
-        """Return what moves and transforms the batches; create it if there is none."""
-        if self._hand_out is None:
-            self._hand_out = HandOut(settings)
-        return self._hand_out
 
     def refresh(self) -> None:
         """Replace the workers and make prefetched batches again, at the next epoch."""
@@ -399,10 +386,6 @@ def feed_of(
 
 
 # ---- loader progress -----------------------------------------------------------------------------
-# How far a loader has got: its epoch and position, and the counts of what it returned.
-#
-#     DataLoader ── settings ──> LoaderProgress ── position ──> Pipeline.begin ──> BatchIterator
-#
 # The loader itself holds only its arguments.
 
 
@@ -440,25 +423,23 @@ class LoaderProgress:
             return self._next_epoch
         return planner.epoch + (not planner.has_next())
 
-    def begin_epoch(self, settings: Settings, iterator: Any) -> tuple[Pipeline, Planner]:
-        """Begin an epoch, or continue from a loaded state."""
-        # A persistent iterator continues with its own workers.
-        pipeline: Pipeline | None = getattr(iterator, "pipeline", None)
-        if pipeline is None:
-            pipeline = self.pipeline_for(settings, is_new=settings.by_torchs_rules)
+    def next_start(self, settings: Settings, own: Pipeline | None) -> tuple[Pipeline, Position]:
+        """Return where the next iteration begins, and the pipeline that it reads.
+
+        Args:
+            own: The pipeline of a persistent iterator, which continues with its workers; else None.
+        """
+        pipeline = own or self.pipeline_for(settings, is_new=settings.by_torchs_rules)
         self.pipeline = pipeline
-        position = self.resumed
-        if position is None:
-            epoch = self._next_epoch
-            origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
-            position = Position(made_with=settings.made_with, epoch=epoch, origin=origin)
-        try:
-            planner = pipeline.begin(settings, position, iterator)
-        except BaseException:
-            pipeline.close()  # it may be inconsistent
-            raise
-        self.resumed, self._next_epoch = None, position.epoch + 1
-        return pipeline, planner
+        if self.resumed is not None:
+            return pipeline, self.resumed
+        epoch = self._next_epoch
+        origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
+        return pipeline, Position(made_with=settings.made_with, epoch=epoch, origin=origin)
+
+    def began(self, epoch: int) -> None:
+        """Note that an epoch has begun, from the start of it or from a loaded state."""
+        self.resumed, self._next_epoch = None, epoch + 1
 
     def pipeline_for(self, settings: Settings, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if there is none, or `is_new`."""

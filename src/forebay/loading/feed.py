@@ -243,10 +243,10 @@ class Feed:
         slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
         self.pool = pool_for(spec, workers, turns, slots, to_device=device is not None)
         prepare = None if slots is None or workers.backend != "process" else slots.prepare
-        self._slots: BatchSlots | DeviceBatches | None = slots
-        self._copies_ahead = slots is not None and device is not None
+        self._on_device: DeviceBatches | None = None
         if slots is not None and device is not None:
-            self._slots = DeviceBatches(device, slots, trace.transfers)
+            self._on_device = DeviceBatches(device, slots, trace.transfers)
+        self._slots: BatchSlots | DeviceBatches | None = self._on_device or slots
         try:
             self._engine = Engine(self.pool, limits, prepare=prepare)
         except BaseException:  # Ctrl-C, for example
@@ -318,8 +318,8 @@ class Feed:
             self.ready_ends -= 1
         elif self._slots is not None and isinstance(result, BatchResult) and not result.is_empty:
             result = self._slots.open(task, result)
-            if self._copies_ahead:
-                self._driver.call(self._slots.advance)
+            if self._on_device is not None:
+                self._driver.call(self._on_device.advance)
         return task, result
 
     def _released_together(self) -> int:
@@ -376,8 +376,8 @@ class Feed:
                     self._free(outcome.task)
                 case ReportRetry():
                     self._trace.restarted()
-        if self._copies_ahead and self._slots is not None:
-            self._slots.advance()
+        if self._on_device is not None:
+            self._on_device.advance()
         request_more = self.request_more and self.request_more()
         if request_more is not None:
             request_more()

@@ -32,7 +32,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
         self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
-        self.pipeline: Pipeline
+        self.pipeline: Pipeline | Any = None
         settings = Settings(loader)
         self._progress, self._ranks = progress, settings.ranks
         self._loader = None if settings.keeps_iterator else loader
@@ -40,8 +40,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def begin_as_torch(
         self, loader: DataLoader[Any], generator: torch.Generator, *, draws: bool, resets: bool
-    ) -> Any:
-        """Do what torch's iterators do: draw seeds, iterate the sampler; return the shared seed.
+    ) -> None:
+        """Do what torch's iterators do: draw seeds, and iterate the sampler.
 
         Args:
             draws: Whether a new iterator draws a base seed; if not, the generator stays as it was.
@@ -55,7 +55,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         first = self._shared_seed  # torch starts workers with the one drawn first
         if resets or not is_new:
             super()._reset(loader)
-        return first if is_new and draws else self._shared_seed
+        self.first_shared_seed = first if is_new and draws else self._shared_seed
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
@@ -63,8 +63,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, self._planner = progress.begin_epoch(settings, self)
-        self._hand_out = self.pipeline.hand_out(settings)
+        self.pipeline, start = progress.next_start(settings, self.pipeline)
+        self._planner = self.pipeline.begin(settings, start, self)
+        progress.began(start.epoch)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
@@ -106,7 +107,10 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                                 self._check_alone(request, result.failures)
                                 continue
                         return self._handed_out(request, result)
-                    self._raise(request, result)
+                    if isinstance(result, Failure):
+                        raise _died(result, request, self._timeout)
+                    assert isinstance(result, BatchError)
+                    result.reraise()
         except KeyboardInterrupt:
             if pipeline.feed is not None:
                 pipeline.feed.interrupted()
@@ -116,17 +120,11 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         """Return a batch as the user gets it: on the device and transformed, or pinned."""
         if result.refused is not None:
             raise result.refused
-        if self._hand_out.is_needed:
-            return self._hand_out(request, result, self.pipeline.seed)
+        pipeline = self.pipeline
+        if pipeline.hand_out.is_needed:
+            return pipeline.hand_out(request, result, pipeline.seed)
         is_pinned = result.is_moved or not self._pin_memory
         return result.batch if is_pinned else pinned(result.batch)
-
-    def _raise(self, request: BatchRequest, result: Any) -> None:
-        """Raise the error that was returned instead of a batch."""
-        if isinstance(result, Failure):
-            raise _died(result, request, self._timeout)
-        assert isinstance(result, BatchError)
-        result.reraise()
 
     def _check_alone(self, request: BatchRequest, failures: tuple[Failure, ...]) -> None:
         """Raise FailuresError if other ranks have a batch where this one has no sample left."""

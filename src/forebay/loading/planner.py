@@ -1,7 +1,5 @@
 """Decide which batch to request when: prefetching across epochs, `set_epoch`, turns of workers.
 
-Long because one class makes, answers and drops requests, and keeps the only record of them.
-
     source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 
 The planner runs in the trainer's thread, when a batch is taken. With a buffer it requests batches
@@ -31,7 +29,7 @@ from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchResult, Result, WorkerExhausted, WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.set_epoch import SetEpochRecorders, Values, next_values
-from forebay.loading.settings import CHUNK, LOOKAHEAD, Depth
+from forebay.loading.settings import CHUNK, LOOKAHEAD, Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.options import MAX_BATCHES
 from forebay.plan import worker_seed_of
@@ -68,14 +66,11 @@ class Planner:
         self,
         source: Source,
         recorders: SetEpochRecorders,
-        depth: Depth,
+        settings: Settings,
         *,
-        turns: int = 0,
-        in_order: bool = True,
-        shares_dataset: bool = False,
-        may_run_ahead: bool = False,
-        worker_seed: int | None = None,
+        runs_ahead: bool = False,
     ) -> None:
+        loader = settings.loader
         self.source = source
         self.epoch, self.batch, self.samples = -1, 0, 0
         self.start = Start(0)
@@ -84,11 +79,14 @@ class Planner:
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
-        self._recorders, self._depth = recorders, depth
-        self._turns, self._in_order = turns, in_order
-        self._shares_dataset = shares_dataset
-        self._runs_ahead, self._peeks_from = may_run_ahead, math.inf
-        self._worker_seed = worker_seed
+        self._recorders, self._depth = recorders, settings.depth()
+        takes_turns = settings.is_iterable or not settings.is_local
+        takes_turns = takes_turns and settings.by_torchs_rules
+        self._turns = max(loader.num_workers, 1) if takes_turns else 0
+        self._in_order, self._runs_ahead = settings.in_order, runs_ahead
+        self._shares_dataset = loader.backend == "thread" or settings.is_local
+        self._worker_seed = loader.seed if settings.is_iterable else None
+        self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
         self._next_task = 0
@@ -173,10 +171,11 @@ class Planner:
                 self._current_states = self._sampler_states.pop(task, self._current_states)
             if self._depth.most > self._depth.usual:
                 self._depth.record(result)
-            missing = 0 if self._is_driven else self._missing(feed)
-            # After the last batch it is then known that there are no more.
-            if missing or (self.batch >= self._peeks_from and not self._requests):
-                self._request(max(missing, 1))
+            if self.batch >= self._peeks_from and not self._requests:
+                with self._requesting:  # after the last batch it is then known that it was that
+                    self._put_missing(at_least=1)
+            elif not self._is_driven:
+                self._put_missing()
             return request, result
 
     def _has_requests(self) -> bool:
@@ -254,10 +253,7 @@ class Planner:
         return not reader.is_complete or reader.has_failed or self._has_requests()
 
     def origin_of(self, epoch: int) -> int:
-        """Return the number of samples in all epochs before `epoch`.
-
-        The current epoch counts with its own length, all others with the source's present length.
-        """
+        """Return the samples in all epochs before `epoch`; others than the current count as now."""
         start, origin = self.start, self.start.origin
         if self.epoch < 0 or epoch == start.epoch:
             return origin
@@ -328,16 +324,14 @@ class Planner:
                 self._put_missing()
 
     def _put_missing(self, at_least: int = 0) -> None:
-        assert self._feed is not None
-        missing = self._missing(self._feed)
-        if missing or at_least:
-            self._request(max(missing, at_least))
-
-    def _missing(self, feed: Feed | LocalFeed) -> int:
-        """Return how many batches to request now."""
+        """Request as many batches as the depth allows now."""
+        feed = self._feed
+        assert feed is not None
         ends, ready = feed.ready_ends, len(feed.ready)
         room = 0 if self._is_driven else feed.room
-        return self._depth.missing(len(self._requests) - ends, ready - ends, room)
+        missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
+        if missing or at_least:
+            self._request(max(missing, at_least))
 
     def _request(self, count: int) -> None:
         """Request `count` batches, of later epochs too if that is allowed."""
@@ -473,10 +467,9 @@ class Planner:
         )
 
     def _leave(self, epoch: PlannedEpoch) -> None:
-        """Finish an epoch before the next one begins.
+        """Read a sampler with a state to its end if the user ended the epoch early.
 
-        If the user ended it early and its sampler carries a state, the sampler is read to its end:
-        that state must not depend on how many batches were requested.
+        That state must not depend on how many batches were requested.
         """
         sampler: Any = getattr(self.source, "sampler", None)
         if self._epochs or epoch.reader.is_complete or epoch.sampler_states is None:

@@ -1,7 +1,5 @@
 """The position of a loader: one record, and one JSON format, for every kind of loader.
 
-Long because the checks of a loaded position, and their messages, are beside the record.
-
     loader.state_dict()  ──  Position.to_state  ──>  {"version": 2, "epoch": 3, "batch": 17, …}
                                                        └── from_state ──  loader.load_state_dict()
 

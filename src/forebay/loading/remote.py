@@ -41,13 +41,8 @@ if TYPE_CHECKING:
     from forebay.loading.slots import BatchSlots
 
 # ---- hosting -------------------------------------------------------------------------------------
-# Handle batches in the host of a worker on a cluster, without importing torch.
-#
-#     worker ── slot of its host's slab ──> host ── message: the bytes, or on the trainer's machine
-#                                             │              the slot itself, which is lent
-#                                             └── or the bytes over TCP (`memory/transport.py`)
-#
-# Importing torch takes a second or more. The worker imports it too, and starts only after its host.
+# Handle batches in the host of a worker on a cluster, without importing torch: that takes a second
+# or more, the worker does it too, and it starts only after its host.
 
 
 class BatchHosting(Hosting):
@@ -173,10 +168,7 @@ class RemoteJob:
 
 
 def make_known(kind: type) -> None:
-    """Make a class that was pickled by value importable here, so that it is pickled by name.
-
-    The trainer has the class under that name.
-    """
+    """Make a class that was pickled by value importable: the trainer has it under its name."""
     module = sys.modules.get(kind.__module__)
     if module is None:
         module = sys.modules[kind.__module__] = ModuleType(kind.__module__)
@@ -184,7 +176,7 @@ def make_known(kind: type) -> None:
         setattr(module, kind.__qualname__, kind)
 
 
-# ---- remote --------------------------------------------------------------------------------------
+# ---- in the trainer ------------------------------------------------------------------------------
 
 # How many messages with batches each worker may keep in the object store.
 MESSAGES_AHEAD = 2
@@ -256,11 +248,7 @@ class BatchReceiver(AnswerReceiver):
         return received
 
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
-        """Copy a batch from where it arrived into the slab, or map it, at once.
-
-        It may have to wait for earlier batches, and must not occupy the object store meanwhile, or
-        the memory of its connection.
-        """
+        """Copy a batch into the slab, or map it, at once: it may have to wait for earlier ones."""
         result = event.result
         if isinstance(result, SealedResult):
             return event._replace(result=result.opened())

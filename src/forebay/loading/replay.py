@@ -63,7 +63,7 @@ def replayed(
     assert isinstance(result, BatchResult), "the dataset is a map-style one"
     if result.is_empty:
         raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
-    return pipeline.hand_out(settings)(request, result, pipeline.seed)
+    return pipeline.hand_out(request, result, pipeline.seed)
 
 
 def _plan_source(
@@ -119,7 +119,6 @@ def _sampler_source(
 
 
 # ---- sample check --------------------------------------------------------------------------------
-# Compare samples that are made twice, here and in workers: do they depend on the seed alone?
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,11 +184,9 @@ def is_self_contained(sampler: Any) -> bool:
 
 
 def states_of(sampler: Any) -> SamplerStates | None:
-    """Return the states that a sampler and its inner sampler keep from epoch to epoch.
+    """Return what a sampler and its inner one keep from epoch to epoch; None if neither does.
 
-    None if neither keeps a state.
-
-    The state is that of `state_dict`, or else that of the sampler's generator.
+    It is what `state_dict` returns, or else the state of the sampler's generator.
     """
     states = [_state_of(each) for each in chain_of(sampler)]
     return states if any(each is not None for each in states) else None
@@ -239,10 +237,7 @@ def resized(sampler: Any, length: int) -> Any:
 
 
 def rows_of(sampler: Any) -> Iterator[torch.Tensor] | None:
-    """Return the indices of each batch as tensors; None if the samplers are not torch's.
-
-    The indices, and the random draws, are equal to those of the samplers.
-    """
+    """Return the batches of torch's samplers as tensors, drawn as they do; None for others."""
     inner: Any = getattr(sampler, "sampler", None)
     if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
         return None

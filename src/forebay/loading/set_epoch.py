@@ -34,10 +34,7 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """Return a comparable value for each attribute of an object, by name.
-
-    Generators are left out, since drawing from them changes them.
-    """
+    """Return a comparable value for each attribute by name, without generators: those change."""
     known = getattr(thing, "__dict__", {})
     return {
         name: _token(value)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
 
 # ---- depth ---------------------------------------------------------------------------------------
-# Limit the number of outstanding requests.
 
 # Outstanding requests beyond the batches made, so that a worker finds one when it is free.
 LOOKAHEAD = 256
@@ -416,7 +415,6 @@ def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
 
 
 # ---- checks --------------------------------------------------------------------------------------
-# Check a loader's arguments: impossible values and combinations.
 
 
 def check(settings: Settings) -> None:

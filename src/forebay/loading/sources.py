@@ -1,7 +1,5 @@
 """The sources of batch indices: a plan, a sampler, or an iterable dataset.
 
-Long because all three sources are here, each with the same few methods.
-
     source.open(epoch) ──> reader ── read(count) ──> [Selection, …]
 
 A source yields the selections of one epoch after another; `planner.py` turns them into requests.
@@ -12,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -97,7 +95,7 @@ class Source(ABC):
     """Selections, epoch after epoch."""
 
     kind: str
-    is_arithmetic = True
+    is_arithmetic = True  # whether another thread may read it: no code of the user's runs
     count: Callable[[Any], int] = staticmethod(len)
 
     @abstractmethod
@@ -213,7 +211,7 @@ class SamplerSource(Source):
         position, outstanding = rank << RANK_BITS, start.outstanding
         skip = 0 if follows else start.batch + len(outstanding)
         if start.by_sample and not follows and type(sampler) is BatchSampler:
-            rest = _Rest(sampler.sampler, start.sample // ranks)
+            rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
             iterator = None
         if not skip:
@@ -285,16 +283,6 @@ class IterableSource(Source):
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`. The selections never end; the workers report the end of the data."""
         return Reader(itertools.repeat(Selection(self._index)))
-
-
-class _Rest:
-    """The rest of a sampler, after its first `skip` indices."""
-
-    def __init__(self, sampler: Iterable[Any], skip: int) -> None:
-        self._sampler, self._skip = sampler, skip
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._sampler, self._skip, None)
 
 
 def _one(_: Any) -> int:

@@ -139,7 +139,7 @@ class RangeReader:
         trace: Trace | None = None,
     ) -> Iterator[Loaded]:
         settings = Settings(self._loader(num_workers, backend))
-        planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings.depth())
+        planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings)
         trace = Trace() if trace is None else trace
         spec, tuning = settings.spec(seed=SEED), settings.tuning(trace)
         device = copying_device(self.device) if num_workers else None
