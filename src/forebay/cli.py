@@ -1,7 +1,8 @@
-"""Arguments and options that several commands of the command line share."""
+"""The command line: preprocess, predict, retry, status, failures, verify, top, compare."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -11,16 +12,17 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn
 
 import click
 
-from forebay import __version__
+import forebay
 from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
-from forebay.base.output_names import SHARD_BYTES, SUFFIXES, TABLE_FORMATS
+from forebay.base.output_names import SUFFIXES, TABLE_FORMATS
 from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
 from forebay.failures import Failure
 from forebay.options import BACKENDS, Ray
@@ -64,63 +66,95 @@ class WorkerCount(click.IntRange):
         return value if value == "auto" else super().convert(value, param, ctx)
 
 
-num_workers = click.option(
-    "--num-workers",
-    type=WorkerCount(0),
-    help="Default: one per core.  auto: more while that makes the run faster.",
-)
+def _count_or_fraction(text: str) -> int | float:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number") from None
 
 
-def backend(command: Any) -> Any:
-    """Add the options that select where workers run to a command."""
-    for option in (
-        click.option("--num-gpus", type=float, help="GPUs of a worker on a cluster. Default: 0."),
-        click.option("--num-cpus", type=float, help="CPUs of a worker on a cluster. Default: 1."),
-        click.option("--address", help="Address of the Ray cluster; 'auto' finds it."),
-        click.option("--backend", type=click.Choice(BACKENDS), default="process"),
-    ):
-        command = option(command)
-    return command
+_COUNT = click.IntRange(1)
+_CLUSTER = ("address", "num_cpus", "num_gpus")
+# Options that several commands have, or that `preprocess` has as arguments: what click is told of
+# each. One that is not given is left to the default of the function that is called.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "num_workers": {
+        "type": WorkerCount(0),
+        "help": "Default: one per core.  auto: more while that makes the run faster.",
+    },
+    "backend": {"type": click.Choice(BACKENDS)},
+    "address": {"help": "Address of the Ray cluster; 'auto' finds it."},
+    "num_cpus": {"type": float, "help": "CPUs of a worker on a cluster. Default: 1."},
+    "num_gpus": {"type": float, "help": "GPUs of a worker on a cluster. Default: 0."},
+    "timeout": {"type": float, "help": "Seconds one input may take."},
+    "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
+    "on_error": {
+        "type": click.Choice(["skip", "raise"]),
+        "help": "Default: skip; with --limit, raise.",
+    },
+    "max_failures": {
+        "type": _count_or_fraction,
+        "metavar": "TEXT",
+        "help": "Stop after more: a count, or a fraction such as 0.01.",
+    },
+    "limit": {
+        "type": _COUNT,
+        "help": "Only the first N inputs, in this process, until one fails: to try a function.",
+    },
+    "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
+    "metadata": {"type": click.Choice(TABLE_FORMATS)},
+    "shard_bytes": {"type": _COUNT, "help": "About how large a tar file of packed outputs is."},
+    "save": {
+        "metavar": "FILE.py:FUNCTION",
+        "type": REFERENCE,
+        "help": "Function that writes the files of a Dataset's sample.",
+    },
+    "load": {
+        "metavar": "FILE.py:FUNCTION",
+        "type": REFERENCE,
+        "help": "Function that makes a sample from a table's row.",
+    },
+    "batch_size": {"type": _COUNT, "help": "Samples in a batch.  Default: 64."},
+    "device": {"help": "Where the model runs, such as cuda."},
+    "version": {"help": "Your name for the state of the function; a new one redoes everything."},
+    "quiet": {"is_flag": True, "help": "Show no progress."},
+}
 
 
-timeout = click.option("--timeout", type=float, help="Seconds one input may take.")
-retries = click.option(
-    "--retries", type=click.IntRange(0), help="Retries of a failed input.  Default: 1."
-)
-version = click.option(
-    "--version", help="Your name for the state of the function; a new one redoes everything."
-)
-quiet = click.option("--quiet", is_flag=True, help="Show no progress.")
-save = click.option(
-    "--save",
-    metavar="FILE.py:FUNCTION",
-    type=REFERENCE,
-    help="Function that writes the files of a Dataset's sample.",
-)
-load = click.option(
-    "--load",
-    metavar="FILE.py:FUNCTION",
-    type=REFERENCE,
-    help="Function that makes a sample from a table's row.",
-)
-batch_size = click.option(
-    "--batch-size", type=click.IntRange(1), help="Samples in a batch.  Default: 64."
-)
-device = click.option("--device", help="Where the model runs, such as cuda.")
+def options(*names: str, **helps: str) -> Callable[[Any], Any]:
+    """Add options to a command, in this order; `helps` replaces the help of some."""
+
+    def added(command: Any) -> Any:
+        for name in reversed(names):
+            known = _OPTIONS[name] | ({"help": helps[name]} if name in helps else {})
+            command = click.option("--" + name.replace("_", "-"), **known)(command)
+        return command
+
+    return added
 
 
-def with_backend(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings in which the options of a cluster are combined into the backend."""
-    names = ("address", "num_cpus", "num_gpus")
-    cluster = {name: value for name in names if (value := settings.pop(name)) is not None}
-    if cluster and settings["backend"] != "ray":
-        options = ", ".join("--" + name.replace("_", "-") for name in cluster)
-        raise click.UsageError(f"{options} is for --backend ray, which was not given")
-    return {**settings, "backend": Ray(**cluster)} if cluster else settings
+def shown_options(names: Iterable[str]) -> str:
+    """Return options as they are written on the command line."""
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call for the options that were given; loads what they name."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    cluster = {name: given.pop(name) for name in _CLUSTER if name in given}
+    if cluster:
+        if given.get("backend") != "ray":
+            raise click.UsageError(
+                f"{shown_options(cluster)} is for --backend ray, which was not given"
+            )
+        given["backend"] = Ray(**cluster)
+    given |= {name: load_work(given[name]) for name in ("save", "load") if name in given}
+    if given.pop("restart", False):
+        given["resume"] = False
+    return given | {"progress": not given.pop("quiet")}
 
 
 # ---- cli look ------------------------------------------------------------------------------------
-# The commands that only show: status, failures, top, compare.
 
 INTERRUPTED = 130
 # Interval of `status --watch` in seconds.
@@ -230,8 +264,6 @@ def _as_json(failure: Failure) -> str:
 
 
 # ---- cli -----------------------------------------------------------------------------------------
-# The command line: preprocess, predict, retry, status, failures, verify, top, compare.
-#
 # Exit codes: 0 all done, 3 finished with failures (or `verify` found something wrong), 1 could not
 # run or was stopped early, 2 wrong usage, 130 interrupted.
 
@@ -240,16 +272,10 @@ DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
 _CONTINUED = ("preprocess", "predict", "retry")
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
-# The options of `retry` that do not apply to it.
-_NOT_RETRIED_WITH = {
-    "preprocess": ["load", "batch_size", "device"],
-    "predict": ["retries", "save"],
-    "cache": ["load", "batch_size", "device", "save"],
-}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="forebay")
+@click.version_option(forebay.__version__, prog_name="forebay")
 def cli() -> None:
     """Prepare data: run a function on every input, on every core, resumably."""
 
@@ -257,39 +283,9 @@ def cli() -> None:
 @cli.command("preprocess", short_help="Run a function on every input.")
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
-@num_workers
-@backend
-@timeout
-@retries
-@click.option(
-    "--on-error", type=click.Choice(["skip", "raise"]), help="Default: skip; with --limit, raise."
-)
-@click.option("--max-failures", help="Stop after more: a count, or a fraction such as 0.01.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    help="Only the first N inputs, in this process, until one fails: to try a function.",
-)
-@click.option("--restart", is_flag=True, help="Forget the earlier run; remove its outputs.")
-@click.option("--metadata", type=click.Choice(TABLE_FORMATS), default="parquet")
-@click.option(
-    "--shard-bytes",
-    type=click.IntRange(1),
-    default=SHARD_BYTES,
-    help="About how large a tar file of packed outputs is.",
-)
-@save
-@version
-@quiet
-def preprocess_command(
-    work: str,
-    paths: tuple[str, ...],
-    max_failures: str | None,
-    restart: bool,
-    save: str | None,
-    quiet: bool,
-    **settings: Any,
-) -> int:
+@options("num_workers", "backend", *_CLUSTER, "timeout", "retries", "on_error", "max_failures")
+@options("limit", "restart", "metadata", "shard_bytes", "save", "version", "quiet")
+def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
@@ -312,33 +308,20 @@ def preprocess_command(
             if is_map_style(loaded)
             else f"{work} is a function, which needs INPUTS and OUTPUT; got only {paths[0]!r}"
         )
-    report = preprocess(
-        loaded,
-        *(None, *paths)[-2:],
-        save=None if save is None else load_work(save),
-        max_failures=_count_or_fraction(max_failures),
-        resume=not restart,
-        progress=not quiet,
-        **with_backend(settings),
-    )
-    click.echo(repr(report))
-    return FAILURES if report.failed else DONE
+    return _shown(preprocess(loaded, *(None, *paths)[-2:], **arguments_of(settings)))
 
 
 @cli.command("predict", short_help="Run a model on every sample.")
 @click.argument("model", metavar="FILE.py:MODEL", type=REFERENCE)
 @click.argument("data", type=PATH)
 @click.argument("output", type=PATH)
-@batch_size
-@num_workers
-@device
-@backend
-@load
-@click.option("--timeout", type=float, help="Seconds one batch may take.")
-@click.option("--restart", is_flag=True, help="Forget the earlier run; remove its predictions.")
-@version
-@quiet
-def predict_command(model: str, data: str, output: str, restart: bool, **settings: Any) -> int:
+@options(
+    *("batch_size", "num_workers", "device", "backend", *_CLUSTER, "load", "timeout", "restart"),
+    *("version", "quiet"),
+    timeout="Seconds one batch may take.",
+    restart="Forget the earlier run; remove its predictions.",
+)
+def predict_command(model: str, data: str, output: str, **settings: Any) -> int:
     """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
 
     MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
@@ -347,39 +330,27 @@ def predict_command(model: str, data: str, output: str, restart: bool, **setting
 
     The same command again continues where it stopped; samples that failed are left to `retry`.
     """
-    return _predict(model, data, output, resume=not restart, **settings)
+    return _predict(model, data, output, settings)
 
 
-def _predict(
-    model: str, data: str, output: str, *, load: str | None, quiet: bool, **settings: Any
-) -> int:
+def _predict(model: str, data: str, output: str, settings: dict[str, Any], **others: Any) -> int:
     is_table = os.path.exists(data) or data.endswith(SUFFIXES) or is_url(data)
-    report = predict(
-        load_work(model),
-        data if is_table else load_work(data),
-        output,
-        load=None if load is None else load_work(load),
-        progress=not quiet,
-        **with_backend(settings),
-    )
-    click.echo(repr(report))
-    return FAILURES if report.failed else DONE
+    work, source = load_work(model), data if is_table else load_work(data)
+    return _shown(predict(work, source, output, **arguments_of(settings), **others))
+
+
+def _shown(made: Any) -> int:
+    """Show a report, or a cache, which has no failures; return the exit code."""
+    click.echo(repr(made))
+    return FAILURES if getattr(made, "failed", 0) else DONE
 
 
 @cli.command("retry", short_help="Try failed inputs or samples again.")
 @click.argument("output", type=PATH)
 @click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=PATH)
-@batch_size
-@num_workers
-@device
-@backend
-@load
-@save
-@timeout
-@retries
-@version
-@quiet
-def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: Any) -> int:
+@options("batch_size", "num_workers", "device", "backend", *_CLUSTER, "load", "save", "timeout")
+@options("retries", "version", "quiet")
+def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     """Try failed inputs or samples of OUTPUT again, and nothing else.
 
     Name what the earlier run worked with, as in its command: the FUNCTION or DATASET (and --save)
@@ -390,22 +361,16 @@ def retry_command(output: str, names: tuple[str, ...], quiet: bool, **settings: 
     verb = verb_of(meta)
     if len(names) != len(_RETRIED[verb]):
         raise OptionError(_how_to_retry(verb, output, meta))
-    if unfit := [name for name in _NOT_RETRIED_WITH[verb] if settings.pop(name) is not None]:
-        given = ", ".join("--" + name.replace("_", "-") for name in unfit)
-        raise click.UsageError(f"{given} does not apply to {verb}, the command that made {output}")
+    call = retry if verb == "preprocess" else getattr(forebay, verb)
+    fit = {*inspect.signature(call).parameters, *_CLUSTER, "quiet"}
+    if unfit := [name for name in settings if name not in fit and settings[name] is not None]:
+        raise click.UsageError(
+            f"{shown_options(unfit)} does not apply to {verb}, the command that made {output}"
+        )
+    settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":
-        model, data = names
-        return _predict(model, data, output, retry_failed=True, quiet=quiet, **settings)
-    work, settings = load_work(names[0]), {**with_backend(settings), "progress": not quiet}
-    if verb == "cache":
-        from forebay.runs.cache import cache
-
-        click.echo(repr(cache(work, output, **settings)))
-        return DONE
-    save = settings.pop("save")
-    report = retry(work, output, save=None if save is None else load_work(save), **settings)
-    click.echo(repr(report))
-    return FAILURES if report.failed else DONE
+        return _predict(names[0], names[1], output, settings, retry_failed=True)
+    return _shown(call(load_work(names[0]), output, **arguments_of(settings)))
 
 
 @cli.command("verify", short_help="Check the output files of a run.")
@@ -487,15 +452,6 @@ def _let_stdout_take_all() -> None:
 
 def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _count_or_fraction(text: str | None) -> int | float | None:
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a number", param_hint="--max-failures") from None
 
 
 def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:

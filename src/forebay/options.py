@@ -18,7 +18,6 @@ from forebay.base.output_names import SHARD_BYTES, TABLE_FORMATS
 from forebay.errors import OptionError
 
 # ---- options -------------------------------------------------------------------------------------
-# The settings of `preprocess` and of clusters as frozen records, checked at once.
 
 BACKENDS = ("process", "thread", "ray")
 # The most workers, where the user names no number: waiting for storage takes more than cores.
@@ -181,12 +180,7 @@ class PreprocessOptions:
                 "  Nothing was started. Leave num_workers out for as many as the cluster has room "
                 "for, or set it to 1 or more."
             )
-        if self.timeout is not None and self.num_workers == 0:
-            raise OptionError(
-                f"timeout={self.timeout:g} needs a worker that can be killed, and num_workers=0 "
-                "has none\n  Nothing was started. Set num_workers to 1 or more, or leave the "
-                "timeout out."
-            )
+        check_killable(self.timeout, self.num_workers)
 
     @property
     def cluster(self) -> Ray | None:
@@ -277,6 +271,15 @@ def check_timeout(timeout: object) -> None:
     """Raise OptionError unless `timeout` is a finite number of seconds above 0, or None."""
     fine = timeout is None or (_is_number(timeout) and timeout > 0)  # type: ignore[operator]
     _check(fine, "timeout", timeout, "a number of seconds above 0, or None")
+
+
+def check_killable(timeout: float | None, num_workers: int | None) -> None:
+    """Raise OptionError if there is a timeout, and no worker that could be killed."""
+    if timeout and num_workers == 0:
+        raise OptionError(
+            f"timeout={timeout:g} needs a worker that can be killed, and num_workers=0 has none\n"
+            "  Nothing was started. Set num_workers to 1 or more, or leave the timeout out."
+        )
 
 
 def cluster_of(backend: str | Ray) -> Ray | None:

@@ -149,14 +149,10 @@ class PackedSequence(Sequence[_T_co]):
     def __reduce__(self) -> Any:
         """Pickle it as two arrays, which may be out-of-band buffers; of a view, only its items."""
         whole = self if self._at == range(self._total()) else PackedSequence(self)
-        return _unpickled, (whole._kind, whole._data, whole._starts, whole._at)
+        return PackedSequence._of, (whole._kind, whole._data, whole._starts, whole._at)
 
     def _total(self) -> int:
         return self._data.nbytes // 8 if self._starts is None else len(self._starts) - 1
-
-
-def _unpickled(*parts: Any) -> PackedSequence[Any]:
-    return PackedSequence._of(*parts)
 
 
 class _Packing:

@@ -67,9 +67,6 @@ class BatchSlots:
             warn_of_full_disk(directory, packed.refused, packed.nbytes)
         return memory_of(packed, self.slab, self.by_task.pop(task, None))
 
-    def advance(self) -> None:
-        """Do nothing: batches stay where they are."""
-
     def free(self, task: int) -> None:
         """Free the slot of a task whose batch will not be taken."""
         slot = self.by_task.pop(task, None)

@@ -1,8 +1,4 @@
-"""Make one part: pass its batches through the model and write one Parquet file.
-
-reader ──> bisection ── model ──> columns ──> part-00007.parquet
-               └── failures ──> ledger
-"""
+"""Make one part: pass its batches through the model and write one Parquet file."""
 
 from __future__ import annotations
 
@@ -39,6 +35,7 @@ from forebay.predicting.reader import (
     specs_of,
 )
 from forebay.runs.ranges import failed_samples, range_of
+from forebay.runs.report import FailureBudget
 
 # ---- results -------------------------------------------------------------------------------------
 # Bring the model's outputs to host memory while it works on the next batch.
@@ -157,8 +154,6 @@ def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure
 
 # ---- parts ---------------------------------------------------------------------------------------
 
-# Stop if this many samples at the start all fail with the same error.
-ALIKE = 20
 # Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
 # Programs read the files of a folder in the order of their names: with a sixth digit, part 100000
@@ -217,9 +212,7 @@ class PartWork:
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
-        self._watches = known is None  # until a sample succeeds, or fails with another error
-        self._failed = 0
-        self._error = ""
+        self._budget = FailureBudget(None, 0, watch=known is None, unit="sample")
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
         """Write the part; in the user's process an exception ends the run as it is."""
@@ -239,7 +232,7 @@ class PartWork:
                 if isinstance(outcome, Predicted):
                     self._take(outcome, writer)
                     rows += len(outcome.indices)
-                    self._watches = False
+                    self._budget.succeeded()
                 else:
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else outcome._replace(traceback=""))
@@ -284,12 +277,9 @@ class PartWork:
 
     def _stop_if_all_fail(self, failure: Failure) -> None:
         """Raise FailuresError if all samples so far failed alike; counts over all parts."""
-        self._watches = self._watches and self._error in ("", failure.error)
-        self._failed, self._error = self._failed + 1, failure.error
-        if self._watches and self._failed >= ALIKE:
+        if reason := self._budget.attempt_failed(failure.index, failure.error):
             raise FailuresError(
-                f"stopped early: the first {ALIKE} samples all failed alike, with "
-                f"{failure.error}\n  The last of them, {failure}\n"
+                f"stopped early: {reason}\n  The last of them, {failure}\n"
                 "  The same call tries every part without a prediction again. Fix the cause "
                 f"first.\n{failure.traceback}"
             )

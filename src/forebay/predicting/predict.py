@@ -1,8 +1,6 @@
 """predict(): make one prediction for every sample, in order, resumably.
 
-    a model:      loader's workers ── batches ──> model, here ──> part ──> committed
-    a factory:    session's workers, each: dataset ──> model ──> part ──> committed
-
+A model runs here, on batches of a loader's workers; a factory's in each of the session's workers.
 A part is a range of samples, one Parquet file, and one record in the ledger.
 """
 
@@ -17,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
-from forebay.observe.progress import label_of
 from forebay.observe.record import Trace
-from forebay.options import AutoWorkers, PreprocessOptions, Ray, cluster_of
+from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_parts
 from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, range_of, recorded_cut
 from forebay.runs.report import Later, PredictionReport
@@ -32,7 +29,6 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
     from forebay.predicting.reader import RangeReader, Table
 
 PART_SIZE = 8192
-_VERB = "predict"  # in the ledger
 
 
 @short_tracebacks
@@ -118,14 +114,15 @@ def predict(
     from forebay.devices.device import check_device, device_of
     from forebay.predicting.model import evaluating, is_factory
     from forebay.predicting.parts import CompletedParts
-    from forebay.predicting.reader import ReaderSettings, reader_of, table_of
+    from forebay.predicting.reader import reader_of, table_of
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
     place = device_of(device)
-    wanted = ReaderSettings(batch_size, num_workers, backend, collate_fn, timeout, part_size)
     table = table_of(data, load, folder)
-    reader = reader_of(data, load, table, wanted)
+    reader = reader_of(
+        data, load, table, batch_size, num_workers, backend, collate_fn, timeout, part_size
+    )
     _check_workers(reader, has_factory)
     if not (has_factory and cluster_of(reader.backend)):
         check_device(place)
@@ -139,7 +136,7 @@ def predict(
     )
     with evaluating(model):
         described = partial(_described, model, reader, load)
-        with Session(model, output, options, described=described, verb=_VERB) as session:
+        with Session(model, output, options, described=described, verb="predict") as session:
             resumed, diagnosis = _process_parts(
                 session,
                 model,
@@ -154,7 +151,7 @@ def predict(
             where = session.folder.locate("")
             # The session's own options are not those of the call.
             device_name = "None" if device is None else str(device)
-            details = session.details(_settings(reader, device_name, resume, retry_failed))
+            details = session.details(settings=_settings(reader, device_name, resume, retry_failed))
     took, failures = time.monotonic() - began, done.failures
     return PredictionReport(
         output=where,
@@ -214,10 +211,7 @@ def _process_parts(
         session.remember_work()
         return before.samples, partial(reader.diagnosis, trace)
     resumed = before.samples - sum(range_of(each.row)[1] for each in again)
-    label, visible = label_of(_VERB, session.output), session.options.progress
-    progress = SampleProgress(
-        reader.samples, resumed, visible, size, label, by_batch=not has_factory
-    )
+    progress = SampleProgress(session, cut, resumed, by_batch=not has_factory)
     parts = [range_of(each.row)[0] // size for each in todo]
     work = PartWork(
         reader,
@@ -253,11 +247,7 @@ def _check_workers(reader: RangeReader, has_factory: bool) -> None:
             "more of them could exhaust the memory\n  Nothing was started. Set num_workers to a "
             "number, or pass the model itself."
         )
-    if reader.timeout and reader.num_workers == 0:
-        raise OptionError(
-            f"timeout={reader.timeout:g} needs a worker that can be killed, and num_workers=0 has "
-            "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out."
-        )
+    check_killable(reader.timeout, reader.num_workers)
     if not has_factory and reader.num_workers is None and cluster_of(reader.backend) is not None:
         raise OptionError(
             "backend='ray' with a model in this process needs a number of workers for its batches"

@@ -401,18 +401,6 @@ BATCH_SIZE = 64
 _KEPT = ("prefetch_factor", "worker_init_fn", "multiprocessing_context")
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderSettings:
-    """The arguments of `predict` that determine how data is read."""
-
-    batch_size: int | None
-    num_workers: int | Literal["auto"] | None
-    backend: str | Ray
-    collate_fn: Callable[[Any], Any] | None
-    timeout: float | None
-    part_size: int
-
-
 def table_of(
     data: Any,
     load: Callable[[dict[str, Any]], Any] | None,
@@ -448,13 +436,16 @@ def reader_of(
     data: Any,
     load: Callable[[dict[str, Any]], Any] | None,
     table: Table | None,
-    wanted: ReaderSettings,
+    batch_size: int | None,
+    num_workers: int | Literal["auto"] | None,
+    backend: str | Ray,
+    collate_fn: Callable[[Any], Any] | None,
+    timeout: float | None,
+    part_size: int,
 ) -> RangeReader:
-    """Return the reader of the samples."""
+    """Return the reader of the samples, from the arguments of `predict`."""
     dataset, settings = data, {}
-    batch_size, backend = wanted.batch_size, wanted.backend
-    num_workers = checked_workers(wanted.num_workers)
-    collate_fn, timeout = wanted.collate_fn, wanted.timeout
+    workers = checked_workers(num_workers)
     check_backend(backend)
     check_timeout(timeout or None)
     if table is not None:
@@ -465,29 +456,29 @@ def reader_of(
     elif isinstance(data, TorchDataLoader):
         dataset = data.dataset
         batch_size = batch_size or _batch_size_of(data)
-        num_workers = data.num_workers if num_workers is None else num_workers
+        workers = data.num_workers if workers is None else workers
         backend = getattr(data, "backend", "process") if backend == "process" else backend
         collate_fn = collate_fn or data.collate_fn
         timeout = timeout or data.timeout or None
-        settings = {name: getattr(data, name) for name in _KEPT} if num_workers else {}
+        settings = {name: getattr(data, name) for name in _KEPT} if workers else {}
     _check_dataset(dataset)
     if collate_fn is default_collate:
         collate_fn = None
-    if num_workers is None and cluster_of(backend) is None:
-        num_workers = whole_cores()
+    if workers is None and cluster_of(backend) is None:
+        workers = whole_cores()
     batch_size = BATCH_SIZE if batch_size is None else batch_size
     check_positive("batch_size", batch_size)
-    check_positive("part_size", wanted.part_size)
+    check_positive("part_size", part_size)
     samples = len(dataset)
     if samples < 1:
         raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
     return RangeReader(
         dataset=dataset,
         samples=samples,
-        part_size=wanted.part_size,
-        batch_size=min(batch_size, wanted.part_size),
+        part_size=part_size,
+        batch_size=min(batch_size, part_size),
         collate_fn=collate_fn,
-        num_workers=num_workers,
+        num_workers=workers,
         backend=backend,
         timeout=timeout or 0,
         settings=settings,

@@ -1,8 +1,5 @@
 """cache(): run a dataset once, on every core, and read it from memory-mapped files afterwards.
 
-    dataset ── a few samples ──> plan: how they are built, how many to a shard
-        └── session ── workers: shard-00000.arrow … ──> index, last ──> CachedDataset
-
 See `runs/run.py` for how the work is done, and `caching/` for what is in the files.
 """
 
@@ -28,7 +25,6 @@ from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
-from forebay.observe.progress import label_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe, difference
 from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, failed_in, range_of, recorded_cut
@@ -40,7 +36,6 @@ SHARD_BYTES = 64 * 2**20
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
 LEAST_SHARDS = 128
-_VERB = "cache"  # in the ledger
 
 Transform = Callable[[Any], Any]
 
@@ -110,7 +105,7 @@ def cache(
     if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
         if work is None:
             work = describe(dataset)
-        with Session(dataset, folder, options, described=lambda: work, verb=_VERB) as session:
+        with Session(dataset, folder, options, described=lambda: work, verb="cache") as session:
             index = _made(session, dataset, samples, work, classes)
     return CachedDataset(folder, index.plan, transform, classes)
 
@@ -154,7 +149,9 @@ def _made(
     else:
         with reading("the plan"):
             plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
-        _check_sizes(session)
+        for name, size, _ in ledger.outputs():
+            if (there := session.folder.size(name)) is not None:
+                check_size(Path(session.folder.locate(name)), there, size)
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
@@ -165,9 +162,7 @@ def _made(
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         session.start_workers("rows", doing=ShardWork(dataset, plan, marks), seeds_owned=False)
-        done, visible = min(counts.done * cut.size, samples), session.options.progress
-        label = label_of(_VERB, session.output)
-        progress = SampleProgress(samples, done, visible, cut.size, label)
+        progress = SampleProgress(session, cut, min(counts.done * cut.size, samples))
         report = session.process_inputs(progress=progress)
         if report.failed:
             raise FailuresError(_failed_samples(report, private, samples, marks))
@@ -218,14 +213,6 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
         ) from next(iter(failed.values()))
     fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
     return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
-
-
-def _check_sizes(session: Session) -> None:
-    """Check that the existing shards are as they were written."""
-    for name, size, _ in session.ledger.outputs():
-        there = session.folder.size(name)
-        if there is not None:
-            check_size(Path(session.folder.locate(name)), there, size)
 
 
 def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> str:

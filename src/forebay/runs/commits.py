@@ -81,8 +81,12 @@ class Commits:
         before, others = len(self._done), []
         for outcome in outcomes:
             if type(outcome) is not DeliverResult:
-                self._add_other(outcome)
                 others.append(outcome)
+                if isinstance(outcome, ReportRetry):
+                    self._retrying[outcome.task] = _failed(outcome, 0.0)
+                elif isinstance(outcome, ReportFailure) and outcome.failure.kind not in NO_FAILURES:
+                    self._retrying.pop(outcome.task, None)
+                    self._failed[outcome.task] = _failed(outcome, outcome.seconds)
                 continue
             task, attempt, seconds, _, (written, metadata) = outcome
             files = (*map(OutputFile._make, written),) if written else ()
@@ -91,16 +95,6 @@ class Commits:
                 self._retrying.pop(task, None)
         took([(one.ordinal, one.seconds) for one in self._done[before:]])
         return others
-
-    def _add_other(self, outcome: Outcome) -> None:
-        match outcome:
-            case ReportFailure() if outcome.failure.kind not in NO_FAILURES:
-                self._retrying.pop(outcome.task, None)
-                self._failed[outcome.task] = _failed(outcome, outcome.seconds)
-            case ReportRetry():
-                self._retrying[outcome.task] = _failed(outcome, 0.0)
-            case _:
-                pass
 
     @property
     def waiting(self) -> bool:

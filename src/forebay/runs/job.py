@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.files import NoInputError, is_url
@@ -151,16 +151,11 @@ _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 # The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
 MAX_METADATA_BYTES = 500_000_000
 
+# Downloads a remote input for as long as it is processed: returns the local path, removed on
+# leaving; raises NoInputError if there is no file.
+Fetch = Callable[[str], AbstractContextManager[Path]]
 # Returns the final name of a staged path; None for any other path.
 _Naming = Callable[[str], str | None]
-
-
-class Fetch(Protocol):
-    """Downloads a remote input for as long as it is processed."""
-
-    def __call__(self, source: str) -> AbstractContextManager[Path]:
-        """Return the local path, removed on leaving; raise NoInputError if there is no file."""
-        ...
 
 
 class PreprocessJob:

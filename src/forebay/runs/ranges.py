@@ -23,7 +23,7 @@ from forebay.ledger.database import FAILED, TODO, reading
 from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Counts, Input
 from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
-from forebay.observe.progress import Progress, log_samples_failed
+from forebay.observe.progress import Progress, label_of, log_samples_failed
 from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
 
@@ -101,17 +101,10 @@ def enrol_ranges(session: Session, cut: Cut, identities: Identities | None = Non
 class SampleProgress(Progress):
     """Shows the progress of a session in samples, although the session counts ranges."""
 
-    def __init__(
-        self,
-        total: int,
-        done: int,
-        visible: bool,
-        size: int,
-        label: str,
-        by_batch: bool = False,
-    ) -> None:
-        super().__init__(total, done, visible, unit="sample", label=label)
-        self._size, self._by_batch, self._left = size, by_batch, total - done
+    def __init__(self, session: Session, cut: Cut, done: int, *, by_batch: bool = False) -> None:
+        label, visible = label_of(session.verb, session.output), session.options.progress
+        super().__init__(cut.samples, done, visible, unit="sample", label=label)
+        self._size, self._by_batch, self._left = cut.size, by_batch, cut.samples - done
 
     def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
         """Count and log the samples of ranges that ended.

@@ -247,8 +247,14 @@ class FailureBudget:
             None for any number.
     """
 
-    def __init__(self, max_failures: int | float | None, total: int, watch: bool = True) -> None:
-        self._max_failures = max_failures
+    def __init__(
+        self,
+        max_failures: int | float | None,
+        total: int,
+        watch: bool = True,
+        unit: str = "input",
+    ) -> None:
+        self._max_failures, self._unit = max_failures, unit
         self.set_total(total)
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs, until one of them differs
@@ -276,7 +282,7 @@ class FailureBudget:
         self._tried.add(ordinal)
         if len(self._tried) < ALIKE:
             return None
-        return f"the first {ALIKE} inputs all failed alike, with {error}"
+        return f"the first {ALIKE} {self._unit}s all failed alike, with {error}"
 
     def failed(self) -> str | None:
         """Count an input that failed for good; return why to stop if it is one too many."""

@@ -19,10 +19,10 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from forebay.base import process
 from forebay.base.files import Download, location_text
@@ -44,7 +44,7 @@ from forebay.failures import MAX_KEPT, Failure
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import Counts, FailedInput, Todo
+from forebay.ledger.records import FailedInput, Todo
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
@@ -139,7 +139,6 @@ class RunTuning:
 
 
 # ---- run -----------------------------------------------------------------------------------------
-# One run on an engine: start workers, send tasks, and commit results in batches.
 
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
@@ -175,14 +174,6 @@ def workers_for(
     return hosts, hosts.num_workers
 
 
-def _tuning_for(pool: Pool, options: PreprocessOptions, living: ProcessTimes) -> RunTuning | None:
-    """Return what changes the number of workers; None unless it is "auto" on this machine."""
-    if not isinstance(options.num_workers, AutoWorkers) or options.cluster is not None:
-        return None
-    times = living if isinstance(pool, ProcessPool) else None
-    return RunTuning(int(options.num_workers), times, time.monotonic())
-
-
 def _payloads(
     listed: Iterable[Todo], progress: Progress, budget: FailureBudget
 ) -> Iterator[tuple[int, tuple[str, str | None]]]:
@@ -194,19 +185,10 @@ def _payloads(
         yield each.ordinal, each[1:]
 
 
-class _Used(NamedTuple):
-    """Processor time, the part of it in the system, and page faults."""
-
-    cpu_s: float
-    system_s: float
-    faults: int
-
-
-def _used_by_workers(pool: Pool) -> _Used:
+def _used_by_workers(pool: Pool) -> resource.struct_rusage:
     """Return what the workers that have ended used; threads count with this process."""
     is_child = isinstance(pool, ProcessPool)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
-    return _Used(used.ru_utime + used.ru_stime, used.ru_stime, used.ru_minflt)
+    return resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
 
 
 def _name_of(payload: tuple[str, str | None]) -> str:
@@ -262,12 +244,10 @@ def _diagnosed(times: dict[str, Any]) -> Diagnosis:
     return diagnose_run(RunTimes(**times))
 
 
-def _details(*known: Any) -> dict[str, Any]:
+def _details(*known: Any, **others: Any) -> dict[str, Any]:
     from forebay.show.report import run_details
 
-    *others, settings = known
-    found = run_details(*others)
-    return found if settings is None else found | {"settings": settings}
+    return run_details(*known) | others
 
 
 # ---- session -------------------------------------------------------------------------------------
@@ -297,7 +277,7 @@ class Session:
         self._work, self._describe = work, described
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
-        self._has_table, self._verb = verb == "preprocess", verb
+        self._has_table, self.verb = verb == "preprocess", verb
         self._kind = ""  # what the inputs are; set by `start_workers`
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
@@ -413,13 +393,17 @@ class Session:
         """
         ledger, options = self.ledger, self.options
         label = label_of("retry" if failed_only else "preprocess", self.output)
-        before = self._begin_work()
+        ledger.free_contested()
+        before = ledger.counts()
+        run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}
+        self.remember_work(**self._call, run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
         progress = progress or Progress(total, before.done, options.progress, label=label)
         budget = FailureBudget(options.max_failures, total, watch=not before.done)
-        self._show(progress)
+        self._progress = progress
+        self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
             times = self._run(listed, budget, progress, at_once=at_once)
@@ -447,8 +431,10 @@ class Session:
         """Process the inputs; return what that took, as the arguments of `RunTimes`."""
         pool, options, trace = self._pool, self.options, progress.trace
         assert pool is not None, "start_workers comes first"
-        living, looked_at = ProcessTimes(), -math.inf
-        tuning = _tuning_for(pool, options, living)
+        living, looked_at, tuning = ProcessTimes(), -math.inf, None
+        if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
+            times = living if isinstance(pool, ProcessPool) else None
+            tuning = RunTuning(int(options.num_workers), times, time.monotonic())
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
             slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
@@ -507,15 +493,16 @@ class Session:
                 progress.close()
         commits.finish()
         after, now = _used_by_workers(pool), time.monotonic()
+        system_s = after.ru_stime - before.ru_stime
         return {
             "inputs": trace.tasks,
             "committed": committed,
             "elapsed_s": now - began,
             "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
             "busy_s": trace.busy_s,
-            "cpu_s": None if options.cluster else after.cpu_s - before.cpu_s,
-            "system_s": after.system_s - before.system_s,
-            "faults": after.faults - before.faults,
+            "cpu_s": None if options.cluster else after.ru_utime - before.ru_utime + system_s,
+            "system_s": system_s,
+            "faults": after.ru_minflt - before.ru_minflt,
             "threads_s": max(living.threads_s, 0.0),
             "queued_s": living.queued_s,
             "keeps_freed": isinstance(pool, ProcessPool),
@@ -553,29 +540,17 @@ class Session:
             if reason is not None:
                 raise _too_many(reason, name, failure)
 
-    def _begin_work(self) -> Counts:
-        """Record that this process runs now; return the counts before it."""
-        self.ledger.free_contested()
-        before = self.ledger.counts()
-        run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}
-        self.remember_work(**self._call, run=json.dumps(run))
-        return before
-
-    def _show(self, progress: Progress) -> None:
-        self._progress = progress
-        self._closing.callback(LiveRun(self._verb, self.output, progress).remove)
-
-    def details(self, settings: Mapping[str, str] | None = None) -> Callable[[], dict[str, Any]]:
+    def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
 
         Args:
-            settings: The arguments of the call; None if the options have them.
+            **others: What replaces parts of it.
         """
         if self._progress is None:
             return dict
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
-        known = self._progress, self._verb, self._described.name
-        return partial(_details, *known, names.__getitem__, self.options, settings)
+        known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
+        return partial(_details, *known, **others)
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
@@ -586,11 +561,11 @@ class Session:
         ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
         verb = ledger.get_meta("verb")
-        if was is not None and options.resume and verb != self._verb:
+        if was is not None and options.resume and verb != self.verb:
             # Whatever the version: these outputs would be those of inputs that are gone.
             raise OptionError(
                 f"{self.output!r} has the outputs of {shortened(verb)}, and this is a call of "
-                f"{self._verb!r}\n"
+                f"{self.verb!r}\n"
                 "  Nothing was started, and nothing is lost. Use another output folder; or start "
                 "over, removing those outputs: resume=False, or --restart."
             )
@@ -605,7 +580,7 @@ class Session:
             return True
         keep = was_version or "2"
         # A range of samples is known by its indices alone.
-        only = "" if self._verb == "preprocess" else ", if every sample has the index that it had"
+        only = "" if self.verb == "preprocess" else ", if every sample has the index that it had"
         raise ChangedError(
             f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
@@ -625,7 +600,7 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self._described.to_json(), verb=self._verb, **others)
+        ledger.set_meta("work", self._described.to_json(), verb=self.verb, **others)
 
     @cached_property
     def _described(self) -> Fingerprint:

@@ -336,9 +336,11 @@ def _hash_of(code: CodeType) -> str:
 def load_work(reference: str) -> Any:
     """Return what a reference names."""
     place, name = parse_reference(reference)
-    is_file = _is_file(place)
+    is_file = place.endswith(".py") or os.sep in place
     try:
-        module = _from_file(Path(place)) if is_file else _from_path(place)
+        if not is_file:
+            add_folder(os.getcwd())
+        module = _from_file(Path(place)) if is_file else importlib.import_module(place)
     except OptionError:
         raise
     except Exception as error:
@@ -367,15 +369,6 @@ def parse_reference(reference: str) -> tuple[str, str]:
     else:
         what = f"{reference!r} names no function"
     raise OptionError(f"{what}\n  Write FILE.py:NAME, as in split.py:split_audio, or MODULE:NAME.")
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or os.sep in place
-
-
-def _from_path(name: str) -> ModuleType:
-    add_folder(os.getcwd())
-    return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
