@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, message_of
+from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, Group, grouped, message_of
 
 
 class MuteError(Exception):
@@ -159,3 +159,75 @@ def test_a_log_can_be_sent_to_another_process():
     log.extend([failure(-1)])
     assert log.total == MAX_KEPT + 2
     assert [each.index for each in log] == list(range(MAX_KEPT))
+
+
+def told(source, message, error="ValueError"):
+    return Failure("exception", error, message, source=source)
+
+
+def test_equal_failures_are_one_group():
+    """Up to the input's own name, other paths and numbers; the most frequent first."""
+    failures = [
+        told("in/b.txt", "no header"),
+        *(
+            told(f"in/{n:03}.wav", f"cannot read 'in/{n:03}.wav' at {n * 1.5}\nmore")
+            for n in range(5)
+        ),
+        told("in/a.txt", "no header"),
+        told("in/c.txt", "a header"),
+    ]
+    assert grouped(failures) == [
+        Group(
+            "ValueError: cannot read '…' at …",
+            5,
+            tuple(f"in/{n:03}.wav: cannot read 'in/{n:03}.wav' at {n * 1.5}" for n in range(3)),
+        ),
+        Group("ValueError: no header", 2, ("in/b.txt", "in/a.txt")),
+        Group("ValueError: a header", 1, ("in/c.txt",)),
+    ]
+    assert grouped([]) == []
+
+
+def test_clashes_of_names_are_one_group():
+    """Each names its own file and another folder's; that the name is claimed is what is equal."""
+    clash = "output '{0:03}.json' is claimed by two inputs, this one and {1}/{0:03}.jpg\n  Neither."
+    failures = [
+        told(f"{here}/{n:03}.jpg", clash.format(n, there), "OutputError")
+        for n in range(100)
+        for here, there in (("a", "b"), ("b", "a"))
+    ]
+    (group,) = grouped(failures)
+    assert group == Group(
+        "OutputError: output '….json' is claimed by two inputs, this one and …",
+        200,
+        tuple(f"{one.source}: {one.message.splitlines()[0]}" for one in failures[:3]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "errors"),
+    [
+        # What is the same in all is shown; a single message is shown whole.
+        ([told(n, f"3 channels instead of {n}") for n in (1, 4)], ["3 channels instead of …"]),
+        ([told(n, f"3 channels instead of {n}") for n in (4,)], ["3 channels instead of 4"]),
+        # A name in words is not the input's, and another word is another error.
+        ([told("a.txt", "bad data"), told("b.txt", "bad data")], ["bad data"]),
+        ([told("a.txt", "'left'"), told("b.txt", "'right'")], ["'left'", "'right'"]),
+        # The strings of a table's row are names of the input.
+        (
+            [told(f'{{"path": "{n}.png", "id": 3}}', f"{n}.png is no image") for n in "xy"],
+            ["… is no image"],
+        ),
+        ([told("{", "no"), told("{}", "no"), told("", "no"), told(None, "no")], ["no"]),
+        ([told("x", ""), told("y", "")], [""]),
+        # Printed on a terminal, it cannot move the cursor.
+        ([told("x\x1b[2J", "no \x1b[2J")], ["no \\x1b[2J"]),
+    ],
+)
+def test_what_a_group_says(failures, errors):
+    """The words in which its messages agree."""
+    expected = [f"ValueError: {error}".removesuffix(": ") for error in errors]
+    groups = grouped(failures)
+    assert [group.error for group in groups] == expected
+    assert sum(group.count for group in groups) == len(failures)
+    assert all(text.isprintable() for group in groups for text in group.examples)

@@ -10,7 +10,9 @@ Annotations are evaluated at once: a named tuple would compile each of them from
 
 from __future__ import annotations
 
+import re
 import traceback as _traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from types import TracebackType
@@ -25,6 +27,12 @@ MAX_TRACED = 100
 _STORED = ("source", "kind", "error", "message", "traceback")
 # Characters of a message and of a traceback: an exception's message may contain a whole array.
 MAX_TEXT = 32_768
+# Examples of a group of failures, and characters of the line by which messages are compared.
+MAX_EXAMPLES = 3
+MAX_LINE = 300
+# What may differ between equal messages: the input's own name, other paths, and numbers.
+_OWN = "\0"
+_DIFFERS = rf"([^\s'\"]*/[^\s'\",:;)]+|{_OWN}|0x[0-9a-fA-F]+|-?\d[\d.,]*(?:e[+-]?\d+)?)"
 
 
 class Failure(NamedTuple):
@@ -134,6 +142,87 @@ class FailureLog:
     def __len__(self) -> int:
         """Return how many are kept."""
         return len(self._kept)
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """Failures with the same error, safe to print on a terminal.
+
+    Attributes:
+        error: Type of the error, and first line of its message, with "…" for what differs.
+        count: How many there are.
+        examples: The first `MAX_EXAMPLES` inputs, with their messages where not only names differ.
+    """
+
+    error: str
+    count: int  # type: ignore[assignment]  # as the method of a tuple
+    examples: tuple[str, ...]
+
+
+def grouped(failures: Iterable[Failure]) -> list[Group]:
+    """Return failures by error, the most frequent first.
+
+    Messages are equal up to the input's own name, other paths, and numbers.
+    """
+    counts = Counter[tuple[str, ...]]()
+    # By group: what differs in its messages, "…" where it does; its first inputs and messages.
+    differing: dict[tuple[str, ...], list[str]] = {}
+    first: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for failure in failures:
+        line = failure.message.strip().partition("\n")[0][:MAX_LINE]
+        name = failure.source if isinstance(failure.source, str) else repr(failure.source)
+        parts = re.split(_DIFFERS, _without_names(line, name))
+        key, found = (failure.error, *parts[::2]), parts[1::2]
+        known = differing.setdefault(key, found)
+        pairs = zip(known, found, strict=True)
+        differing[key] = [one if one == other else "…" for one, other in pairs]
+        counts[key] += 1
+        if counts[key] <= MAX_EXAMPLES:
+            first.setdefault(key, []).append((name, line))
+    return [
+        _group(*key, count=counts[key], differing=differing[key], first=first[key])
+        for key, _ in counts.most_common()
+    ]
+
+
+def _group(
+    error: str, *fixed: str, count: int, differing: list[str], first: list[tuple[str, str]]
+) -> Group:
+    message = first[0][1]
+    if count > 1:
+        pieces = zip(fixed, [*differing, ""], strict=True)
+        message = "".join(text for pair in pieces for text in pair).replace(_OWN, "…")
+    is_shown = "…" not in differing or count == 1
+    examples = (name if is_shown else f"{name}: {line}" for name, line in first)
+    return Group(
+        printable(f"{error}: {message}".removesuffix(": ")), count, tuple(map(printable, examples))
+    )
+
+
+def _without_names(line: str, source: str) -> str:
+    """Return a message with the names of its input replaced: paths, files, and files to the dot."""
+    paths = [each for each in _row(source).values() if isinstance(each, str)] or [source]
+    files = [each.rstrip("/").rpartition("/")[2] for each in paths]
+    for name in filter(None, [*paths, *files, *(each.partition(".")[0] for each in files)]):
+        head, *others = line.split(name)
+        for text in others:
+            is_word = head[-1:].isalnum() or text[:1].isalnum()  # "a" of "a.txt" is in many words
+            head += (name if is_word else _OWN) + text
+        line = head
+    return line
+
+
+def _row(source: str) -> dict[str, Any]:
+    """Return the row of a table that is an input, by column; empty for a path."""
+    import json  # not in each worker
+
+    try:
+        row = json.loads(source) if source.startswith("{") else {}
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def message_of(error: BaseException) -> str:

@@ -87,10 +87,7 @@ def trace_of(
         sums = (number + 1, total, total * cpu, total * queued, (number + 1) * read)
         sums += (total * threads, total * system, (number + 1) * faults)
         seconds, slowest = times[number], (slow or {}).get(number, 0.0)
-        spent = (seconds * cpu, seconds * queued, 0.0)
-        made.append(
-            MadeRecord(end, seconds, number % max(workers, 1), *spent, 10_000, slowest, *sums)
-        )
+        made.append(MadeRecord(end, seconds, 0.0, 10_000, slowest, *sums))
         cpu_s = trainer_cpu * (number + 1)
         idle_s = None if idle is None else asked[-1] * idle
         sums = (number + 1, waited, cpu_s, 0.0, idle_s)
@@ -229,8 +226,7 @@ def shared_rate(workers, count, epoch, read_s):
                 _, began, _ = active.pop(worker)
                 total += now - began
                 sums = (len(made) + 1, total, 0.0, 0.0)
-                spent = (0.0, 0.0, 0.0)
-                made.append(MadeRecord(now, now - began, worker, *spent, 100, 0.0, *sums))
+                made.append(MadeRecord(now, now - began, 0.0, 100, 0.0, *sums))
     return made
 
 

@@ -17,7 +17,7 @@ from forebay.show.html import (
     lanes_chart,
     time_ticks,
 )
-from forebay.show.report import group_size, highest, lowest, significant, spread_back, summed
+from forebay.show.report import group_size, joined, significant, spread_back, summed
 
 HOSTILE = '<script>alert("x")</script>&\''
 
@@ -132,6 +132,6 @@ def test_spans_are_joined() -> None:
     assert group_size(512, 160) == 4
     assert group_size(0, 160) == 1
     assert summed([1, 2, 3], 2) == [3, 3]
-    assert lowest([None, 2, None], 2) == [2, None]
-    assert highest([1, 2, None], 2) == [2, None]
+    assert joined([None, 2, None], 2, min) == [2, None]
+    assert joined([1, 2, None], 2) == [2, None]
     assert significant(123456.0) == 123500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,12 +62,13 @@ def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     assert sum(summary["bins"]) == 35
     assert summary["totals"]["retries"] == 5
     first, second = summary["failures"]
-    assert (first["error"], first["count"]) == ("ValueError", 4)
-    assert first["message"] == "cannot read …: … channels"
-    assert [each["message"] for each in first["examples"]] == [
-        f"cannot read '{number:02}.txt': {number} channels" for number in (3, 13, 23)
+    assert (first["error"], first["count"]) == ("ValueError: cannot read '…': … channels", 4)
+    assert [Path(each.partition(": ")[0]).name for each in first["examples"]] == [
+        f"{number:02}.txt" for number in (3, 13, 23)
     ]
-    assert (second["error"], second["count"]) == ("KeyError", 1)
+    assert first["examples"][0].endswith(": cannot read '03.txt': 3 channels")
+    assert second["error"].startswith("KeyError: ")
+    assert second["count"] == 1
     assert summary["kind"] == "preprocess"
     assert summary["slowest"][0][1].endswith(".txt")
     assert "Inputs per second" in text
@@ -122,7 +124,7 @@ def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     assert (summary["kind"], summary["unit"]) == ("predict", "sample")
     assert summary["totals"]["ended"] == 40
     assert sum(summary["bins"]) == 3  # parts
-    assert summary["failures"][0]["examples"] == [{"source": "5", "message": "five"}]
+    assert summary["failures"] == [{"error": "ValueError: five", "count": 1, "examples": ["5"]}]
     given = {"batch_size": "4", "num_workers": "1" if makes else "0", "part_size": "16"}
     assert given.items() <= summary["settings"].items()
     assert summary["settings"]["device"] == "None"
@@ -163,7 +165,7 @@ def test_groups_are_bounded_and_text() -> None:
     ]
     groups = failure_groups(failures)
     assert len(groups) == MAX_GROUPS + 1
-    assert groups[0]["error"] == "Error35"
+    assert groups[0]["error"].startswith("Error35: ")
     assert groups[-1]["count"] == 10
     report = SimpleNamespace(
         output=HOSTILE,

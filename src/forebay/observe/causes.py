@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.errors import shortened
@@ -27,17 +27,10 @@ LARGE_SHARE = 0.5
 LONGEST_FAULT_S = 200e-6
 
 
-class SystemTime(NamedTuple):
-    """The time that the system took, and what helps."""
-
-    why: str
-    remedy: str
-
-
 def system_time(
     system_s: float, cpu_s: float, faults: float, *, of: str, keeps_freed: bool
-) -> SystemTime | None:
-    """Return what the system did in most of the processor time of workers; None if it did not."""
+) -> tuple[str, str] | None:
+    """Return what the system did in most of workers' processor time, and a remedy, or None."""
     if system_s < LARGE_SHARE * cpu_s or cpu_s <= 0.0:
         return None
     took = (
@@ -45,7 +38,7 @@ def system_time(
         f"{duration(system_s)} {of}"
     )
     if system_s > LONGEST_FAULT_S * faults:
-        return SystemTime(
+        return (
             f"{took}, for calls such as reading and opening files or starting programs.",
             "Read fewer and larger parts, and keep files open; forebay.cache() has samples in "
             "large files that are mapped",
@@ -55,12 +48,12 @@ def system_time(
         "and cleared again, or a mapped file is read."
     )
     if keeps_freed:
-        return SystemTime(
+        return (
             why,
             "Reuse arrays, for example with out=, or make each smaller than 32 MiB: a worker keeps "
             "the memory of those for the next ones, unless LD_PRELOAD loads another allocator",
         )
-    return SystemTime(
+    return (
         why,
         "Use workers that are processes: they keep the memory of arrays below 32 MiB for the next "
         "ones. Or reuse arrays, for example with out=",
@@ -121,11 +114,7 @@ ONE_THREAD_EACH = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A cause, what shows it, and what helps.
-
-    Attributes:
-        change: The change that helps; None if none does.
-    """
+    """A cause, what shows it, and what helps."""
 
     cause: Cause
     why: str
@@ -135,19 +124,12 @@ class Finding:
 
 
 class Causes:
-    """Finds the cause of the waits.
-
-    Args:
-        slowest: The slowest sample; None if it is not known.
-    """
+    """Finds the cause of the waits."""
 
     def __init__(self, simulated: SimulatedLoader, slowest: SlowSample | None = None) -> None:
         self._slowest = slowest
-        self._simulated, self._setup, self._recorded = (
-            simulated,
-            simulated.setup,
-            simulated.recorded,
-        )
+        self._simulated = simulated
+        self._setup, self._recorded = simulated.setup, simulated.recorded
 
     def finding(self) -> Finding:
         """Return the cause."""
@@ -468,7 +450,8 @@ class Causes:
             keeps_freed=setup.num_workers > 0 and setup.backend != "thread",
         )
         if system is not None:
-            return Finding("cpu", f"{too_few}. {system.why}", remedy=system.remedy)
+            why, remedy = system
+            return Finding("cpu", f"{too_few}. {why}", remedy=remedy)
         return Finding(
             "cpu",
             f"{too_few}: no number of workers helps.",

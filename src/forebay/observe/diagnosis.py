@@ -168,12 +168,7 @@ QUEUED_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
-    """Sums of one run. Times are in seconds.
-
-    Attributes:
-        cpu_s: Processor time of the workers; None if not known.
-        cores: Cores that the workers may use; None if not known.
-    """
+    """Sums of one run. Times are in seconds, and None if not known."""
 
     inputs: int
     committed: int
@@ -267,5 +262,5 @@ def _busy(times: RunTimes) -> str:
         times.system_s, cpu_s, times.faults, of="in all", keeps_freed=times.keeps_freed
     )
     if system is not None:
-        return f". {system.why} {system.remedy}."
+        return f". {' '.join(system)}."
     return ": no number of workers helps. Spend less on each input, or use more machines."

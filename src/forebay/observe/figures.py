@@ -1,8 +1,6 @@
-"""The figures of loaders and runs: what each is called, and where it is shown.
+"""The figures of loaders and runs. A new one is a key of a snapshot and a line in `FIGURES`.
 
-    Trace, RunTrace ── snapshot ──> totals by key ──> statistics, report, `compare`, `forebay top`
-
-A new figure is a key of a snapshot and a line in `FIGURES`.
+Trace, RunTrace ── snapshot ──> totals by key ──> statistics, report, `compare`, `forebay top`
 """
 
 from __future__ import annotations
@@ -29,23 +27,15 @@ def percent(share: float) -> str:
 
 
 class Figure(NamedTuple):
-    """One number of a loader or a run.
-
-    Attributes:
-        label: Its name; "{unit}" is what a run counts.
-        kind: "loader" or "run".
-        one: The name of a count if it is 1; "" for what is not counted.
-        is_rare: Whether it is only shown where it is not 0.
-        in_top: Whether `forebay top` shows it, too.
-    """
+    """One number of a loader or a run."""
 
     key: str
-    label: str
+    label: str  # "{unit}" is what a run counts
     shown: Callable[[float], str]
-    kind: str
-    one: str = ""
-    is_rare: bool = False
-    in_top: bool = False
+    kind: str  # "loader" or "run"
+    one: str = ""  # the name of a count if it is 1
+    is_rare: bool = False  # only shown where it is not 0
+    in_top: bool = False  # shown by `forebay top`, too
 
     def name(self, value: float, unit: str) -> str:
         """Return what the value is called."""

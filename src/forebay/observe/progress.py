@@ -1,7 +1,4 @@
-"""Progress: a bar in a notebook or on a terminal, otherwise a line on stderr now and then.
-
-If stderr is missing, closed or not writable, nothing is shown and no error is raised.
-"""
+"""Progress: a bar in a notebook or on a terminal, otherwise a line on stderr, where that works."""
 
 from __future__ import annotations
 
@@ -36,11 +33,7 @@ WINDOW_S = 60.0
 
 
 class RepeatFilter(logging.Filter):
-    """Let through at most `MAX_LINES` records with the same format string in each window.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """Let through at most `MAX_LINES` records with the same format string in each window."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -122,11 +115,7 @@ NAME_LENGTH = 40
 
 
 class Progress:
-    """Show how many inputs are done, how many failed, the rate and the time left.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """Show how many inputs are done, how many failed, the rate and the time left."""
 
     def __init__(
         self,

@@ -38,34 +38,33 @@ Entry = TypeVar("Entry")
 
 @dataclass(slots=True)
 class Span:
-    """What happened in one part of a record.
+    """What happened in one part of a record."""
 
-    Attributes:
-        made: Of a loader: batches that workers made; and so on.
-        least_ready: Fewest batches ready when the trainer asked for one; None if it did not ask.
-        busy_s: By worker: seconds it spent on batches.
-        done: Of a run: inputs or samples that succeeded.
-    """
-
+    # Batches of a loader, which workers made and the trainer took.
     made: int = 0
     taken: int = 0
     waited_s: float = 0.0
-    least_ready: int | None = None
+    least_ready: int | None = None  # when the trainer asked; None if it did not
     most_ready: int | None = None
     held_bytes: int = 0
     num_workers: int = 0
-    busy_s: dict[int, float] = field(default_factory=dict)
+    busy_s: dict[int, float] = field(default_factory=dict)  # by worker
     restarts: int = 0
+    # Inputs or samples of a run.
     done: int = 0
     failed: int = 0
+
+    def saw_ready(self, least: int, most: int) -> None:
+        """Count batches that were ready when the trainer asked."""
+        self.least_ready = least if self.least_ready is None else min(self.least_ready, least)
+        self.most_ready = most if self.most_ready is None else max(self.most_ready, most)
 
     def add(self, later: Span) -> None:
         """Merge the span that follows into this one."""
         for name in ("made", "taken", "waited_s", "restarts", "done", "failed"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
-        least = [each.least_ready for each in (self, later) if each.least_ready is not None]
-        most = [each.most_ready for each in (self, later) if each.most_ready is not None]
-        self.least_ready, self.most_ready = min(least, default=None), max(most, default=None)
+        if later.least_ready is not None and later.most_ready is not None:
+            self.saw_ready(later.least_ready, later.most_ready)
         self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
         for worker_id, seconds in later.busy_s.items():
             self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
@@ -103,14 +102,10 @@ class Spans:
 
 
 class Slowest(Generic[Entry]):
-    """The `KEPT_SLOWEST` entries that took longest.
-
-    Attributes:
-        least: The seconds that an entry has to exceed to be kept.
-    """
+    """The `KEPT_SLOWEST` entries that took longest."""
 
     def __init__(self) -> None:
-        self.least = -1.0
+        self.least = -1.0  # the seconds that an entry has to exceed to be kept
         self._heap: list[tuple[float, int, Entry]] = []  # the fastest of them first
         self._count = 0
 
@@ -145,21 +140,17 @@ PUBLISH_S = 1.0
 
 
 class Publisher(Protocol):
-    """Shows a record to other processes. It does not raise, and returns soon."""
+    """Shows a record to other processes, in the thread that records. It does not raise."""
 
     def __call__(self, record: Any, /) -> None:
-        """Show the present state; called in the thread that recorded something."""
+        """Show the present state."""
 
     def remove(self) -> None:
         """Show nothing until the next call."""
 
 
 class Record:
-    """What a loader or a run did, in bounded memory.
-
-    Attributes:
-        publisher: Shows the record from `publish_due` on; None before there is one.
-    """
+    """What a loader or a run did, in bounded memory."""
 
     def __init__(self, began_at: float, span_s: float) -> None:
         self.began_at = began_at
@@ -240,10 +231,6 @@ class Timing(NamedTuple):
     Where batches take less than `FINEST_S`, one in `SAMPLED_S` has a timing: making and sending one
     takes some microseconds. Processor time and waiting for a core are measured over at least
     `MEASURED_S`: the last timing in that time has the sum, and the others have 0.
-
-    Attributes:
-        slowest: The slowest sample; None if samples were too fast to be timed one by one.
-        system_s: Of `cpu_s`, seconds in the system: page faults and system calls.
     """
 
     worker_id: int
@@ -256,26 +243,18 @@ class Timing(NamedTuple):
     cpu_s: float = 0.0
     queued_s: float = 0.0
     idle_s: float = 0.0
-    slowest: SlowSample | None = None
+    slowest: SlowSample | None = None  # None if samples are too fast to be timed one by one
     read_bytes: int = 0
     threads_s: float = 0.0
-    system_s: float = 0.0
+    system_s: float = 0.0  # of `cpu_s`: page faults and system calls
     faults: int = 0
 
 
 class MadeRecord(NamedTuple):
-    """One batch that was made, and the totals up to and with it.
-
-    Attributes:
-        nbytes: Its bytes.
-        total_system_s: Of `total_cpu_s`, seconds in the system.
-    """
+    """One batch that was made, and the totals up to and with it."""
 
     ended_at: float
     seconds: float
-    worker_id: int
-    cpu_s: float
-    queued_s: float
     idle_s: float
     nbytes: int
     slowest_s: float
@@ -290,14 +269,7 @@ class MadeRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One batch that the trainer took, and the totals up to and with it.
-
-    Attributes:
-        trainer_queued_s: Seconds that the trainer's thread waited for a core so far; measured at
-            most once in `TRAINER_MEASURED_S`.
-        cores_idle_s: Seconds that the cores were idle so far, on average; measured with that. None
-            if the system does not tell.
-    """
+    """One batch that the trainer took, and the totals up to and with it."""
 
     asked_at: float
     waited_s: float
@@ -306,6 +278,8 @@ class StepRecord(NamedTuple):
     taken: int
     total_waited_s: float
     trainer_cpu_s: float
+    # Measured at most once in `TRAINER_MEASURED_S`: what its thread waited for a core, and what the
+    # cores were idle, on average; None if the system does not tell.
     trainer_queued_s: float
     cores_idle_s: float | None = None
 
@@ -320,11 +294,6 @@ class Trace(Record):
 
     `made` may be called in a background thread while the trainer's thread calls `taken`: only the
     spans are written by both.
-
-    Attributes:
-        busy_s: By worker: seconds it spent on batches.
-        tried: By number of workers that `num_workers="auto"` tried: batches per second.
-        system_s: Of `cpu_s`, seconds in the system.
     """
 
     def __init__(self) -> None:
@@ -342,12 +311,12 @@ class Trace(Record):
         self._taken_count = 0
         self._group = self._left = 1  # of batches taken at once; only the last one is timed
         self.decisions: deque[tuple[float, str]] = deque(maxlen=KEPT_EPOCHS)
-        self.tried: dict[int, float] = {}
+        self.tried: dict[int, float] = {}  # by number of workers: batches per second
         self.read_bytes, self.threads_s = 0, 0.0
         self.system_s, self.faults = 0.0, 0
         self._slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
-        self.busy_s: dict[int, float] = {}
+        self.busy_s: dict[int, float] = {}  # by worker
         self._busy_s: dict[int, float] = {}  # since the last record
         self._made_before = self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = self._timed_before = 0.0
@@ -383,10 +352,10 @@ class Trace(Record):
         if seconds < FINEST_S and abs(ended_at - self._made_at) < FINEST_S:
             return
         self._made_at = ended_at
-        times = (ended_at, seconds, worker_id, timing.cpu_s, timing.queued_s, timing.idle_s)
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         more = (self.read_bytes, self.threads_s, self.system_s, self.faults)
-        self.batches.append(MadeRecord(*times, nbytes, slowest_s, *totals, *more))
+        found = MadeRecord(ended_at, seconds, timing.idle_s, nbytes, slowest_s, *totals, *more)
+        self.batches.append(found)
         count, self._made_before = self.made_count - self._made_before, self.made_count
         with self._spans_lock:
             span = self._span(ended_at)
@@ -469,8 +438,7 @@ class Trace(Record):
             span = self._span(asked_at + waited_s)
             span.taken += count - self._taken_before
             span.waited_s += total - self._waited_before
-            span.least_ready = ready if span.least_ready is None else min(span.least_ready, ready)
-            span.most_ready = ready if span.most_ready is None else max(span.most_ready, ready)
+            span.saw_ready(ready, ready)
         if not is_first:
             between_s = asked_at - self._got_before - (total - waited_s - self._waited_before)
             self.steps_s += max(between_s, 0.0)
@@ -492,19 +460,14 @@ class Trace(Record):
         ends = [step.got_at for step in list(self.steps)[-1:]]
         ends += [batch.ended_at for batch in list(self.batches)[-1:]]
         seconds = max([self.began_at, *ends]) - self.began_at
-        waits = sorted(self.waits) or [0.0]
-        shares = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-        copies = self.transfers
+        waits, copies = sorted(self.waits) or [0.0], self.transfers
         return {
             "seconds": seconds,
             "made": self.made_count,
             "taken": self.taken_count,
             "rate": self.taken_count / seconds if seconds else 0.0,
             "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
-            **{
-                f"wait_{name}_s": waits[min(int(share * len(waits)), len(waits) - 1)]
-                for name, share in shares
-            },
+            **{f"wait_p{part}_s": waits[part * len(waits) // 100] for part in (50, 95, 99)},
             **{name: getattr(self, name) for name in _TOTALS},
             "copied_batches": copies.batches,
             "copied_bytes": copies.nbytes,
@@ -523,7 +486,7 @@ class Trace(Record):
 
 
 # ---- run trace -----------------------------------------------------------------------------------
-# What a run of `preprocess`, `predict` or `cache` did, and when: a record of bounded size.
+# What a run of `preprocess`, `predict` or `cache` did, and when.
 #
 # progress ── ended ──> RunTrace ──> report, `forebay top`
 #   engine ── took ────────┘
@@ -535,12 +498,7 @@ LONG_S = 5.0
 
 
 class RunTrace(Record):
-    """Records what a run does, in bounded memory.
-
-    Attributes:
-        longest_task: Returns the task that has been running for longest, and when it began on the
-            clock of `began_at`; None if none is.
-    """
+    """Records what a run does, in bounded memory."""
 
     def __init__(self) -> None:
         super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
@@ -550,6 +508,7 @@ class RunTrace(Record):
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
         self._slowest = Slowest[int]()
+        # Returns the task that has run for longest, and when it began on the clock of `began_at`.
         self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
         self.longest: tuple[str, float] | None = None
         self._published: tuple[object, ...] = ()

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any
@@ -39,21 +39,11 @@ LEAST_SPREAD = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedWork:
-    """Consecutive steps and batches. Times are means in seconds, if nothing else is said.
-
-    Attributes:
-        rate: Batches per second that the trainer took; pauses between epochs are left out.
-        read_rate: Bytes per second that all of them read.
-        idle_share: The part of the time that the cores were idle; None if the system does not tell.
-        slowest_s: For each batch, seconds of its slowest sample; 0 if not known.
-        slowdown: By what power of the number of batches that are made at the same time a batch
-            takes longer: 0 if they do not disturb each other, 1 if they share a fixed rate. None
-            if that cannot be told.
-    """
+    """Consecutive steps and batches. Times are means in seconds, if nothing else is said."""
 
     work: Work
     steps: int
-    rate: float
+    rate: float  # batches per second that the trainer took, without pauses between epochs
     wait_share: float
     epoch_wait_share: float
     step_s: float
@@ -64,21 +54,21 @@ class RecordedWork:
     trainer_queued_s: float
     start_s: float
     nbytes: float
-    slowest_s: Sequence[float]
+    slowest_s: Sequence[float]  # for each batch: of its slowest sample; 0 if not known
+    # By what power of the number of batches that are made at the same time a batch takes longer: 0
+    # if they do not disturb each other, 1 if they share a fixed rate. None if that cannot be told.
     slowdown: float | None
     read_bytes: float = 0.0
-    read_rate: float = 0.0
-    idle_share: float | None = None
+    read_rate: float = 0.0  # bytes per second
+    idle_share: float | None = None  # of the cores; None if the system does not tell
     threads_s: float = 0.0
     system_s: float = 0.0
     faults: float = 0.0
 
     @property
     def other_s(self) -> float:
-        """A worker's time for one batch that is neither processor time nor waiting for a core.
-
-        While its other threads compute, it waits for these.
-        """
+        """A worker's time for one batch that is neither processor time nor waiting for a core."""
+        # While its other threads compute, it waits for these.
         return max(self.batch_s - self.cpu_s - self.queued_s - self.threads_s, 0.0)
 
 
@@ -153,17 +143,15 @@ def _read_rate(batches: Sequence[MadeRecord]) -> float:
 
 def _idle_share(steps: Sequence[StepRecord]) -> float | None:
     """Return the part of the time that the cores were idle, between two measurements of it."""
-    known = [each for each in steps if each.cores_idle_s is not None]
+    known = [(at.asked_at, at.cores_idle_s) for at in steps if at.cores_idle_s is not None]
     # A record may have the measurement of an earlier one.
     fresh = [
-        after
-        for before, after in pairwise(known)
-        if after.cores_idle_s != before.cores_idle_s and after.asked_at > before.asked_at
+        after for before, after in pairwise(known) if after[0] > before[0] and after[1] != before[1]
     ]
     if len(fresh) < 2:
         return None
-    idle_s = (fresh[-1].cores_idle_s or 0.0) - (fresh[0].cores_idle_s or 0.0)
-    return min(idle_s / (fresh[-1].asked_at - fresh[0].asked_at), 1.0)
+    (began, idle_before), (ended, idle_s) = fresh[0], fresh[-1]
+    return min((idle_s - idle_before) / (ended - began), 1.0)
 
 
 def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:
@@ -176,10 +164,8 @@ def _last(steps: Sequence[StepRecord]) -> list[StepRecord]:
 def _expanded_steps(
     steps: Sequence[StepRecord],
 ) -> tuple[list[float], list[float], dict[int, float]]:
-    """Return the seconds of each step and of the wait before it, and where epochs begin.
-
-    One record may stand for several steps; these get equal parts of what it has.
-    """
+    """Return the seconds of each step and of the wait before it, and where epochs begin."""
+    # One record may stand for several steps; these get equal parts of what it has.
     # None for the last step of an epoch: only its sum with the pause after it is known.
     spent: list[float | None] = []
     waited = [steps[0].waited_s]
@@ -198,26 +184,21 @@ def _expanded_steps(
     known = [each for each in spent if each is not None]
     usual = median(known) if known else 0.0
     for number, gap_s in gaps.items():
-        hidden = 0
-        while number - 1 - hidden >= 0 and spent[number - 1 - hidden] is None:
-            spent[number - 1 - hidden] = min(usual, max(gap_s, 0.0))
-            hidden += 1
-        epochs[number] = max(gap_s - usual * hidden, 0.0)
+        last = number - 1
+        while last >= 0 and spent[last] is None:
+            spent[last] = min(usual, max(gap_s, 0.0))
+            last -= 1
+        epochs[number] = max(gap_s - usual * (number - 1 - last), 0.0)
     return [*(each or 0.0 for each in spent), usual], waited, epochs
 
 
 def _expanded_batches(batches: Sequence[MadeRecord], count: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of the last `count` batches, and of their slowest samples.
-
-    If fewer are known they are repeated.
-    """
+    """Return the seconds and the slowest samples' of `count` batches: the last ones, repeated."""
     seconds, slowest = [batches[0].seconds], [batches[0].slowest_s]
     for before, after in pairwise(batches):
         between = after.made - before.made
-        if between == 1:
-            seconds.append(after.seconds)
-        else:
-            seconds += [max(after.total_s - before.total_s, 0.0) / between] * between
+        each = after.seconds if between == 1 else (after.total_s - before.total_s) / between
+        seconds += [max(each, 0.0)] * between
         slowest += [0.0] * (between - 1) + [after.slowest_s]
         if len(seconds) > 2 * count:  # no more than needed
             del seconds[:-count], slowest[:-count]
@@ -370,19 +351,17 @@ class SimulatedLoader:
         most = min(max(2 * needed, now + 2, 4), MOST_WORKERS)
         if most <= now:
             return None
-        results: dict[int, SimulationResult] = {}
 
-        def rate(num_workers: int) -> float:
-            if num_workers not in results:
-                most = self.setup.most_workers and max(self.setup.most_workers, num_workers)
-                setup = replace(self.setup, num_workers=num_workers, most_workers=most)
-                work = self._work.in_rounds(num_workers, self._batches(num_workers))
-                results[num_workers] = self._within_cores(simulate(work, self._arranged(setup)))
-            return results[num_workers].rate
+        @cache
+        def result(num_workers: int) -> SimulationResult:
+            most = self.setup.most_workers and max(self.setup.most_workers, num_workers)
+            setup = replace(self.setup, num_workers=num_workers, most_workers=most)
+            work = self._work.in_rounds(num_workers, self._batches(num_workers))
+            return self._within_cores(simulate(work, self._arranged(setup)))
 
-        best = max(rate(most), rate(min(max(needed, now + 1), most)))
-        found = _least(now + 1, most, lambda number: rate(number) >= NEARLY * best)
-        return Change({"num_workers": found}, results[found], found)
+        best = max(result(most).rate, result(min(max(needed, now + 1), most)).rate)
+        found = _least(now + 1, most, lambda number: result(number).rate >= NEARLY * best)
+        return Change({"num_workers": found}, result(found), found)
 
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""
@@ -399,10 +378,7 @@ class SimulatedLoader:
         return Change({}, self._within_cores(simulate(work, self._arrangement)), count)
 
     def without_slow_samples(self) -> Change | None:
-        """Return what it would be if the slowest 1 % of the samples took what others take.
-
-        None if no sample is much slower than others.
-        """
+        """Return what it would be if the slowest 1 % of samples took what others take, if any."""
         slowest = self.recorded.slowest_s
         known = [each for each in slowest if each > 0.0]
         if not known:
@@ -421,12 +397,9 @@ class SimulatedLoader:
         return Change({}, result, self.setup.num_workers)
 
     def deeper(self) -> Change | None:
-        """Return the smallest number of outstanding batches that gives nearly all that any can.
-
-        None if there are no workers to make them.
-        """
+        """Return the smallest number of outstanding batches that gives nearly all that any can."""
         if not self.setup.num_workers:
-            return None
+            return None  # nobody makes them
         return self._with_depth(self._arrangement, self.depth + 1, in_buffer=self.setup.has_buffer)
 
     def no_epochs(self) -> Change | None:
@@ -434,14 +407,13 @@ class SimulatedLoader:
         setup, now = self.setup, self._arrangement
         if not now.waits_for_epoch:
             return None
+        at_once = replace(now, restarts=False, start_s=0.0)
         takes_turns = setup.takes_turns and setup.is_iterable
-        through = replace(
-            now, waits_for_epoch=False, restarts=False, start_s=0.0, takes_turns=takes_turns
-        )
+        through = replace(at_once, waits_for_epoch=False, takes_turns=takes_turns)
         buffered = self._with_depth(through, max(self.depth, 1), in_buffer=True)
         if setup.keeps_workers:
             return buffered
-        result = simulate(self._work, replace(now, restarts=False, start_s=0.0))
+        result = simulate(self._work, at_once)
         kept = Change({"persistent_workers": True}, result, setup.num_workers)
         gained = kept.result.rate - self.present.rate
         is_nearly_all = gained >= 0.8 * (buffered.result.rate - self.present.rate)
@@ -457,23 +429,20 @@ class SimulatedLoader:
 
     def _with_depth(self, arrangement: Arrangement, least: int, *, in_buffer: bool) -> Change:
         setup, nbytes, most = self.setup, self.recorded.nbytes, len(self._work.step_s) + 1
-        results: dict[int, SimulationResult] = {}
 
-        def rate(depth: int) -> float:
-            if depth not in results:
-                deep = replace(arrangement, depth=depth, refill_below=None)
-                results[depth] = simulate(self._work, deep)
-            return results[depth].rate
+        @cache
+        def result(depth: int) -> SimulationResult:
+            return simulate(self._work, replace(arrangement, depth=depth, refill_below=None))
 
         most = max(most, least)
-        best = rate(most)
-        depth = _least(least, most, lambda each: rate(each) >= NEARLY * best)
+        enough = NEARLY * result(most).rate
+        depth = _least(least, most, lambda each: result(each).rate >= enough)
         each = setup.prefetching(depth)
         if not in_buffer and each <= MOST_PREFETCHED:
-            rate(depth := replace(setup, prefetch_factor=each).depth(nbytes))
-            return Change({"prefetch_factor": each}, results[depth], setup.num_workers)
+            deep = result(replace(setup, prefetch_factor=each).depth(nbytes))
+            return Change({"prefetch_factor": each}, deep, setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
-        return Change(advice, results[depth], setup.num_workers)
+        return Change(advice, result(depth), setup.num_workers)
 
     def _within_cores(self, result: SimulationResult) -> SimulationResult:
         """Return a result limited to the processor time that the cores can give."""
@@ -501,14 +470,7 @@ class SimulatedLoader:
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
     """Return the smallest number from `low` to `high` that is enough; `high` is assumed to be."""
-    while low < high:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    is_enough(low)  # so that it was simulated
-    return low
+    return low + bisect_left(range(low, high), True, key=is_enough)
 
 
 def _rounded_bytes(nbytes: float) -> str:

@@ -1,9 +1,6 @@
 """A model of a loader: when each batch would be ready, and how long training would wait. PURE.
 
-    recorded work, arrangement ──> simulate ──> rate, waits
-
-The recorded work is what batches and steps took. The arrangement is what can be changed: how many
-workers make the batches, how many batches may be outstanding, what an epoch costs to begin.
+what batches and steps took, what can be changed ──> simulate ──> rate, waits
 """
 
 from __future__ import annotations
@@ -21,15 +18,12 @@ LEAST_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What was recorded of consecutive steps.
-
-    Attributes:
-        epochs: The batches that begin an epoch, by number, and the seconds of the trainer between
-            the step before and the call of `iter`; they count neither as steps nor as waits.
-    """
+    """What was recorded of consecutive steps."""
 
     batch_s: Sequence[float]
     step_s: Sequence[float]
+    # By number of the batch that begins an epoch: the trainer's seconds between the step before and
+    # the call of `iter`; they count neither as steps nor as waits.
     epochs: Mapping[int, float] = field(default_factory=dict)
     handoff_s: float = 0.0
     ready: int = 0
@@ -62,16 +56,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """How batches are made.
-
-    Attributes:
-        refill_below: Once `depth` are outstanding, none is requested until fewer than this are.
-            None to request again at once.
-    """
+    """How batches are made."""
 
     num_workers: int
     depth: int = UNLIMITED
-    refill_below: int | None = None
+    refill_below: int | None = (
+        None  # once `depth` are outstanding, request below this; None: `depth`
+    )
     in_order: bool = True
     takes_turns: bool = False
     waits_for_epoch: bool = False
@@ -81,13 +72,9 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The result of a simulation.
+    """The result of a simulation."""
 
-    Attributes:
-        rate: Batches per second.
-    """
-
-    rate: float
+    rate: float  # batches per second
     wait_share: float
     epoch_wait_share: float
 
@@ -183,14 +170,9 @@ class _Workers:
 
 
 def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: float) -> float:
-    """Return by what factor processor time lengthens where workers share too few cores.
-
-    With all of them busy, each uses a core for `cpu_s` of `cpu_s * factor + other_s`; the factor is
-    what makes these shares add up to the cores, or 1 if there are enough.
-
-    Args:
-        cores: Cores that they may use; None if not known.
-    """
+    """Return by what factor processor time lengthens where workers share too few cores."""
+    # With all of them busy, each uses a core for `cpu_s` of `cpu_s * factor + other_s`; the factor
+    # is what makes these shares add up to the cores.
     if cores is None or cpu_s <= 0.0:
         return 1.0
     return max(1.0, num_workers / max(cores, 0.01) - other_s / cpu_s)
@@ -202,26 +184,13 @@ def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How a loader is set up.
-
-    Attributes:
-        most_workers: With `num_workers="auto"` the largest number, for which batches are
-            prefetched; otherwise None.
-        cores: Cores that they may use, with the trainer; None if not known.
-        buffer_bytes: High mark of the buffer in bytes; None if it has none.
-        buffer_batches: High mark in batches; None if it has none.
-        batch_size: Samples of a batch; None if not known.
-        tried: By number of workers that were tried: batches per second.
-        samples: Samples of the dataset; None if not known.
-        read_limit: The most bytes per second that may be read from a disk; None for no limit.
-        free_memory: Bytes of memory that files may occupy; None if not known.
-    """
+    """How a loader is set up. None is what it does not have, or what is not known."""
 
     num_workers: int
-    most_workers: int | None = None
+    most_workers: int | None = None  # with num_workers="auto": batches are prefetched for so many
     auto_workers: int = 8
     backend: Literal["process", "thread", "ray"] = "process"
-    cores: float | None = None
+    cores: float | None = None  # with the trainer's
     prefetch_factor: int = 2
     takes_turns: bool = False
     in_order: bool = True
@@ -234,10 +203,10 @@ class Setup:
     is_iterable: bool = False
     is_sliced: bool = False
     prefetches_tiny: int = 0
-    tried: Mapping[int, float] = field(default_factory=dict)
+    tried: Mapping[int, float] = field(default_factory=dict)  # by workers: batches per second
     samples: int | None = None
-    read_limit: int | None = None
-    free_memory: int | None = None
+    read_limit: int | None = None  # bytes per second
+    free_memory: int | None = None  # bytes that files may occupy
     consumer: str = "training"
     step: str = "the training step"
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.base.formatting import duration
@@ -47,13 +46,9 @@ PAUSE_S = 30.0
 
 
 class Totals(NamedTuple):
-    """What a loader, or a run without a trainer, has done up to a moment.
+    """What a loader, or a run without a trainer, has done up to a moment."""
 
-    Attributes:
-        at: The moment, in seconds of a monotonic clock.
-    """
-
-    at: float
+    at: float  # seconds of a monotonic clock
     waited_s: float
     steps: int
     steps_s: float
@@ -71,19 +66,7 @@ class Decision(NamedTuple):
     reason: str
 
 
-class _BeforeGrowth(NamedTuple):
-    """What was measured before the number was raised."""
-
-    num_workers: int
-    rate: float
-    waiting: float
-    headroom: float
-    batch_s: float
-    cpu_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
+class _Window(NamedTuple):
     """What happened between two decisions, per batch or per second."""
 
     rate: float  # batches made per second
@@ -96,28 +79,30 @@ class _Window:
     trainer_cores: float  # cores that the trainer's process uses
 
 
-class Tuner:
-    """Decides the number of workers, again and again.
+class _BeforeGrowth(NamedTuple):
+    """What there was before the number was raised."""
 
-    Attributes:
-        rates: By number of workers: how much they made per second while training waited.
-    """
+    num_workers: int
+    headroom: float
+    window: _Window
+
+
+class Tuner:
+    """Decides the number of workers, again and again."""
 
     def __init__(self, start: int, most: int, cores: float, unit: str = "batches") -> None:
         self.num_workers = start
-        self.rates: dict[int, float] = {}
+        self.rates: dict[int, float] = {}  # by workers: made per second while training waited
         self._unit = unit
         self._most, self._cores = most, cores
         self._before: Totals | None = None
         self._needed: deque[int] = deque(maxlen=WINDOWS_BEFORE_FEWER)
-        self._before_growth: _BeforeGrowth | None = (
-            None  # before the last growth, until it is judged
-        )
+        self._before_growth: _BeforeGrowth | None = None  # until the growth is judged
         self._headroom = HEADROOM
         self._ceiling, self._until, self._pause_s = most, 0.0, PAUSE_S
 
     def decide(self, now: Totals) -> Decision | None:
-        """Return a decision to change the number; None if it is to stay, or it is too early."""
+        """Return a decision to change the number, if any."""
         before = self._before
         if before is None or now.made < before.made:
             self._before = now
@@ -163,9 +148,11 @@ class Tuner:
             if not 1 / SAME_LOAD <= change <= SAME_LOAD:
                 self.rates.clear()  # of another load
             self.rates[present] = window.rate
-        is_judged = before is not None and _is_same_load(before, window, present)
-        if before is not None and is_judged and is_waiting and not _has_helped(before, window):
-            return self._go_back(before, window, at)
+        if before is not None and is_waiting:
+            more = present / before.num_workers
+            is_same = _is_same_load(before.window, window, more)
+            if is_same and not _has_helped(before.window, window):
+                return self._go_back(before, window, at)
         bound = min(self._by_cores(window), self._ceiling)
         on_average, headroom = window.batch_s / window.step_s, self._headroom
         needed = max(min(math.ceil(on_average * headroom), self._most), 1)
@@ -178,9 +165,7 @@ class Tuner:
         self._needed.append(needed)
         target = min(needed, bound)
         if is_waiting and target > present:
-            self._before_growth = _BeforeGrowth(
-                present, window.rate, window.waiting, headroom, window.batch_s, window.cpu_s
-            )
+            self._before_growth = _BeforeGrowth(present, headroom, window)
             self._needed.clear()
             return Decision(target, self._more(window, present, target))
         enough = max(self._needed)
@@ -198,14 +183,14 @@ class Tuner:
         return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
 
     def _go_back(self, before: _BeforeGrowth, window: _Window, at: float) -> Decision:
-        fewer, rate, self._headroom = before.num_workers, before.rate, before.headroom
+        fewer, self._headroom, earlier = before
         self._ceiling, self._until = fewer, at + self._pause_s
         self._pause_s *= 2
         self._needed.clear()
         return Decision(
             fewer,
             f"{self.num_workers} workers make {window.rate:.3g} {self._unit}/s and {fewer} made "
-            f"{rate:.3g}: more do not help, so there are {fewer} again",
+            f"{earlier.rate:.3g}: more do not help, so there are {fewer} again",
         )
 
     def _more(self, window: _Window, present: int, target: int) -> str:
@@ -233,9 +218,8 @@ class Tuner:
         )
 
 
-def _is_same_load(before: _BeforeGrowth, window: _Window, num_workers: int) -> bool:
-    """Return whether batches take as much as before, or what more workers at a time explain."""
-    more = num_workers / before.num_workers
+def _is_same_load(before: _Window, window: _Window, more: float) -> bool:
+    """Return whether batches take as much as before, or what so many times the workers explain."""
     batch, cpu = window.batch_s / before.batch_s, window.cpu_s / max(before.cpu_s, 1e-9)
     is_bound_to_cpu = max(window.cpu_s, before.cpu_s) > window.batch_s / 4
     if is_bound_to_cpu and not 1 / SAME_LOAD <= cpu <= SAME_LOAD:
@@ -243,5 +227,5 @@ def _is_same_load(before: _BeforeGrowth, window: _Window, num_workers: int) -> b
     return 1 / SAME_LOAD <= batch <= more * SAME_LOAD
 
 
-def _has_helped(before: _BeforeGrowth, window: _Window) -> bool:
+def _has_helped(before: _Window, window: _Window) -> bool:
     return window.rate >= before.rate * HELPED or window.waiting < before.waiting / 2

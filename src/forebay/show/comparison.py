@@ -23,11 +23,7 @@ LEAST_CHANGE = 0.02
 
 
 class Difference(NamedTuple):
-    """One thing that differs.
-
-    Attributes:
-        second: Its value in the second.
-    """
+    """One thing that differs: its values in the first report and in the second."""
 
     name: str
     first: str
@@ -58,12 +54,7 @@ class Comparison:
     def __str__(self) -> str:
         """Return the differences, one a line."""
         lines = [f"first   {self.first}", f"second  {self.second}"]
-        parts = {
-            "figures": self.figures,
-            "settings": self.settings,
-            "environment": self.environment,
-        }
-        for name, found in parts.items():
+        for name, found in self._parts().items():
             if not found:
                 lines.append(f"{name}: no difference")
                 continue
@@ -82,24 +73,21 @@ class Comparison:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the comparison to a self-contained HTML file; see `DataLoader.report`."""
-        parts = {
-            "Figures": self.figures,
-            "Settings": self.settings,
-            "Environment": self.environment,
-        }
         names = ("", "first", "second", "change")
-        sections = [section("Reports", self._titles())]
-        for title, found in parts.items():
-            sections.append(section(title, table(names, found) or paragraph("No difference.")))
+        rows = [("first", self.first, self.verdicts[0]), ("second", self.second, self.verdicts[1])]
+        shown = 3 if any(self.verdicts) else 2
+        titles = table(("", "report", "verdict")[:shown], [row[:shown] for row in rows])
+        sections = [section("Reports", titles)]
+        for name, found in self._parts().items():
+            differences = table(names, found) or paragraph("No difference.")
+            sections.append(section(name.capitalize(), differences))
         data = {"format": 1, "kind": "comparison", "first": self.first, "second": self.second}
         title = "What differs between two reports"
         return write_report(page(title, "forebay compare", sections, data), path)
 
-    def _titles(self) -> str:
-        rows = [("first", self.first, self.verdicts[0]), ("second", self.second, self.verdicts[1])]
-        if any(self.verdicts):
-            return table(("", "report", "verdict"), rows)
-        return table(("", "report"), [row[:2] for row in rows])
+    def _parts(self) -> dict[str, tuple[Difference, ...]]:
+        names = ("figures", "settings", "environment")
+        return {name: getattr(self, name) for name in names}
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:

@@ -1,4 +1,4 @@
-"""HTML: charts, the page around them, and files of reports."""
+"""HTML: charts, the page around them, and files of reports. Every string is escaped here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,8 @@ from forebay.base.formatting import duration, short_number
 from forebay.errors import InputError, OptionError
 
 # ---- html page -----------------------------------------------------------------------------------
-# The page around the charts: one self-contained HTML file, with its data as JSON inside.
-#
-# Every string is escaped in this file. The page loads nothing and runs no script: its
-# security policy forbids both.
+# The page around the charts: one self-contained HTML file, with its data as JSON inside. It loads
+# nothing and runs no script: its security policy forbids both.
 
 # How every report begins: by this a file is known to be one.
 MARKER = "<!doctype html><!-- forebay report -->"
@@ -92,17 +91,12 @@ def table(names: Sequence[str], rows: Sequence[Sequence[object]], code: Sequence
     if not rows:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td><code>{escape(str(cell))}</code></td>"
-            if column in code and str(cell)
-            else f"<td>{escape(str(cell))}</td>"
-            for column, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        cells = [escape(str(cell)) for cell in row]
+        for column in code:
+            cells[column] = f"<code>{cells[column]}</code>" if cells[column] else ""
+        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     table_html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll">{table_html}</div>'
 
@@ -216,7 +210,7 @@ MAX_BYTES = 4_000_000
 def write_report(html: str, path: str | os.PathLike[str]) -> Path:
     """Write a report, replacing an earlier one."""
     target = Path(os.path.realpath(path))
-    if target.exists() and not _may_be_replaced(target):
+    if target.exists() and not _is_report_or_empty(target):
         raise OptionError(
             f"{os.fspath(path)!r} exists and is not a report made by forebay\n"
             "  Nothing was written, and it was left as it is. Name another file, or remove it."
@@ -250,8 +244,7 @@ def read_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     return summary
 
 
-def _may_be_replaced(target: Path) -> bool:
-    """Return whether a path is a report, or an empty file."""
+def _is_report_or_empty(target: Path) -> bool:
     if not target.is_file():
         return False
     with target.open("rb") as file:
@@ -279,16 +272,12 @@ Column = float | None
 
 
 class Series(NamedTuple):
-    """One set of columns in a chart.
-
-    Attributes:
-        kind: "line", "area" (filled from 0), or "band" (filled from `low`).
-    """
+    """One set of columns in a chart."""
 
     name: str
     style: str
     values: Sequence[Column]
-    kind: str = "line"
+    kind: str = "line"  # "area" is filled from 0, "band" from `low`
     low: Sequence[Column] = ()
 
 
@@ -309,19 +298,18 @@ def columns_chart(
     marks: Sequence[Mark] = (),
     events: Sequence[float] = (),
 ) -> str:
-    """Return a chart of columns over time.
-
-    Args:
-        times: Labels of the time axis: position from 0 to 1, and text.
-        events: Vertical lines, at positions from 0 to 1.
-    """
+    """Return a chart of columns over time; `times` and `events` are at positions from 0 to 1."""
     top = ceiling(limit)
-    drawn = [_grid(top)]
+    levels, shown = (0.0, top / 2, top), [each for each in marks if each.value <= top]
+    drawn = [_level("grid", value, top) for value in levels]
     drawn += [_drawn(each, top) for each in series]
-    drawn += [_rule(each.value, top) for each in marks if each.value <= top]
-    drawn += [_vertical(at) for at in events]
-    labels = [(value / top, short_number(value)) for value in (0.0, top / 2, top)]
-    noted = [(each.value / top, each.label) for each in marks if each.value <= top]
+    drawn += [_level("mark", each.value, top) for each in shown]
+    drawn += [
+        f'<path class="event" d="M{_number(WIDTH * min(at, 1.0))} 0v{HEIGHT}"/>' for at in events
+    ]
+    left = "".join(_label("bottom", value / top, short_number(value)) for value in levels)
+    inside = "".join(_label("bottom", each.value / top, each.label, "note") for each in shown)
+    plot = f'<div class="y">{left}</div>{_svg(title, "".join(drawn))}{inside}'
     legend = "".join(
         f'<span class="key"><i class="{each.style} {each.kind}"></i>{escape(each.name)}</span>'
         for each in series
@@ -329,7 +317,7 @@ def columns_chart(
     return _figure(
         f"{escape(title)} <small>{escape(unit)}</small>",
         legend,
-        _plot(title, "".join(drawn), labels, noted) + _time_labels(times),
+        f'<div class="plot">{plot}</div>{_time_labels(times)}',
     )
 
 
@@ -338,11 +326,7 @@ def lanes_chart(
     lanes: Sequence[tuple[str, Sequence[Column], str]],
     times: Sequence[tuple[float, str]],
 ) -> str:
-    """Return a chart with one lane for each worker.
-
-    Args:
-        lanes: Label, columns from 0 to 1, and a note at the right end, for each lane.
-    """
+    """Return a chart of lanes: each has a label, columns from 0 to 1, and a note at the end."""
     rows = "".join(
         f'<div class="lane"><b>{escape(label)}</b>'
         f"{_svg(label, _drawn(Series('', 'made', values, 'area'), 1.0))}"
@@ -389,7 +373,7 @@ def ceiling(value: float) -> float:
 
 
 def time_ticks(seconds: float) -> list[tuple[float, str]]:
-    """Return labels for a time axis from 0 to so many seconds, about five of them."""
+    """Return about five labels for a time axis from 0 to so many seconds."""
     if seconds <= 0:
         return [(0.0, "0 s")]
     sizes = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400)
@@ -414,14 +398,9 @@ def _y(value: Column, top: float) -> float | None:
 
 def _runs(values: Sequence[float | None]) -> list[tuple[int, int]]:
     """Return begin and end of each stretch of columns without a gap."""
-    runs, begin = [], None
-    for index, value in enumerate([*values, None]):
-        if value is not None and begin is None:
-            begin = index
-        elif value is None and begin is not None:
-            runs.append((begin, index))
-            begin = None
-    return runs
+    is_gap = [True, *(value is None for value in values), True]
+    edges = [index for index, pair in enumerate(pairwise(is_gap)) if pair[0] != pair[1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _steps(values: Sequence[float | None], indices: Sequence[int]) -> str:
@@ -462,18 +441,8 @@ def _number(value: float | None) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _grid(top: float) -> str:
-    return "".join(
-        f'<path class="grid" d="M0 {_y(value, top)}h{WIDTH}"/>' for value in (0.0, top / 2, top)
-    )
-
-
-def _rule(value: float, top: float) -> str:
-    return f'<path class="mark" d="M0 {_y(value, top)}h{WIDTH}"/>'
-
-
-def _vertical(at: float) -> str:
-    return f'<path class="event" d="M{_number(WIDTH * min(max(at, 0.0), 1.0))} 0v{HEIGHT}"/>'
+def _level(style: str, value: float, top: float) -> str:
+    return f'<path class="{style}" d="M0 {_y(value, top)}h{WIDTH}"/>'
 
 
 def _svg(name: str, drawn: str) -> str:
@@ -483,25 +452,13 @@ def _svg(name: str, drawn: str) -> str:
     )
 
 
-def _plot(
-    name: str,
-    drawn: str,
-    labels: Sequence[tuple[float, str]],
-    noted: Sequence[tuple[float, str]],
-) -> str:
-    left = "".join(f'<span style="bottom:{100 * at:.1f}%">{text}</span>' for at, text in labels)
-    inside = "".join(
-        f'<span class="note" style="bottom:{100 * at:.1f}%">{escape(text)}</span>'
-        for at, text in noted
-    )
-    return f'<div class="plot"><div class="y">{left}</div>{_svg(name, drawn)}{inside}</div>'
+def _label(side: str, at: float, text: str, style: str = "") -> str:
+    kind = f' class="{style}"' if style else ""
+    return f'<span{kind} style="{side}:{100 * at:.1f}%">{escape(text)}</span>'
 
 
 def _time_labels(times: Sequence[tuple[float, str]]) -> str:
-    spans = "".join(
-        f'<span style="left:{100 * at:.1f}%">{escape(text)}</span>' for at, text in times
-    )
-    return f'<div class="x"><div>{spans}</div></div>'
+    return f'<div class="x"><div>{"".join(_label("left", *each) for each in times)}</div></div>'
 
 
 def _figure(title: str, legend: str, body: str) -> str:

@@ -166,13 +166,10 @@ def remove_dead(folder: str) -> None:
     for path in pages_in(folder, suffix="")[:_SWEPT]:
         data = read_page(path)
         with suppress(OSError):
-            if _is_abandoned(path) if data is None else is_dead(data):
+            # What cannot be read and is old: its writer was killed within a write.
+            is_old = time.time() - os.lstat(path).st_mtime > _ABANDONED_S
+            if is_old if data is None else is_dead(data):
                 os.unlink(path)
-
-
-def _is_abandoned(path: str) -> bool:
-    """Return whether a file that cannot be read is one whose writer was killed within a write."""
-    return time.time() - os.lstat(path).st_mtime > _ABANDONED_S
 
 
 def is_dead(data: Mapping[str, Any]) -> bool:
@@ -208,23 +205,20 @@ Row = dict[int, float]
 
 
 class RecentWork:
-    """What a trace recorded in the last `SECONDS`, second by second.
-
-    It is derived from totals, so that its cost does not depend on how many batches there are.
-    """
+    """What a trace recorded in the last `SECONDS`, second by second, derived from totals."""
 
     def __init__(self) -> None:
         self._waits: Row = {}
         self._lanes: dict[int, Row] = {}
         self._busy_before: dict[int, float] = {}
-        self._totals: deque[tuple[float, int, float]] = deque(maxlen=SECONDS + 1)
+        self._totals: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
 
     def update(self, trace: Trace, now: float) -> dict[str, Any]:
         """Return what a page shows of the last seconds."""
         if not self._totals:
             self._totals.append((trace.began_at, 0, 0.0))
         before, _, waited_before = self._totals[-1]
-        self._totals.append((now, trace.taken_count, trace.waited_s))
+        passed, taken, waited_s = _added(self._totals, now, trace.taken_count, trace.waited_s)
         oldest = int(now) - SECONDS
         spread(self._waits, trace.waited_s - waited_before, before, now, oldest)
         lanes = range(min(max(trace.num_workers, 1), MAX_LANES))
@@ -232,18 +226,22 @@ class RecentWork:
             busy, row = trace.busy_s.get(lane, 0.0), self._lanes.setdefault(lane, {})
             spread(row, busy - self._busy_before.get(lane, 0.0), before, now, oldest)
             self._busy_before[lane] = busy
-        while len(self._totals) > 1 and self._totals[1][0] <= now - SECONDS:
-            self._totals.popleft()  # one from before is kept: from there the seconds are counted
-        began, taken, waited_s = self._totals[0]
-        passed = max(now - began, 1e-9)
         # Without the present second, which is not over.
         last = range(max(oldest, int(trace.began_at)), int(now))
         return {
-            "rate": (trace.taken_count - taken) / passed,
-            "wait_share": min((trace.waited_s - waited_s) / passed, 1.0),
+            "rate": taken / max(passed, 1e-9),
+            "wait_share": min(waited_s / max(passed, 1e-9), 1.0),
             "waits": _digits(self._waits, last),
             "lanes": [_digits(self._lanes[lane], last) for lane in lanes],
         }
+
+
+def _added(earlier: deque[tuple[float, ...]], *totals: float) -> list[float]:
+    """Return what was added to totals, the first of them the time, in about `SECONDS`."""
+    earlier.append(totals)
+    while len(earlier) > 1 and earlier[1][0] <= totals[0] - SECONDS:
+        earlier.popleft()  # one from before is kept: from there the seconds are counted
+    return [total - before for total, before in zip(totals, earlier[0], strict=True)]
 
 
 def spread(row: Row, seconds: float, begin: float, end: float, oldest: int) -> None:
@@ -283,17 +281,13 @@ class LiveRun(LivePage):
 
         self._output = absolute(output)
         self._began = time.time()
-        self._ended: deque[tuple[float, int]] = deque(maxlen=SECONDS + 1)
+        self._ended: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
         progress.trace.publish_from(0.0, self)
 
     def state_of(self, trace: RunTrace) -> dict[str, Any]:
         """Return the present state of the run."""
-        now, ended = time.monotonic(), trace.done + trace.failed
-        self._ended.append((now, ended))
-        while len(self._ended) > 1 and self._ended[1][0] <= now - SECONDS:
-            self._ended.popleft()
-        began, before = self._ended[0]
-        progress = self._progress
+        now, progress = time.monotonic(), self._progress
+        passed, ended = _added(self._ended, now, trace.done + trace.failed)
         # Of predict and cache it would be a range of samples.
         name, since = (self._verb == "preprocess" and trace.longest) or ("", now)
         return {
@@ -301,7 +295,7 @@ class LiveRun(LivePage):
             "kind": self._verb,
             "title": self._output,
             "began": self._began,
-            "rate": (ended - before) / (now - began) if now > began else 0.0,
+            "rate": ended / passed if passed > 0 else 0.0,
             "unit": progress.unit,
             "done": progress.done,
             "failed": progress.failed,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from operator import sub
 from typing import Any
 
 from forebay.base.formatting import byte_size, byte_unit, counted, duration
-from forebay.failures import Failure
+from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
 from forebay.observe.record import Record, Span, Trace
@@ -44,7 +43,7 @@ from forebay.show.html import (
 MAX_COLUMNS = 160
 
 
-def group_size(count: int, most: int = MAX_COLUMNS) -> int:
+def group_size(count: int, most: int) -> int:
     """Return how many spans to join so that at most `most` columns are left."""
     return max(-(-count // most), 1)
 
@@ -54,25 +53,17 @@ def summed(values: Sequence[float], size: int) -> list[float]:
     return [sum(group) for group in _groups(values, size)]
 
 
-def lowest(values: Sequence[float | None], size: int) -> list[float | None]:
-    """Return the lowest of each `size` values; None where all of them are."""
-    return [min(known, default=None) for known in _known_groups(values, size)]
-
-
-def highest(values: Sequence[float | None], size: int) -> list[float | None]:
-    """Return the highest of each `size` values; None where all of them are."""
-    return [max(known, default=None) for known in _known_groups(values, size)]
+def joined(
+    values: Sequence[float | None], size: int, one_of: Callable[..., Any] = max
+) -> list[float | None]:
+    """Return the highest, or another, of each `size` values; None where all of them are."""
+    groups = _groups(values, size)
+    return [one_of((each for each in group if each is not None), default=None) for group in groups]
 
 
 def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[float]:
-    """Move seconds that do not fit into a span to the spans before it.
-
-    Work is recorded in the span in which it ended, even a batch that took 5 s in a span of 0.25 s.
-
-    Args:
-        seconds: By span, seconds recorded there.
-        lengths: By span, its length in seconds.
-    """
+    """Move seconds that do not fit into a span of a length to the spans before it."""
+    # Work is recorded in the span in which it ended, even 5 s in a span of 0.25 s.
     spread, excess = [0.0] * len(seconds), 0.0
     for index in range(len(seconds) - 1, -1, -1):
         excess += seconds[index]
@@ -111,11 +102,6 @@ def _groups(values: Sequence[float | None], size: int) -> Iterator[Sequence[Any]
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
-def _known_groups(values: Sequence[float | None], size: int) -> Iterator[list[float]]:
-    """Yield the values that are not None of each `size` values."""
-    return ([each for each in group if each is not None] for group in _groups(values, size))
-
-
 # ---- the page ------------------------------------------------------------------------------------
 # A summary as HTML: what happened first, then the charts of a loader or of a run.
 
@@ -148,19 +134,15 @@ def report_html(summary: Mapping[str, Any]) -> str:
 
 
 def _loader_sections(summary: Mapping[str, Any]) -> list[str]:
+    sections = [section("Batches", paragraph("No batch was made yet."))]
     if summary["timeline"]["columns"]:
         times = _times(summary)
         sections = [
             section("Batches made and wanted", _rates(summary, times), _ready(summary, times)),
             section("Workers", _lanes(summary, times), _count(summary, times)),
         ]
-    else:
-        sections = [section("Batches", paragraph("No batch was made yet."))]
-    return [
-        *sections,
-        section("Waits", _waits(summary)),
-        section("Slowest samples", _slowest_samples(summary)),
-    ]
+    waits, slowest = _waits(summary), _slowest_samples(summary)
+    return [*sections, section("Waits", waits), section("Slowest samples", slowest)]
 
 
 def _times(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
@@ -228,23 +210,22 @@ def _ready(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
         return ready
     size = max(held)
     high = marks.get("max_bytes")
-    lines = [] if high is None or high > 4 * size else [Mark(high, f"max_bytes={byte_size(high)}")]
-    size = max(size, *(each.value for each in lines)) if lines else size
+    if high is None or high > 4 * size:
+        high = 0.0
+    size = max(size, high)
     unit, factor = byte_unit(size)
+    lines = [Mark(high / factor, f"max_bytes={byte_size(high)}")] if high else []
     scaled = Series("ready or in use", "ready", [each / factor for each in held], "area")
-    lines = [Mark(each.value / factor, each.label) for each in lines]
     return ready + columns_chart(
         "Memory of these batches", [scaled], times, unit=unit, limit=size / factor, marks=lines
     )
 
 
 def _lanes(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
-    timeline = summary["timeline"]
-    lanes = []
-    for label, shares in timeline["workers"].items():
-        known = [each for each in shares if each is not None]
-        busy = sum(known) / len(known) if known else 0.0
-        lanes.append((label, shares, f"{busy:.0%}"))
+    lanes = [
+        (label, shares, f"{sum(shares) / len(shares):.0%}")
+        for label, shares in summary["timeline"]["workers"].items()
+    ]
     if not lanes:
         return ""
     return lanes_chart("Busy making batches: a gap is a worker without work", lanes, times)
@@ -284,17 +265,17 @@ def _waits(summary: Mapping[str, Any]) -> str:
 def _slowest_samples(summary: Mapping[str, Any]) -> str:
     if not summary["slowest"]:
         return ""
-    rows = []
-    for each in summary["slowest"][:SHOWN_SLOWEST]:
-        call = f"loader.replay(epoch={each['epoch']}, batch={each['batch']})"
-        row = [duration(each["seconds"]), each["index"]]
-        rows.append(
-            [*row, call if summary["replays"] else f"epoch {each['epoch']}, batch {each['batch']}"]
-        )
-    note = "" if summary["replays"] else paragraph("With a seed, loader.replay() rebuilds a batch.")
-    last = "its batch again, for a debugger" if summary["replays"] else "batch"
-    code = (1, 2) if summary["replays"] else (1,)
-    return table(["time", "index", last], rows, code=code) + note
+    last, batch, note = "batch", "epoch {epoch}, batch {batch}", ""
+    if summary["replays"]:
+        last = "its batch again, for a debugger"
+        batch = "loader.replay(epoch={epoch}, batch={batch})"
+    else:
+        note = paragraph("With a seed, loader.replay() rebuilds a batch.")
+    rows = [
+        [duration(each["seconds"]), each["index"], batch.format(**each)]
+        for each in summary["slowest"][:SHOWN_SLOWEST]
+    ]
+    return table(["time", "index", last], rows, code=(1, 2) if summary["replays"] else (1,)) + note
 
 
 # ---- summaries -----------------------------------------------------------------------------------
@@ -376,7 +357,7 @@ def _timeline(record: Record, seconds: float) -> dict[str, Any]:
         return {"seconds": 0.0, "columns": 0, "workers": {}}
     lengths = [span_s] * len(spans)
     lengths[-1] = min(max(seconds - (len(spans) - 1) * span_s, 0.0), span_s)
-    size = group_size(len(spans))
+    size = group_size(len(spans), MAX_COLUMNS)
     held = summed(lengths, size)
 
     def total(name: str) -> list[float | None]:
@@ -393,10 +374,10 @@ def _timeline(record: Record, seconds: float) -> dict[str, Any]:
     return timeline | {
         **{name: total(name) for name in ("made", "taken", "restarts")},
         "waited_s": rounded(waited),
-        "least_ready": lowest([span.least_ready for span in spans], size),
-        "most_ready": highest([span.most_ready for span in spans], size),
-        "held_bytes": rounded(highest([float(span.held_bytes) for span in spans], size)),
-        "num_workers": highest([float(span.num_workers) for span in spans], size),
+        "least_ready": joined([span.least_ready for span in spans], size, min),
+        "most_ready": joined([span.most_ready for span in spans], size),
+        "held_bytes": rounded(joined([float(span.held_bytes) for span in spans], size)),
+        "num_workers": joined([float(span.num_workers) for span in spans], size),
         "workers": _worker_lanes(spans, lengths, size, held),
     }
 
@@ -461,11 +442,8 @@ def environment() -> dict[str, str]:
 
 # ---- run summary ---------------------------------------------------------------------------------
 
-# Kinds of failures, and examples of each.
+# Groups of failures; what exceeds that is counted together.
 MAX_GROUPS = 30
-MAX_EXAMPLES = 3
-# What differs from one input to the next in the same message: quoted strings, paths, numbers.
-_DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+|0x[0-9a-fA-F]+|\d[\d.,]*")
 
 
 def run_details(
@@ -517,42 +495,35 @@ def run_summary(report: Any) -> dict[str, Any]:
 
 
 def failure_groups(failures: Iterable[Failure]) -> list[dict[str, Any]]:
-    """Return the failures by error and message, the most frequent first.
-
-    Messages that differ only in names and numbers are one group. What exceeds `MAX_GROUPS` is
-    counted together.
-    """
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for failure in failures:
-        line = failure.message.strip().partition("\n")[0]
-        key = failure.error, _DIFFERS.sub("…", line[:300])
-        group = groups.setdefault(
-            key, {"error": cut(failure.error), "message": cut(key[1]), "count": 0, "examples": []}
-        )
-        group["count"] += 1
-        if len(group["examples"]) < MAX_EXAMPLES:
-            name = failure.source if isinstance(failure.source, str) else repr(failure.source)
-            group["examples"].append({"source": cut(name), "message": cut(line, 300)})
-    found = sorted(groups.values(), key=lambda group: -group["count"])
-    shown, rest = found[:MAX_GROUPS], found[MAX_GROUPS:]
+    """Return the failures by error, the most frequent first."""
+    groups = grouped(failures)
+    shown, rest = groups[:MAX_GROUPS], groups[MAX_GROUPS:]
     if rest:
-        count = sum(group["count"] for group in rest)
-        message = f"{len(rest):,} other messages"
-        shown.append({"error": "others", "message": message, "count": count, "examples": []})
-    return shown
+        count = sum(group.count for group in rest)
+        shown.append(Group(f"{len(rest):,} other errors", count, ()))
+    return [
+        {
+            "error": cut(group.error, 400),
+            "count": group.count,
+            "examples": [cut(each, 400) for each in group.examples],
+        }
+        for group in shown
+    ]
 
 
 # ---- run report ----------------------------------------------------------------------------------
 
 
 def _run_sections(summary: Mapping[str, Any]) -> list[str]:
+    sections = [section("Throughput", paragraph("Nothing was left to be done."))]
     if summary.get("timeline", {}).get("columns"):
-        sections = [
-            section("Throughput", _throughput(summary)),
-            section("Durations", _durations(summary), _slowest_inputs(summary)),
-        ]
-    else:
-        sections = [section("Throughput", paragraph("Nothing was left to be done."))]
+        task = "input" if summary["unit"] == "input" else "range of samples"
+        bars = histogram_bars(summary["bins"], "made")
+        durations = bars_chart(f"How long one {task} took", bars) if bars else ""
+        rows = [[duration(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
+        slowest = table(["time", f"slowest {task}"], rows, code=(1,))
+        throughput = section("Throughput", _throughput(summary))
+        sections = [throughput, section("Durations", durations, slowest)]
     return [*sections, section("Failures", _failures(summary))]
 
 
@@ -571,35 +542,13 @@ def _throughput(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _task(summary: Mapping[str, Any]) -> str:
-    return "input" if summary["unit"] == "input" else "range of samples"
-
-
-def _durations(summary: Mapping[str, Any]) -> str:
-    bars = histogram_bars(summary["bins"], "made")
-    return bars_chart(f"How long one {_task(summary)} took", bars) if bars else ""
-
-
-def _slowest_inputs(summary: Mapping[str, Any]) -> str:
-    rows = [[duration(each), name] for each, name in summary["slowest"][:SHOWN_SLOWEST]]
-    return table(["time", f"slowest {_task(summary)}"], rows, code=(1,))
-
-
 def _failures(summary: Mapping[str, Any]) -> str:
-    groups = summary["failures"]
-    if not groups:
-        return ""
     rows = [
-        [
-            f"{group['count']:,}",
-            f"{group['error']}: {group['message']}" if group["message"] else group["error"],
-            "\n".join(
-                f"{each['source']}: {each['message']}" if each["message"] else each["source"]
-                for each in group["examples"]
-            ),
-        ]
-        for group in groups
+        [f"{group['count']:,}", group["error"], "\n".join(group["examples"])]
+        for group in summary["failures"]
     ]
+    if not rows:
+        return ""
     known, failed = summary["failures_known"], summary["totals"]["failed"]
     note = paragraph(f"Of {failed:,} failures, the first {known:,}.") if known < failed else ""
     return note + table(["count", "error", "examples"], rows, code=(2,))

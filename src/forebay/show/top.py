@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
@@ -34,17 +35,7 @@ Digits = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a page shows of a loader or a run.
-
-    Attributes:
-        began: When it began, in seconds since 1970.
-        rate: Batches, inputs or samples per second, in the last seconds.
-        wait_share: Share of the last seconds that training waited.
-        waits: The same by second.
-        lanes: By worker: how busy it was, by second.
-        longest_since: When it began, in seconds since 1970.
-        totals: All numbers of the page, with figures of the whole run.
-    """
+    """What a page shows of a loader or a run: times since 1970, rates and waits of `SECONDS`."""
 
     kind: str = ""
     pid: int = 0
@@ -71,7 +62,7 @@ class View:
     total: int = 0
     longest: str = ""
     longest_since: float = 0.0
-    totals: Mapping[str, float] = field(default_factory=dict)
+    totals: Mapping[str, float] = field(default_factory=dict)  # of the whole run
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> View | None:
@@ -146,11 +137,8 @@ def screen(views: Sequence[View], now: float, columns: int, signs: Signs) -> lis
     width = min(columns, WIDEST)
     lines: list[str] = []
     for view in views:
-        shown = (
-            _loader(view, now, width, signs)
-            if view.kind == "loader"
-            else _run(view, now, width, signs)
-        )
+        lines_of = _loader if view.kind == "loader" else _run
+        shown = lines_of(view, now, width, signs)
         lines += [line.rstrip()[:columns] for line in [*shown, ""]]
     return lines[:-1]
 
@@ -170,14 +158,12 @@ def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     texts = _title(view, now, signs), view.title, view.verdict, f" {signs.dot} ".join(facts)
     lines = [line for text in texts for line in _wrapped(text, width)]
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
-    lines.append(
-        f"{'waits':<{LABEL}}{_levels(view.waits, width, signs)} {_percent(view.wait_share)}"
-    )
+    lines.append(_levels("waits", view.waits, view.wait_share, width, signs))
     shown = view.lanes[:MAX_SHOWN]
     for number, lane in enumerate(shown):
         busy = sum(map(int, lane)) / (9 * len(lane)) if lane else 0.0
         label = f"worker {number}" if view.num_workers else "trainer"
-        lines.append(f"{label:<{LABEL}}{_levels(lane, width, signs)} {_percent(busy)}")
+        lines.append(_levels(label, lane, busy, width, signs))
     if view.num_workers > len(shown):
         lines.append(f"{'':<{LABEL}}and {counted(view.num_workers - len(shown), 'more worker')}")
     return lines
@@ -237,23 +223,15 @@ def _buffer(view: View, width: int, signs: Signs) -> str:
     return f"{''.join(bar)} {amount}"
 
 
-def _levels(digits: str, width: int, signs: Signs) -> str:
+def _levels(label: str, digits: str, share: float, width: int, signs: Signs) -> str:
     room = max(min(SECONDS, width - LABEL - 6), 1)
-    return "".join(signs.levels[int(each)] for each in digits[-room:]).rjust(room)
-
-
-def _percent(share: float) -> str:
-    return f"{share:4.0%}"
+    levels = "".join(signs.levels[int(each)] for each in digits[-room:])
+    return f"{label:<{LABEL}}{levels:>{room}} {share:4.0%}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return a text on as many lines as it needs."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width and lines[-1]:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return [line for line in lines if line]
+    return wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 # ---- top display ---------------------------------------------------------------------------------
@@ -269,10 +247,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def live_views() -> list[View]:
-    """Return what this user's loaders and runs on this machine show, oldest first.
-
-    Files of processes that have ended are removed.
-    """
+    """Return what this user's loaders and runs on this machine show, oldest first."""
     views, here = [], kernel()
     for folder in filter(is_private, candidates()):
         remove_dead(folder)
