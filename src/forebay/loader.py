@@ -368,12 +368,15 @@ class DataLoader(TorchDataLoader[_T_co]):
 
         Args:
             state: What `state_dict` returned, in this or another process, on any rank.
-            strict: Refuse a state with another global batch size, length or `drop_last`. False
+            strict: Refuse a state with another global batch size, length or `drop_last`, also if
+                only its epoch has another length, because it began before the dataset grew. False
                 counts in samples instead: the epoch continues after the samples that were returned,
                 in its original order, so that no sample is lost or repeated.
 
         Raises:
-            OptionError: The state does not fit; the message names both values. Nothing was changed.
+            OptionError: The state does not fit, and the message names both values; or it is
+                damaged: a value is missing, impossible, or contradicts another. Nothing was
+                changed.
         """
         settings = Settings(self)
         world_size = 1 if self._ranks is None else self._ranks.world_size
@@ -385,10 +388,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             strict=strict,
             may_resize=settings.may_resize,
         )
-        restore_states(self.dataset, settings.index_sampler, position)
-        self.close()
-        if not settings.is_iterable:  # nothing depends on the old seed any more
-            self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
+        restore_states(settings, position)
+        self.close()  # nothing depends on the old seed any more
+        self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
         self._loader_progress.resume(position)
 
     def replay(self, *, epoch: int, batch: int) -> Any:

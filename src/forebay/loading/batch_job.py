@@ -33,7 +33,7 @@ from forebay.base.randomness import (
 )
 from forebay.collating.padding import slicing
 from forebay.collating.rules import collated
-from forebay.errors import shortened
+from forebay.errors import OptionError, shortened
 from forebay.failures import Failure, cut_own_frames
 from forebay.loading.messages import (
     STREAM,
@@ -45,7 +45,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.samplers import has_state
+from forebay.loading.samplers import NO_STATE, has_state
 from forebay.loading.set_epoch import owner_of_set_epoch
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
@@ -255,6 +255,9 @@ class IterableFetcher:
         self._samples: Iterator[Any] = iter(dataset)
         # Not before: a dataset that is its own iterator may start over in `__iter__`.
         if state is not None and state.iterator is not None:
+            if not has_state(self._samples):
+                kind = type(self._samples).__name__
+                raise OptionError(NO_STATE.format("dataset's iterator", kind))
             self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
             if state.phase != "within":  # the state is from before this epoch
                 self._samples = iter(dataset)

@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pickle import PicklingError
 from typing import Any
 
@@ -34,6 +35,7 @@ from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec, Worke
 from forebay.loading.planner import Planner
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
+    NO_STATE,
     chain_of,
     draw_seed,
     has_state,
@@ -175,7 +177,8 @@ class Pipeline:
                     if is_rest:
                         planner.read_ahead()
                     for _ in range(skip):
-                        planner.take()
+                        if planner.take() is None:
+                            break  # the dataset has become shorter
             if position.knows_workers:  # not before: the dataset may restore the generators itself
                 planner.begin(feed, position.start, position.next_worker)
         except BaseException:
@@ -583,16 +586,24 @@ class LoaderProgress:
         )
 
 
-def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
+def restore_states(settings: Settings, position: Position) -> None:
     """Restore the states of the dataset and the samplers of this process from a position."""
-    given = position.sampler or []
-    chain = chain_of(sampler)
-    if position.dataset is not None and not has_state(dataset):
-        raise OptionError(_NO_STATE.format("dataset", type(dataset).__name__))
-    for each, state in zip(chain, given, strict=False):
-        takes = has_state(each) if state and "state" in state else hasattr(each, "generator")
-        if state and not takes:
-            raise OptionError(_NO_STATE.format("sampler", type(each).__name__))
+    dataset, sampler, given = (
+        settings.loader.dataset,
+        settings.index_sampler,
+        position.sampler or [],
+    )
+    own = states_of(sampler) or []
+    states = [position.dataset, *(each.dataset for each in position.worker_states)]
+    if not has_state(dataset) and any(each is not None for each in states):
+        raise OptionError(NO_STATE.format("dataset", type(dataset).__name__))
+    for each, has, state in zip_longest(chain_of(sampler), own, given):
+        if state and (not has or has.keys() != state.keys()):
+            raise OptionError(NO_STATE.format("sampler", type(each).__name__))
+        if has and not state and position.batch:
+            raise OptionError(DAMAGED.format(f"it has no state of the {type(each).__name__}"))
+    if position.batch and position.generator is None and settings.orders_by_draws:
+        raise OptionError(DAMAGED.format("it has no state of torch's generator"))
     generators = [each["generator"] for each in given if each and "generator" in each]
     for state in [*generators, position.generator]:
         if state is not None:
@@ -616,9 +627,3 @@ def _has_already(dataset: Any, state: Any) -> bool:
         return is_iterable and bool(state == dataset.state_dict())
     except Exception:  # noqa: BLE001 - from the comparison of arrays, for example
         return False
-
-
-_NO_STATE = (
-    "the state includes that of a {0}, but {1} has no load_state_dict\n"
-    "  Nothing was changed. Make the loader with the {0} that it was saved with."
-)

@@ -171,6 +171,13 @@ def has_state(thing: Any) -> bool:
     return has_both and not isinstance(thing, type)
 
 
+# What was saved, and the type of the object that is to be restored.
+NO_STATE = (
+    "the state includes that of a {0}, but {1} has no load_state_dict\n"
+    "  Nothing was changed. Make the loader with the {0} that it was saved with."
+)
+
+
 def chain_of(sampler: Any) -> list[Any]:
     """Return a sampler and, if it has one, its inner sampler, as in a BatchSampler."""
     inner = getattr(sampler, "sampler", None)

@@ -188,10 +188,15 @@ class Settings:
         return given if isinstance(given, torch.Generator) else torch.default_generator
 
     @property
+    def orders_by_draws(self) -> bool:
+        """Return whether samples depend on the state of torch's generator when an epoch begins."""
+        is_free = self.is_iterable or not is_self_contained(self.index_sampler)
+        return self.by_torchs_rules and is_free
+
+    @property
     def draws(self) -> bool:
         """Return whether batches depend on the state of torch's generator when an epoch begins."""
-        draws_none = self.is_local and is_self_contained(self.index_sampler)
-        return self.by_torchs_rules and (self.is_iterable or not draws_none)
+        return self.orders_by_draws or (self.by_torchs_rules and not self.is_local)
 
     @property
     def keeps_workers(self) -> bool:
@@ -256,7 +261,7 @@ class Settings:
             global_batch_size=None if size is None else size * ranks * self.replicas,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
-            sources=getattr(self.loader.dataset, "lengths", None) if self.plan else None,
+            sources=self.loader.dataset.lengths if self.plan and self.plan.mixture else None,
             length=None if self.is_iterable else self.plan.length if self.plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
             in_order=self.in_order,
