@@ -84,7 +84,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             the error is raised.
         worker_init_fn: See torch.
         multiprocessing_context: See torch.
-        generator: See torch.
+        generator: See torch. Not with `seed` or `world_size`, where it would have no effect.
         prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
         persistent_workers: See torch. With `buffer` workers always persist.
         pin_memory_device: See torch.
@@ -102,7 +102,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
             `__getitems__`, as in Hugging Face datasets, they are seeded for each batch of a rank,
             so there random numbers depend on `batch_size` and `world_size`. For an iterable dataset
-            they are seeded once per worker and epoch, so there `num_workers` matters.
+            they are seeded once per worker and epoch, so there `num_workers` matters; without
+            workers they are those of one worker, and the trainer's own are left as they are.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
             sample that runs past `timeout` is not left out: it ends the iteration. With
             `world_size`, a rank raises FailuresError for a batch of which no sample is left.

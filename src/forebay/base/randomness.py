@@ -300,9 +300,9 @@ class PrivateGenerators:
     The process's generators are restored after each block.
     """
 
-    def __init__(self, seed: int) -> None:
-        """Begin with `seed`."""
-        self._seed = seed
+    def __init__(self, seed: int, begin: Callable[[int], object] = seed_generators) -> None:
+        """Begin with `seed`, which `begin` gives to the generators."""
+        self._seed, self._begin = seed, begin
         self._own: States | None = None
 
     @contextmanager
@@ -310,7 +310,7 @@ class PrivateGenerators:
         """Use the private stream in the block."""
         with generators_kept():
             if self._own is None:
-                seed_generators(self._seed)
+                self._begin(self._seed)
             else:
                 _set_states(self._own)
             try:

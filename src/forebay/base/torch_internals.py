@@ -119,12 +119,16 @@ def accepts(argument: str) -> bool:
     return argument in inspect.signature(DataLoader.__init__).parameters
 
 
-def seed_as_worker(base_seed: int, worker_id: int) -> int:
-    """Seed all generators as torch does in its own workers; return the seed."""
+def seed_as_worker(base_seed: int, worker_id: int, *, with_devices: bool = True) -> int:
+    """Seed all generators as torch does in its own workers; return the seed.
+
+    Args:
+        with_devices: Whether those of devices are seeded, too.
+    """
     import random
 
     seed = base_seed + worker_id
     random.seed(seed)
-    torch.manual_seed(seed)
+    (torch if with_devices else torch.default_generator).manual_seed(seed)
     np.random.seed(numpy_seed(base_seed, worker_id))
     return seed

@@ -12,7 +12,7 @@ import operator
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
@@ -553,10 +553,13 @@ class LocalJob(BatchJob):
         if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
             apply_sharding(spec.dataset, *process_group())
 
-    def prepare(self, request: BatchRequest) -> None:
+    def prepare(
+        self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
         if self._spec.is_iterable and request.epoch != (self._begun or (None,))[0]:
-            self._begin_iterable(request)
+            with generators():
+                self._begin_iterable(request)
 
     def state(self) -> WorkerState | None:
         """Return the state of an iterable dataset; None if it was not read."""

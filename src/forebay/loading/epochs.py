@@ -215,6 +215,8 @@ class Pipeline:
             self.mixture = replace(self.mixture, **position.mixture)
         planner = self.planner_for(settings)
         planner.shared_seed, source = iterator.first_shared_seed, planner.source
+        if settings.is_iterable and loader.seed is not None:  # also for the shuffle of a datapipe
+            planner.shared_seed = base_seed = worker_seed_of(loader.seed, position.epoch)
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
@@ -237,8 +239,6 @@ class Pipeline:
                 loader.seed is not None or loader.backend != "thread"
             ):
                 seed = self.seed
-            if settings.is_iterable and loader.seed is not None:
-                base_seed = worker_seed_of(loader.seed, position.epoch)
             self._replaces_workers, self._dataset_seen = False, fingerprint
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)

@@ -16,13 +16,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from forebay.base.libraries import one_thread
 from forebay.base.process import LONGEST_WAIT_S
-from forebay.base.randomness import generators_kept, generators_lent
+from forebay.base.randomness import PrivateGenerators, generators_kept, generators_lent
+from forebay.base.torch_internals import seed_as_worker
 from forebay.devices.device import Device
 from forebay.engine.commands import (
     DeliverResult,
@@ -507,14 +509,20 @@ class LocalFeed:
     def __init__(self, spec: BatchSpec, trace: Trace) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
-        self._is_seeded = spec.seed is not None
+        # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
+        self._generators: Callable[[], AbstractContextManager[Any]] | None = None
+        if spec.seed is not None:
+            self._generators = generators_kept
+        elif spec.is_iterable and spec.seeds_owned:
+            begin = partial(seed_as_worker, worker_id=0, with_devices=False)
+            self._generators = PrivateGenerators(spec.base_seed, begin)
         self._trace = trace
         self._is_slow = True  # so that measuring a batch takes a small part of it
         self._queue: deque[NewTask] = deque()
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; an iterable dataset is begun now, as torch does."""
-        self._job.prepare(tasks[0].payload)
+        self._job.prepare(tasks[0].payload, self._generators or nullcontext)
         self._queue.extend(tasks)
 
     def forget(self, before: int) -> None:
@@ -529,8 +537,8 @@ class LocalFeed:
             self._job.timer.measure()
         began, result = time.perf_counter(), None
         try:
-            if self._is_seeded:
-                with generators_kept(), one_thread():  # as in a worker
+            if self._generators is not None:
+                with self._generators(), one_thread():  # as in a worker
                     result = self._job.make(task.payload)
             else:
                 result = self._job.make(task.payload)

@@ -449,6 +449,13 @@ def check(settings: Settings) -> None:
             "  Nothing was started. Use backend='process', or a buffer in memory.",
         ),
         (
+            loader.generator is not None and loader.seed is not None,
+            f"generator= with seed={loader.seed} would have no effect: all random numbers come "
+            "from the seed, which is 0 for ranks if none is given\n"
+            "  Nothing was started. Leave out one of them; seed=generator.initial_seed() keeps "
+            "runs apart as the generator did.",
+        ),
+        (
             on_cluster and not workers,
             "backend='ray' with num_workers=0: no worker on the cluster would make batches\n"
             "  Nothing was started. Set the number of workers for the cluster to run.",
