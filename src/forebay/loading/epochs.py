@@ -244,6 +244,7 @@ class Pipeline:
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out.device
             feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
+        feed.in_use = iterator.one_at_a_time
         return planner, feed
 
     def _check_ranks(self, ranks: Ranks, settings: Settings, position: Position) -> None:
@@ -319,11 +320,11 @@ class Pipeline:
         feed, self.feed = self.feed, None
         if feed is None:
             return
+        feed.close()
         planner = self.planner  # no global names from here on: the interpreter may be exiting
         if planner is not None:
             planner.worker_states = feed.worker_states() or planner.worker_states
             planner.detach()
-        feed.close()
 
     # ---- a mixture -----------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ class CallerDriver:
     def __init__(self, engine: Engine, pool: Pool, outcomes: Outcomes) -> None:
         self.error: BaseException | None = None
         self._engine, self._pool, self._outcomes = engine, pool, outcomes
+        self._is_over = False
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function that uses the engine, now."""
@@ -83,7 +84,7 @@ class CallerDriver:
 
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
         """Wait until something is ready or the time `until` has come, in monotonic seconds."""
-        while not is_ready():
+        while not is_ready() and not self._is_over:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return
@@ -91,15 +92,21 @@ class CallerDriver:
 
     def poll(self, seconds: float | None) -> None:
         """Let the engine process events for at most `seconds`; None for no limit."""
-        self._outcomes(self._engine.step(seconds))
+        if not self._is_over:
+            self._outcomes(self._engine.step(seconds))
 
     def was_at_rest(self) -> bool:
         """Return whether the last signal interrupted a wait, which leaves the state consistent."""
         was, self._pool.at_rest = self._pool.at_rest, False
         return was
 
+    def stop(self) -> None:
+        """Make whoever waits return; another thread may call it."""
+        self._is_over = True
+        self._engine.wake()
+
     def close(self) -> None:
-        """Close the engine and its workers."""
+        """Close the engine and its workers, after `stop`."""
         self._engine.close()
 
 
@@ -161,10 +168,13 @@ class BackgroundDriver:
         was, self._waits = self._waits, False
         return was
 
-    def close(self) -> None:
-        """Make the thread close the engine."""
+    def stop(self) -> None:
+        """Make the thread close the engine, and whoever waits return."""
         self._is_over = True
         self._engine.wake()
+
+    def close(self) -> None:
+        """Wait until the thread has closed the engine, after `stop`."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._inbox.clear()  # its functions hold references to the feed
@@ -194,6 +204,8 @@ class BackgroundDriver:
 
 # ---- feed ----------------------------------------------------------------------------------------
 
+# How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
+LEAVE_S = 5.0
 # Batches to release in one call, where releasing them earlier has no effect.
 RELEASED_TOGETHER = 16
 CLOSED = (
@@ -213,6 +225,7 @@ class Feed:
     Attributes:
         request_more: Refers to a function that puts more requests, for the thread that runs the
             engine to call after each of its steps; None if only the trainer puts requests.
+        in_use: Held by the thread that takes batches, if there may be several threads.
     """
 
     def __init__(
@@ -231,6 +244,7 @@ class Feed:
         self.ready_ends = 0
         self.exhausted: dict[int, int] = {}
         self.request_more: weakref.WeakMethod[Callable[[], None]] | None = None
+        self.in_use = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
@@ -266,8 +280,10 @@ class Feed:
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; their task numbers must grow."""
-        self.check()
-        self._driver.call(partial(self._engine.put, tasks))
+        # If another thread closed it, the next `take` says so: a batch may have been taken before.
+        if not self._closed:
+            self.check()
+            self._driver.call(partial(self._engine.put, tasks))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken."""
@@ -455,10 +471,16 @@ class Feed:
         _open_feeds.discard(self)
         if os.getpid() != self._owner:
             return
-        self._driver.close()
-        self.ready.clear()
-        if self._slots is not None:
-            self._slots.close()
+        self._driver.stop()
+        has_left = self.in_use.acquire(timeout=LEAVE_S)  # another thread may take a batch
+        try:
+            self._driver.close()
+            self.ready.clear()
+            if self._slots is not None:
+                self._slots.close()
+        finally:
+            if has_left:
+                self.in_use.release()
 
     def check(self) -> None:
         """Raise the reason why there will be no more results, if there is one."""
@@ -473,6 +495,7 @@ class Feed:
         if self._error is not None:
             raise self._error
         if self._closed:
+            _leave_at_exit()
             raise RuntimeError(CLOSED)
 
 
@@ -486,14 +509,22 @@ def _pass_outcomes(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None
         feed.add_outcomes(outcomes)
 
 
-_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+_open_feeds: weakref.WeakSet[Feed | LocalFeed] = weakref.WeakSet()
+_exit = threading.Event()
 
 
 @atexit.register
 def _close_all() -> None:
     """Stop the workers before the interpreter removes what their pools need."""
+    _exit.set()
     for feed in list(_open_feeds):
         feed.close()
+
+
+def _leave_at_exit() -> None:
+    """End a daemon thread that takes batches at the interpreter's end, without a traceback."""
+    if _exit.is_set() and threading.current_thread().daemon:
+        raise SystemExit
 
 
 # ---- local feed ----------------------------------------------------------------------------------
@@ -519,6 +550,8 @@ class LocalFeed:
         self._trace = trace
         self._is_slow = True  # so that measuring a batch takes a small part of it
         self._queue: deque[NewTask] = deque()
+        self.in_use = threading.RLock()
+        _open_feeds.add(self)
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; an iterable dataset is begun now, as torch does."""
@@ -532,6 +565,7 @@ class LocalFeed:
 
     def take(self) -> tuple[int, Result]:
         """Make the next batch, and return it with its task."""
+        _leave_at_exit()
         task = self._queue.popleft()
         if self._is_slow:
             self._job.timer.measure()
@@ -566,7 +600,12 @@ class LocalFeed:
         """Return an empty list: no batch is prefetched."""
         return []
 
+    def close(self) -> None:
+        """Wait, at the interpreter's end, for a daemon thread: torch would abort in its midst."""
+        if _exit.is_set() and self.in_use.acquire(timeout=LEAVE_S):
+            self.in_use.release()
+
     def interrupted(self) -> None:
         """Do nothing: there are no workers to stop."""
 
-    close = check = interrupted
+    check = interrupted
