@@ -63,8 +63,13 @@ BUSY = RunTimes(
         ),
         ({"busy_s": 16.0, "record_s": 7.0}, "consumer", "recording results"),
         ({"busy_s": 16.0}, "unknown", "neither the disk nor"),
-        ({"inputs": 19}, "unknown", "too little"),
-        ({"elapsed_s": 0.5, "busy_s": 2.0}, "unknown", "too little"),
+        ({"inputs": 19}, "unknown", "are needed: a run of about 20 inputs, which take 11 s."),
+        (
+            {"elapsed_s": 0.5, "busy_s": 2.0},
+            "unknown",
+            "1,000 inputs in 0.5 s. At least 20 inputs and 1 s are needed: a run of about 2,000",
+        ),
+        ({"inputs": 0}, "unknown", "At least 20 inputs and 1 s are needed."),
     ],
 )
 def test_the_sums_of_a_run_show_its_cause(times, cause, words):
@@ -135,13 +140,16 @@ class Slow(torch.utils.data.Dataset):
 
 
 def test_predict_says_what_the_model_waited_for(tmp_path):
-    """In the words of predict: no step of a training, and nothing to say where nothing was left."""
+    """In the words of predict: no step of a training, and nothing to say where nothing was left.
+
+    What the cause is depends on what else the machine does; see `test_diagnosis.py` for that.
+    """
     report = forebay.predict(
         torch.nn.Identity(), Slow(), tmp_path, batch_size=1, num_workers=1, progress=False
     )
     found = report.diagnosis
-    assert found.cause == "storage"
-    assert found.wait_share > 0.5
+    assert found.cause not in ("healthy", "consumer")
+    assert found.evidence["batch_s"] >= 0.03
     assert str(found).startswith("The model waits ")
     assert "raining" not in str(found)
     again = forebay.predict(

@@ -87,7 +87,8 @@ def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
         steps = [each for each in steps if each.asked_at >= began]
         batches = [each for each in batches if each.ended_at - each.seconds >= began]
     slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup, slowest, pressure(), since)
+    run_rate = trace.snapshot()["rate"]
+    return diagnose(steps, batches, setup, slowest, pressure(), since, run_rate)
 
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
