@@ -28,6 +28,7 @@ _NAMES = {
     ),
     "failures": ("Failure",),
     "items": ("from_folder", "from_ids", "from_table"),
+    "lengths": ("batch_by_length", "pack_sequences"),
     "loader": ("DataLoader",),
     "loading.replay": ("SampleCheck",),
     "mixing": ("MixedDataset", "mix"),

@@ -16,6 +16,8 @@ from forebay.failures import Failure as Failure
 from forebay.items import from_folder as from_folder
 from forebay.items import from_ids as from_ids
 from forebay.items import from_table as from_table
+from forebay.lengths import batch_by_length as batch_by_length
+from forebay.lengths import pack_sequences as pack_sequences
 from forebay.loader import DataLoader as DataLoader
 from forebay.loading.replay import SampleCheck as SampleCheck
 from forebay.mixing import MixedDataset as MixedDataset

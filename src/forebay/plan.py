@@ -30,7 +30,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # The purpose of a seed: the first number of its path, so that different uses never coincide.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE = range(7)
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE, ROWS = range(8)
 
 
 def seed_of(seed: int, *path: int) -> int:
@@ -114,15 +114,38 @@ class Permutation:
         return found
 
     def _permuted(self, places: Positions) -> Positions:
-        columns, rows = np.uint64(self._columns), np.uint64(self._rows)
-        row, column = np.divmod(places, columns)
-        with np.errstate(over="ignore"):
-            for step, key in enumerate(self._keys):
-                if step % 2:
-                    row = (row + _scrambled(column + np.uint64(key)) % rows) % rows
-                else:
-                    column = (column + _scrambled(row + np.uint64(key)) % columns) % columns
-        return row * columns + column
+        return _mixed(places, np.uint64(self._rows), np.uint64(self._columns), self._keys)
+
+
+def permuted(positions: npt.ArrayLike, lengths: npt.ArrayLike, keys: Positions) -> Positions:
+    """Return the number at each position of an order of its own, with its own length and key.
+
+    What `Permutation` does for many positions of one order, for a few positions of each of many.
+    """
+    found = np.array(positions, np.uint64)
+    limits = np.asarray(lengths, np.uint64)
+    columns = np.maximum(2 * np.ceil(np.sqrt(limits.astype(np.float64)) / 2), 2).astype(np.uint64)
+    rows = (limits + columns - np.uint64(1)) // columns
+    steps = (np.arange(ROUNDS, dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    every = _scrambled(keys + steps[:, None])
+    left = np.arange(len(found))
+    while len(left):
+        found[left] = _mixed(found[left], rows[left], columns[left], every[:, left])
+        left = left[found[left] >= limits[left]]
+    return found
+
+
+def _mixed(places: Positions, rows: Any, columns: Any, keys: Any) -> Positions:
+    """Return where the places of a grid of rows and columns are moved to."""
+    row, column = np.divmod(places, columns)
+    with np.errstate(over="ignore"):
+        for step, key in enumerate(keys):
+            if step % 2:
+                row = (row + _scrambled(column + np.uint64(key)) % rows) % rows
+            else:
+                column = (column + _scrambled(row + np.uint64(key)) % columns) % columns
+    moved: Positions = row * columns + column
+    return moved
 
 
 def _scrambled(values: Positions) -> Positions:

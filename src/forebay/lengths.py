@@ -1,0 +1,426 @@
+"""`forebay.pack_sequences` and `forebay.batch_by_length`: rows and batches by tokens.
+
+    dataset, lengths ──> rows.py: which samples share a row ──> SequenceRows: a map-style dataset
+
+A row is a list of samples. Everything else is a loader's usual work: the rows are shuffled, shared
+by ranks, resumed, mixed and made in workers as any samples are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index as as_index
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from forebay.base import trees
+from forebay.base.datasets import is_map_style
+from forebay.base.formatting import counted, summary
+from forebay.errors import InputError, OptionError
+from forebay.options import check_positive
+from forebay.rows import (
+    EPOCH,
+    Integers,
+    Pattern,
+    Rows,
+    grouped_patterns,
+    merged,
+    packed_patterns,
+    rows_of,
+)
+
+Long = Literal["split", "truncate", "drop", "raise"]
+_LONG = ("split", "truncate", "drop", "raise")
+Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
+
+# How much longer the longest samples of a class of `batch_by_length` are than its shortest, at
+# most: about half of that is padding.
+RATIO = 1.03
+# Lengths up to this are looked up in a table; longer ones are searched for.
+MOST_COUNTED = 1 << 24
+# The first and last token of a piece have 32 bits.
+LONGEST = 2**31 - 1
+
+
+def pack_sequences(
+    dataset: Any,
+    lengths: Any,
+    *,
+    size: int,
+    long: Long = "split",
+    window: int | None = None,
+    cost: Cost | None = None,
+) -> SequenceRows:
+    """Pack samples of different lengths into rows of one size, for a `forebay.DataLoader`.
+
+    A sample of the returned dataset is a row: a list of samples that together have at most `size`
+    tokens. `forebay.collate.sequences(size=size)` makes tensors of a batch of rows.
+
+    Which samples share a row depends on the lengths and the epoch alone, so a loader's state stays
+    a few numbers, and any number of ranks has the same global batches. The number of rows is the
+    same in every epoch. Among the ranks of a global batch, rows are dealt by `cost`, longest first.
+
+    Samples are packed by their histogram, best fit from the longest to the shortest (Krell et al.
+    2021, arXiv 2107.02027). In each epoch, samples of equal length change places at random.
+
+    Args:
+        dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
+            with at least one field of as many items as the sample has tokens.
+        lengths: The number of tokens of each sample: integers, one for each sample; the name of a
+            column of a `cache`, or of a Hugging Face dataset, whose values are numbers, or lists
+            to be counted; or a function that returns either for the dataset.
+        size: Tokens of a row, at most.
+        long: What to do with a sample of more than `size` tokens: "split" it into pieces,
+            "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
+        window: Samples that are packed together: the first `window` ones, the next, and so on.
+            None packs all of them together, which fills rows best.
+        cost: What a sample costs in a step, as a function of an array of lengths; None for the
+            square of the length, which is what attention costs.
+
+    Returns:
+        A map-style dataset of rows. Without a forebay.DataLoader, `rows[i]` is row `i` of epoch 0.
+
+    Raises:
+        OptionError: An argument is impossible.
+        InputError: The lengths do not belong to the dataset, one is not positive, or one is longer
+            than `size` with `long="raise"`; the message names the sample.
+    """
+    check_positive("size", size)
+    if window is not None:
+        check_positive("window", window, " or None")
+    if long not in _LONG:
+        raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
+    known = _lengths(dataset, lengths)
+    if long == "raise":
+        _check_longest(known, size, "size", 'long="split"')
+    samples, begins, sizes = _pieces(known, size, long)
+    windows = np.zeros(1, np.int64) if window is None else np.arange(0, len(known), window)
+    rows = _arranged(
+        sizes,
+        np.searchsorted(windows, samples, side="right") - 1 if len(windows) > 1 else None,
+        lambda lengths, counts: packed_patterns(lengths, counts, size),
+        cost,
+    )
+    tokens = int(sizes.sum())
+    return SequenceRows(dataset, known, rows, (samples, begins), size, tokens)
+
+
+def batch_by_length(
+    dataset: Any,
+    lengths: Any,
+    *,
+    max_tokens: int,
+    max_samples: int | None = None,
+    cost: Cost | None = None,
+) -> SequenceRows:
+    """Make padded batches of samples of similar lengths, for a `forebay.DataLoader`.
+
+    A sample of the returned dataset is a batch: a list of samples. Their number times the longest
+    is at most `max_tokens`. Load it with `batch_size=None` and a `collate_fn` that pads:
+    `forebay.DataLoader(groups, batch_size=None, collate_fn=forebay.collate.pad())`.
+
+    The batches come in random order with `shuffle=True`, are as many in every epoch, and every
+    rank has the same number of them. In each epoch, samples of nearly equal lengths (3 %) change
+    places at random.
+
+    Args:
+        dataset: A map-style dataset.
+        lengths: As in `pack_sequences`.
+        max_tokens: Tokens of a batch at most, padding included.
+        max_samples: Samples of a batch, at most.
+        cost: As in `pack_sequences`, for each sample padded to the longest of its batch.
+
+    Returns:
+        A map-style dataset of lists of samples.
+
+    Raises:
+        OptionError: An argument is impossible.
+        InputError: The lengths do not belong to the dataset, one is not positive, or one is more
+            than `max_tokens`; the message names the sample.
+    """
+    check_positive("max_tokens", max_tokens)
+    if max_samples is not None:
+        check_positive("max_samples", max_samples, " or None")
+    known = _lengths(dataset, lengths)
+    _check_longest(known, max_tokens, "max_tokens", "max_tokens")
+
+    def patterns(lengths: Sequence[int], counts: Sequence[int]) -> list[Pattern]:
+        return grouped_patterns(lengths, counts, max_tokens, max_samples)
+
+    rows = _arranged(known, None, patterns, cost, RATIO)
+    return SequenceRows(dataset, known, rows, None, max_tokens, int(known.sum()))
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+def _lengths(dataset: Any, lengths: Any) -> Integers:
+    """Return the number of tokens of each sample."""
+    if not is_map_style(dataset):
+        raise OptionError(
+            f"lengths decide which samples share a row, so the dataset needs __getitem__ and "
+            f"__len__; got {type(dataset).__name__}\n"
+            "  forebay.cache(dataset, directory) makes such a dataset of the samples."
+        )
+    if callable(lengths) and not isinstance(lengths, torch.Tensor):
+        lengths = lengths(dataset)
+    if isinstance(lengths, str):
+        lengths = _column(dataset, lengths)
+    found = np.asarray(lengths)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise OptionError(
+            f"lengths takes one integer for each sample; got {found.dtype} of shape {found.shape}"
+        )
+    if len(found) != len(dataset):
+        raise InputError(
+            f"there are {len(found):,} lengths for {counted(len(dataset), 'sample')}\n"
+            "  Nothing was packed. Give one length for each sample of the dataset, in its order."
+        )
+    if not len(found):
+        raise InputError("the dataset has no samples\n  There is nothing to pack.")
+    for wrong, words in ((found < 1, "at least 1"), (found > LONGEST, f"at most {LONGEST:,}")):
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InputError(
+                f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
+                f"lengths are wrong\n  A length is {words}. Leave out samples without tokens: "
+                "torch.utils.data.Subset(dataset, indices)."
+            )
+    return found.astype(np.int32)
+
+
+def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
+    """Return the numbers in a column, or the lengths of its values, without reading a sample."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table: Any = None
+    if hasattr(dataset, "select_columns"):  # Hugging Face
+        names = dataset.column_names
+        if name in names:
+            table = dataset.select_columns([name]).with_format("arrow")[:]
+    elif hasattr(dataset, "table"):
+        table = dataset.table()
+        names = table.column_names
+    else:
+        raise OptionError(
+            f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
+            "  Give the lengths themselves, or a function that returns them for the dataset."
+        )
+    if name not in names:
+        raise OptionError(f"there is no column {name!r}; the columns are {', '.join(names)}")
+    column = table.column(name)
+    chunks = [
+        each.storage if isinstance(each, pa.ExtensionArray) else each for each in column.chunks
+    ]
+    found: list[Any] = []
+    for chunk in chunks:
+        kind = chunk.type
+        if pa.types.is_struct(kind):  # a cache's tensors of different shapes
+            shapes = chunk.field("shape")
+            found.append(pc.list_element(shapes, 0))
+        elif pa.types.is_integer(kind):
+            found.append(chunk)
+        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            found.append(pc.binary_length(chunk))
+        else:
+            found.append(pc.list_value_length(chunk))
+    return np.concatenate([each.to_numpy(zero_copy_only=False) for each in found])
+
+
+def _check_longest(lengths: Integers, most: int, name: str, remedy: str) -> None:
+    too_long = lengths > most
+    if too_long.any():
+        at = int(np.argmax(too_long))
+        raise InputError(
+            f"sample {at} has {lengths[at]:,} tokens, more than {name}={most:,}; so have "
+            f"{int(too_long.sum()):,} of {len(lengths):,} samples\n"
+            f"  Nothing was packed. Choose a larger {name}, shorten the samples"
+            f"{', or use ' + remedy if remedy != name else ''}."
+        )
+
+
+def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers, Integers | None, Integers]:
+    """Return of each piece its sample, its first token (None: always 0) and its length."""
+    samples = np.arange(len(lengths), dtype=np.uint32)
+    if long == "drop":
+        kept = lengths <= size
+        if not kept.any():
+            _check_longest(lengths, size, "size", 'long="split"')
+        return samples[kept], None, lengths[kept]
+    if long != "split" or int(lengths.max()) <= size:
+        return samples, None, np.minimum(lengths, size)
+    counts = -(-lengths // size)
+    ends = np.cumsum(counts)
+    begins = np.arange(int(ends[-1]), dtype=np.int32)
+    begins -= np.repeat((ends - counts).astype(np.int32), counts)
+    begins *= size
+    pieces = np.repeat(samples, counts)
+    return pieces, begins, np.minimum(lengths[pieces] - begins, size)
+
+
+def _arranged(
+    lengths: Integers,
+    windows: Integers | None,
+    patterns_of: Callable[[Sequence[int], Sequence[int]], list[Pattern]],
+    cost: Cost | None,
+    ratio: float = 1.0,
+) -> Rows:
+    """Return the rows of samples or pieces with these lengths, window by window."""
+    if int(lengths.max()) <= MOST_COUNTED:
+        different = np.flatnonzero(np.bincount(lengths))
+    else:
+        different = np.unique(lengths)
+    classes = merged(different, ratio) if ratio > 1 else np.arange(len(different))
+    kinds = int(classes[-1]) + 1
+    longest = different[np.searchsorted(classes, np.arange(kinds), side="right") - 1]
+    number = classes.astype(np.min_scalar_type(kinds))  # 16 bits are sorted ten times as fast
+    if int(lengths.max()) <= MOST_COUNTED:
+        table = np.empty(int(lengths.max()) + 1, number.dtype)
+        table[different] = number
+        own: Integers = table[lengths]
+    else:
+        own = number[np.searchsorted(different, lengths)]
+    if windows is not None:
+        own = own + windows * kinds
+    found = np.bincount(own, minlength=kinds)
+    patterns: list[Pattern] = []
+    for begin in range(0, len(found), kinds):
+        here = begin + np.flatnonzero(found[begin : begin + kinds])
+        for pattern in patterns_of(longest[here - begin].tolist(), found[here].tolist()):
+            parts = tuple((int(here[at]), each) for at, each in pattern.parts)
+            patterns.append(Pattern(parts, pattern.rows))
+    each = longest.astype(np.float64)
+    costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
+    if costs.shape != each.shape or not (costs >= 0).all():
+        raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
+    members = np.argsort(own, kind="stable").astype(np.uint32)
+    return rows_of(members, found, patterns, np.resize(costs, len(found)), padded=ratio > 1)
+
+
+# ---- dataset -------------------------------------------------------------------------------------
+
+
+class SequenceRows(Dataset[Any]):
+    """Rows of samples; made by `pack_sequences` and `batch_by_length`.
+
+    Attributes:
+        dataset: The dataset of the samples.
+        rows: Which samples each row has, in every epoch.
+        size: Tokens of a row, at most.
+        tokens: Tokens of all rows.
+        is_packed: Whether a row is packed; otherwise it is a batch to be padded.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        lengths: Integers,
+        rows: Rows,
+        pieces: tuple[Integers, Integers | None] | None,
+        size: int,
+        tokens: int,
+    ) -> None:
+        self.dataset, self.rows, self.size, self.tokens = dataset, rows, size, tokens
+        self.is_packed = pieces is not None
+        self._lengths = lengths
+        self._samples: Integers | None = None if pieces is None else pieces[0]
+        self._begins: Integers | None = None if pieces is None else pieces[1]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        """Return a row: a list of samples, cut where a sample was split.
+
+        Args:
+            index: The number of the row; plus `2**40` times the epoch for another than epoch 0.
+
+        Raises:
+            InputError: A sample has another number of tokens than its length says.
+        """
+        epoch, row = self._position(index)
+        members = self.rows.samples(row, epoch)
+        numbers = members if self._samples is None else self._samples[members].tolist()
+        together = getattr(self.dataset, "__getitems__", None)
+        found = together(numbers) if together is not None else [self.dataset[at] for at in numbers]
+        if not self.is_packed:
+            return list(found)
+        begins = [0] * len(numbers) if self._begins is None else self._begins[members].tolist()
+        return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    def members(self, index: int) -> list[int]:
+        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
+        epoch, row = self._position(index)
+        members = self.rows.samples(row, epoch)
+        return members if self._samples is None else self._samples[members].tolist()
+
+    def __repr__(self) -> str:
+        kind = "rows" if self.is_packed else "batches"
+        share = self.tokens / (len(self) * self.size)
+        return (
+            f"<SequenceRows: {len(self.dataset):,} samples in {len(self):,} {kind} of up to "
+            f"{self.size:,} tokens, {share:.2%} filled>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "samples": len(self.dataset),
+            "rows" if self.is_packed else "batches": len(self),
+            "tokens of a row, at most": self.size,
+            "filled": f"{self.tokens / (len(self) * self.size):.2%}",
+        }
+        return summary("SequenceRows", facts)
+
+    def _position(self, index: int) -> tuple[int, int]:
+        at = as_index(index)
+        epoch, row = divmod(at, EPOCH) if at >= 0 else (0, at + len(self))
+        if not 0 <= row < len(self):
+            raise IndexError(f"there is no row {index}: there are {len(self):,}")
+        return epoch, row
+
+    def _cut(self, sample: Any, number: int, begin: int) -> Any:
+        """Return the tokens of a sample from `begin` on that belong into a row."""
+        length = int(self._lengths[number])
+        if not any(_tokens(value) == length for value in _values(sample)):
+            sizes = [count for value in _values(sample) if (count := _tokens(value)) is not None]
+            raise InputError(
+                f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its "
+                f"length was given as {length}\n"
+                "  Give the lengths of this dataset, in its order; a random transform must not "
+                "change them."
+            )
+        end = min(begin + self.size, length)
+        if begin == 0 and end == length:
+            return sample
+        return _mapped(
+            lambda value: value[begin:end] if _tokens(value) == length else value, sample
+        )
+
+
+def _tokens(value: Any) -> int | None:
+    """Return the size of the first dimension of a tensor, an array or a list; None for others."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list) else None
+
+
+def _values(sample: Any) -> list[Any]:
+    """Return the leaves of a sample; a list is tokens."""
+    branch = None if isinstance(sample, list) else trees.opened(sample)
+    if branch is None:
+        return [sample]
+    return [leaf for value in branch.values for leaf in _values(value)]
+
+
+def _mapped(function: Callable[[Any], Any], sample: Any) -> Any:
+    """Return a sample with each leaf replaced; a list is tokens."""
+    branch = None if isinstance(sample, list) else trees.opened(sample)
+    if branch is None:
+        return function(sample)
+    return trees.rebuilt(sample, branch, [_mapped(function, value) for value in branch.values])
