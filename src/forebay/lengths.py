@@ -22,9 +22,8 @@ from forebay.base.datasets import is_map_style
 from forebay.base.formatting import counted, summary
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
+from forebay.plan import EPOCH, Integers
 from forebay.rows import (
-    EPOCH,
-    Integers,
     Pattern,
     Rows,
     grouped_patterns,
@@ -352,6 +351,10 @@ class SequenceRows(Dataset[Any]):
             return list(found)
         begins = [0] * len(numbers) if self._begins is None else self._begins[members].tolist()
         return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    def costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
+        """Return what rows cost, by their indices: float64 [rows]."""
+        return self.rows.costs_of(indices % EPOCH)
 
     def members(self, index: int) -> list[int]:
         """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from forebay.base.datasets import is_map_style
+from forebay.base.datasets import is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
 from forebay.options import check_positive
-from forebay.plan import Mixture
+from forebay.plan import EPOCH, Integers, Mixture
 
 # Larger weights could overflow when they are added.
 MOST = 1e100
@@ -110,7 +112,11 @@ class MixedDataset(Dataset[Any]):
         self.datasets = dict(datasets)
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
-        self.mixture = Mixture(lengths=lengths, weights=weights)
+        sources = enumerate(self.datasets.values())
+        rows = frozenset(at for at, each in sources if sequence_rows(each) is not None)
+        self.mixture = Mixture(lengths=lengths, weights=weights, by_epoch=rows)
+        # Only costs of one kind can be compared.
+        self.costs_of = self._costs_of if len(rows) == len(lengths) else None
         self.samples = sum(lengths) if samples is None else samples
         self._ends = list(accumulate(lengths))
         self._sources = list(self.datasets.values())
@@ -142,11 +148,21 @@ class MixedDataset(Dataset[Any]):
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:
-        at = index if index >= 0 else index + len(self)
+        epoch, at = divmod(index, EPOCH) if index >= 0 else (0, index + len(self))
         if not 0 <= at < len(self):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         source = bisect_right(self._ends, at)
-        return source, at - (self._ends[source - 1] if source else 0)
+        return source, at - (self._ends[source - 1] if source else 0) + epoch * EPOCH
+
+    def _costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
+        """Return what rows cost, by their indices."""
+        rows = indices % EPOCH
+        sources = np.searchsorted(self._ends, rows, side="right")
+        costs = np.empty(len(rows))
+        for source, dataset in enumerate(self._sources):
+            own = sources == source
+            costs[own] = dataset.costs_of(rows[own] - (self._ends[source - 1] if source else 0))
+        return costs
 
     def __repr__(self) -> str:
         """Return the sources with their lengths and weights."""

@@ -12,7 +12,7 @@ is a slice of it. So the global batches are the same for any number of ranks tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -63,6 +63,11 @@ def scrambled(value: int) -> int:
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
     return value ^ (value >> 31)
 
+
+# A dataset whose samples depend on the epoch gets the epoch, times this, added to each index.
+EPOCH = 1 << 40
+
+Integers = npt.NDArray[np.integer]
 
 # ---- permutation ---------------------------------------------------------------------------------
 # A random order of the numbers below any length, computed position by position. PURE.
@@ -178,12 +183,14 @@ class Mixture:
 
     Attributes:
         lengths: Samples of each source, at least 1.
+        by_epoch: The sources whose samples depend on the epoch.
     """
 
     lengths: tuple[int, ...]
     weights: tuple[float, ...]
     since: int = 0
     counts: tuple[int, ...] = ()
+    by_epoch: frozenset[int] = frozenset()
 
     def changed(self, weights: tuple[float, ...], seed: int, position: int) -> Mixture:
         """Return the mixture with other weights from a position on."""
@@ -219,6 +226,8 @@ class Mixture:
             own = sources == source
             numbers = np.arange(drawn, drawn + int(own.sum()))
             found[own] = offset + _source_indices(seed, source, length, numbers, shuffle)
+            if source in self.by_epoch:
+                found[own] += numbers // length * EPOCH
             offset += length
         return found
 
@@ -261,6 +270,39 @@ def _floor_sum(count: int, modulus: int, factor: int, start: int) -> int:
     return total
 
 
+# ---- balance -------------------------------------------------------------------------------------
+
+
+def balanced(costs: npt.NDArray[np.float64], room: Sequence[int]) -> list[Integers]:
+    """Deal the rows of global batches to ranks so that the ranks' costs are nearly equal.
+
+    Longest first: each row, from the most expensive on, goes to the rank with the least cost that
+    has room (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+    Args:
+        costs: [batches, rows of a batch].
+        room: How many rows each rank takes; in total, as many as there are.
+
+    Returns:
+        For each rank, [batches, rows of the rank]: which rows it has, ascending.
+    """
+    batches, count = costs.shape
+    every = np.arange(batches)
+    order = np.argsort(-costs, axis=1, kind="stable")
+    loads = np.zeros((batches, len(room)))
+    left = np.tile(np.array(room), (batches, 1))
+    owner = np.empty((batches, count), np.int64)
+    for place in range(count):
+        item = order[:, place]
+        rank = np.argmin(np.where(left > 0, loads, np.inf), axis=1)
+        owner[every, item] = rank
+        loads[every, rank] += costs[every, item]
+        left[every, rank] -= 1
+    # Stable: the rows of a rank stay in their order.
+    dealt = np.argsort(owner, axis=1, kind="stable")
+    return np.split(dealt, np.cumsum(room)[:-1], axis=1)
+
+
 # ---- batch plan ----------------------------------------------------------------------------------
 
 # Positions to compute at a time: enough to be fast with numpy, few enough for a fast start.
@@ -276,7 +318,13 @@ class Share(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some consecutive batches of one rank."""
+    """Some consecutive batches of one rank.
+
+    Attributes:
+        indices: [batches, samples of a batch].
+        positions: [batches]: the position of each batch's first sample, the others following it;
+            or [batches, samples of a batch], if they do not.
+    """
 
     indices: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -285,7 +333,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The batches of a map-style dataset, as a function of seed, epoch and number."""
+    """The batches of a map-style dataset, as a function of seed, epoch and number.
+
+    Attributes:
+        by_epoch: Whether samples depend on the epoch, which is then part of an index.
+        costs_of: What samples cost, by their indices: the ranks then share the samples of a global
+            batch so that they cost each of them nearly the same. None: a rank has consecutive ones.
+    """
 
     length: int
     batch_size: int
@@ -296,6 +350,8 @@ class Plan:
     drop_last: bool = False
     tail: str = "repeat"
     mixture: Mixture | None = None
+    by_epoch: bool = False
+    costs_of: Callable[[Integers], npt.NDArray[np.float64]] | None = None
 
     @property
     def global_batch_size(self) -> int:
@@ -324,20 +380,39 @@ class Plan:
         """
         drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
-        size, world = self.batch_size, self.global_batch_size
+        size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
         together = max(BLOCK // size, 1)
         while (full := min((end - sample) // world, together)) > 0:
-            positions = sample + self.rank * size + world * np.arange(full)
-            yield Block(self._indices(before, drawn, positions, size), positions, 0)
+            starts = sample + world * np.arange(full)
+            yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)
             sample += full * world
         share = share_of(end - sample, self)
         if share.samples + share.repeated:
-            position = np.array([sample + share.first])
-            indices = self._indices(before, drawn, position, share.samples)
+            room = [share_of(end - sample, replace(self, rank=rank)).samples for rank in ranks]
+            indices, positions = self._dealt(before, drawn, np.array([sample]), room)
             if share.repeated:
                 again = self._indices(before, drawn, np.array([self.rank % self.length]), 1)
                 indices = np.concatenate([indices, again], axis=1)
-            yield Block(indices, position, share.repeated)
+                if positions.ndim > 1:
+                    positions = np.concatenate([positions, [[end + self.rank]]], axis=1)
+            yield Block(indices, positions, share.repeated)
+
+    def _dealt(
+        self, before: int, drawn: int, starts: npt.NDArray[np.int64], room: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return this rank's samples and positions of the global batches that start there.
+
+        Args:
+            room: How many samples each rank takes of each.
+        """
+        own = room[self.rank]
+        if self.costs_of is None or self.world_size == 1:
+            first = starts + sum(room[: self.rank])
+            return self._indices(before, drawn, first, own), first
+        every = self._indices(before, drawn, starts, sum(room))
+        costs = self.costs_of(every.ravel()).reshape(every.shape)
+        dealt = balanced(costs, room)[self.rank]
+        return np.take_along_axis(every, dealt, axis=1), starts[:, None] + dealt
 
     def _indices(
         self, before: int, drawn: int, starts: npt.NDArray[np.int64], count: int
@@ -354,11 +429,11 @@ class Plan:
                 for start in starts.tolist()
             ]
             return np.stack(rows)
-        positions = starts[:, None] + np.arange(count)
-        if not self.shuffle:
-            return positions
-        order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
-        return order.at(positions).astype(np.int64)
+        numbers = starts[:, None] + np.arange(count)
+        if self.shuffle:
+            order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
+            numbers = order.at(numbers).astype(np.int64)
+        return numbers + drawn * EPOCH if self.by_epoch else numbers
 
 
 def share_of(samples: int, plan: Plan) -> Share:

@@ -21,12 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.plan import ROWS, permuted, seed_of
-
-Integers = npt.NDArray[np.integer]
-
-# An index of a dataset of rows is the row's number, plus its epoch times this.
-EPOCH = 1 << 40
+from forebay.plan import ROWS, Integers, permuted, seed_of
 
 
 class Pattern(NamedTuple):
@@ -184,7 +179,7 @@ class Rows:
 
     def costs_of(self, rows: Integers) -> npt.NDArray[np.float64]:
         """Return what these rows cost, in any epoch."""
-        return self.costs[np.searchsorted(self.ends, rows % EPOCH, side="right")]
+        return self.costs[np.searchsorted(self.ends, rows, side="right")]
 
 
 def rows_of(
@@ -221,36 +216,3 @@ def rows_of(
     else:
         row_costs = np.add.reduceat(each * costs[classes], part_starts[:-1])
     return Rows(members, starts, np.cumsum(times), part_starts, classes, each, firsts, row_costs)
-
-
-# ---- balance -------------------------------------------------------------------------------------
-
-
-def balanced(costs: npt.NDArray[np.float64], room: Sequence[int]) -> list[Integers]:
-    """Deal the rows of global batches to ranks so that the ranks' costs are nearly equal.
-
-    Longest first: each row, from the most expensive on, goes to the rank with the least cost that
-    has room (Graham, "Bounds on multiprocessing timing anomalies", 1969).
-
-    Args:
-        costs: [batches, rows of a batch].
-        room: How many rows each rank takes; in total, as many as there are.
-
-    Returns:
-        For each rank, [batches, rows of the rank]: which rows it has, ascending.
-    """
-    batches, count = costs.shape
-    every = np.arange(batches)
-    order = np.argsort(-costs, axis=1, kind="stable")
-    loads = np.zeros((batches, len(room)))
-    left = np.tile(np.array(room), (batches, 1))
-    owner = np.empty((batches, count), np.int64)
-    for place in range(count):
-        item = order[:, place]
-        rank = np.argmin(np.where(left > 0, loads, np.inf), axis=1)
-        owner[every, item] = rank
-        loads[every, rank] += costs[every, item]
-        left[every, rank] -= 1
-    # Stable: the rows of a rank stay in their order.
-    dealt = np.argsort(owner, axis=1, kind="stable")
-    return np.split(dealt, np.cumsum(room)[:-1], axis=1)

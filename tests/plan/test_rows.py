@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.lengths import batch_by_length, pack_sequences
-from forebay.plan import permuted
-from forebay.rows import EPOCH, balanced, packed_patterns
+from forebay.plan import EPOCH, balanced, permuted
+from forebay.rows import packed_patterns
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 

@@ -33,6 +33,12 @@ def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
+def sequence_rows(dataset: Any) -> Any | None:
+    """Return a dataset if it is one of `pack_sequences` or `batch_by_length`, else None."""
+    lengths = sys.modules.get("forebay.lengths")
+    return dataset if lengths is not None and type(dataset) is lengths.SequenceRows else None
+
+
 def names_of(dataset: Any) -> NameOf | None:
     """Return the function from a sample's index to its name; None if the Dataset knows no names.
 

@@ -184,7 +184,7 @@ class MapFetcher:
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
         is_timed, slowest_s, slowest = not self._untimed, 0.0, None
         first = began = time.perf_counter() if is_timed else 0.0
-        for position, index in enumerate(indices, request.position):
+        for position, index in zip(request.positions(len(indices)), indices, strict=True):
             try:
                 if is_seeded:
                     set_seed(child_seed(seed, position))
@@ -213,7 +213,7 @@ class MapFetcher:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
         if self._spec.seed is None:
             return call()
-        seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
+        seed = seed_of(self._spec.seed, purpose, request.epoch, request.positions(1)[0])
 
         def seeded(set_seed: SetSeed) -> Any:
             if set_seed is not seed_nothing:

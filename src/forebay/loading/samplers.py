@@ -25,6 +25,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from forebay.base.datasets import sequence_rows
 from forebay.mixing import MixedDataset
 from forebay.plan import BLOCK, Plan
 
@@ -120,6 +121,8 @@ def sampler_for_plan(
         seed=seed or 0,
         shuffle=shuffle,
         mixture=dataset.mixture if is_mix else None,
+        by_epoch=sequence_rows(dataset) is not None,
+        costs_of=dataset.costs_of if is_mix or sequence_rows(dataset) is not None else None,
     )
     if shuffle:
         return PlannedShuffle(dataset, plan, seed, generator=generator)

@@ -19,11 +19,13 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
     get_worker_info,
 )
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.batches import nbytes
+from forebay.base.datasets import sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.collating.padding import slicing
 from forebay.devices.device import check_loader_device
@@ -170,6 +172,8 @@ class Settings:
             seed=self.loader.seed or 0,
             shuffle=plan.shuffle,
             mixture=plan.mixture,
+            by_epoch=plan.by_epoch,
+            costs_of=plan.costs_of,
         )
 
     @property
@@ -425,6 +429,7 @@ def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
 def check(settings: Settings) -> None:
     """Refuse impossible values and combinations of forebay's own arguments."""
     loader, ranks = settings.loader, settings.ranks
+    rows = sequence_rows(loader.dataset)
     check_backend(loader.backend)
     _check("on_error", loader.on_error, ("raise", "skip"))
     _check("tail", loader.tail, ("repeat", "uneven"))
@@ -500,7 +505,7 @@ def check(settings: Settings) -> None:
             "with Lightning, Trainer(use_distributed_sampler=False).",
         ),
         (
-            ranks is not None and settings.batch_size is None,
+            ranks is not None and settings.batch_size is None and rows is None,
             "world_size= with batches of the user's own: they cannot be divided among ranks"
             "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
             "rank's batches only, without world_size.",
@@ -518,6 +523,19 @@ def check(settings: Settings) -> None:
         (
             loader.tail != "repeat" and ranks is None,
             f"tail={loader.tail!r} applies to ranks, but world_size= is not given",
+        ),
+        (
+            rows is not None and not rows.is_packed and settings.batch_size is not None,
+            "batch_by_length makes whole batches, and batch_size= would make batches of them\n"
+            "  Nothing was started. Pass batch_size=None, and a collate_fn that pads, such as "
+            "forebay.collate.pad().",
+        ),
+        (
+            rows is not None and rows.is_packed and loader.collate_fn is default_collate,
+            "rows of pack_sequences are lists of samples of different lengths, which torch's "
+            "default_collate cannot stack\n"
+            "  Nothing was started. Pass collate_fn=forebay.collate.sequences(size=...), or a "
+            "function of your own.",
         ),
         (
             isinstance(loader.dataset, MixedDataset) and settings.planned is None,

@@ -37,10 +37,14 @@ RANK_BITS = 40
 
 
 class Selection(NamedTuple):
-    """The indices of one batch."""
+    """The indices of one batch.
+
+    Attributes:
+        position: Of its first sample in the epoch, which the others follow; or of each of them.
+    """
 
     index: Any
-    position: int = 0
+    position: int | list[int] = 0
     repeated: int = 0
     sampler_states: SamplerStates | None = None
 
