@@ -5,7 +5,7 @@ Without a name, these tables are measured:
     tiny pieces life cpu            preprocess
     crash million jobs              preprocess: a kill, a million inputs, real jobs
     loading                         the DataLoader; loading-jobs: three real pipelines
-    cached predicted                cache, predict
+    cached predicted lengths        cache, predict, rows and batches by tokens
 
 These are measured only when they are named:
 
@@ -51,6 +51,7 @@ from benchmarks.kept_heap import kept_heap
 from benchmarks.kinds import loading_kinds, loading_sizes
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
+from benchmarks.lengths import lengths
 from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.loading_jobs import loading_jobs
@@ -82,7 +83,7 @@ USUAL = (
         "loading-sizes": loading_sizes,
         "loading-jobs": loading_jobs,
     }
-    | {"cached": cached, "predicted": predicted}
+    | {"cached": cached, "predicted": predicted, "lengths": lengths}
 )
 # The others are measured only when they are named.
 TABLES = (
