@@ -41,6 +41,8 @@ Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
 RATIO = 1.03
 # Lengths up to this are looked up in a table; longer ones are searched for.
 MOST_COUNTED = 1 << 24
+# Samples to sort and to count at a time.
+CHUNK = 1 << 20
 # The first and last token of a piece have 32 bits.
 LONGEST = 2**31 - 1
 
@@ -97,15 +99,17 @@ def pack_sequences(
     if long == "raise":
         _check_longest(known, size, "size", 'long="split"')
     samples, begins, sizes = _pieces(known, size, long)
-    windows = np.zeros(1, np.int64) if window is None else np.arange(0, len(known), window)
+    windows = None
+    if window is not None and window < len(known):
+        windows = (np.arange(len(known)) if samples is None else samples) // window
     rows = _arranged(
         sizes,
-        np.searchsorted(windows, samples, side="right") - 1 if len(windows) > 1 else None,
+        windows,
         lambda lengths, counts: packed_patterns(lengths, counts, size),
         cost,
     )
     tokens = int(sizes.sum())
-    return SequenceRows(dataset, known, rows, (samples, begins), size, tokens)
+    return SequenceRows(dataset, known, rows, size, tokens, samples=samples, begins=begins)
 
 
 def batch_by_length(
@@ -151,7 +155,7 @@ def batch_by_length(
         return grouped_patterns(lengths, counts, max_tokens, max_samples)
 
     rows = _arranged(known, None, patterns, cost, RATIO)
-    return SequenceRows(dataset, known, rows, None, max_tokens, int(known.sum()))
+    return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
 # ---- lengths -------------------------------------------------------------------------------------
@@ -243,22 +247,28 @@ def _check_longest(lengths: Integers, most: int, name: str, remedy: str) -> None
         )
 
 
-def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers, Integers | None, Integers]:
-    """Return of each piece its sample, its first token (None: always 0) and its length."""
-    samples = np.arange(len(lengths), dtype=np.uint32)
+def _pieces(
+    lengths: Integers, size: int, long: Long
+) -> tuple[Integers | None, Integers | None, Integers]:
+    """Return of each piece its sample, its first token and its length.
+
+    The samples are None if each is one piece, and the first tokens if all are 0.
+    """
     if long == "drop":
         kept = lengths <= size
         if not kept.any():
             _check_longest(lengths, size, "size", 'long="split"')
-        return samples[kept], None, lengths[kept]
-    if long != "split" or int(lengths.max()) <= size:
-        return samples, None, np.minimum(lengths, size)
+        return np.flatnonzero(kept).astype(np.uint32), None, lengths[kept]
+    if int(lengths.max()) <= size:
+        return None, None, lengths
+    if long != "split":
+        return None, None, np.minimum(lengths, size)
     counts = -(-lengths // size)
     ends = np.cumsum(counts)
     begins = np.arange(int(ends[-1]), dtype=np.int32)
     begins -= np.repeat((ends - counts).astype(np.int32), counts)
     begins *= size
-    pieces = np.repeat(samples, counts)
+    pieces = np.repeat(np.arange(len(lengths), dtype=np.uint32), counts)
     return pieces, begins, np.minimum(lengths[pieces] - begins, size)
 
 
@@ -270,23 +280,22 @@ def _arranged(
     ratio: float = 1.0,
 ) -> Rows:
     """Return the rows of samples or pieces with these lengths, window by window."""
-    if int(lengths.max()) <= MOST_COUNTED:
-        different = np.flatnonzero(np.bincount(lengths))
-    else:
-        different = np.unique(lengths)
+    most = int(lengths.max())
+    is_table = most <= MOST_COUNTED
+    different = np.flatnonzero(_counts(lengths, most + 1)) if is_table else np.unique(lengths)
     classes = merged(different, ratio) if ratio > 1 else np.arange(len(different))
     kinds = int(classes[-1]) + 1
     longest = different[np.searchsorted(classes, np.arange(kinds), side="right") - 1]
     number = classes.astype(np.min_scalar_type(kinds))  # 16 bits are sorted ten times as fast
-    if int(lengths.max()) <= MOST_COUNTED:
-        table = np.empty(int(lengths.max()) + 1, number.dtype)
+    if is_table:
+        table = np.zeros(most + 1, number.dtype)
         table[different] = number
         own: Integers = table[lengths]
     else:
         own = number[np.searchsorted(different, lengths)]
     if windows is not None:
         own = own + windows * kinds
-    found = np.bincount(own, minlength=kinds)
+    found = _counts(own, int(own.max()) + 1 if windows is not None else kinds)
     patterns: list[Pattern] = []
     for begin in range(0, len(found), kinds):
         here = begin + np.flatnonzero(found[begin : begin + kinds])
@@ -297,8 +306,31 @@ def _arranged(
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
     if costs.shape != each.shape or not (costs >= 0).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    members = np.argsort(own, kind="stable").astype(np.uint32)
-    return rows_of(members, found, patterns, np.resize(costs, len(found)), padded=ratio > 1)
+    return rows_of(
+        _in_classes(own, found), found, patterns, np.resize(costs, len(found)), padded=ratio > 1
+    )
+
+
+def _counts(values: Integers, kinds: int) -> Integers:
+    """Return how often each number below `kinds` occurs, without a copy of the whole array."""
+    found = np.zeros(kinds, np.int64)
+    for begin in range(0, len(values), CHUNK):
+        found += np.bincount(values[begin : begin + CHUNK], minlength=kinds)
+    return found
+
+
+def _in_classes(own: Integers, counts: Integers) -> Integers:
+    """Return the places of each class's members, class after class, and ascending in each."""
+    members = np.empty(len(own), np.uint32)
+    at = np.cumsum(counts) - counts
+    for begin in range(0, len(own), CHUNK):
+        some = own[begin : begin + CHUNK]
+        order = np.argsort(some, kind="stable")
+        here = np.bincount(some, minlength=len(counts))
+        within = np.arange(len(some)) - np.repeat(np.cumsum(here) - here, here)
+        members[np.repeat(at, here) + within] = order + begin
+        at += here
+    return members
 
 
 # ---- dataset -------------------------------------------------------------------------------------
@@ -320,15 +352,16 @@ class SequenceRows(Dataset[Any]):
         dataset: Any,
         lengths: Integers,
         rows: Rows,
-        pieces: tuple[Integers, Integers | None] | None,
         size: int,
         tokens: int,
+        *,
+        is_packed: bool = True,
+        samples: Integers | None = None,
+        begins: Integers | None = None,
     ) -> None:
         self.dataset, self.rows, self.size, self.tokens = dataset, rows, size, tokens
-        self.is_packed = pieces is not None
-        self._lengths = lengths
-        self._samples: Integers | None = None if pieces is None else pieces[0]
-        self._begins: Integers | None = None if pieces is None else pieces[1]
+        self.is_packed = is_packed
+        self._lengths, self._samples, self._begins = lengths, samples, begins
 
     def __len__(self) -> int:
         return len(self.rows)
