@@ -437,10 +437,15 @@ class DataLoader(TorchDataLoader[_T_co]):
             weights: A weight for each source, by name.
 
         Raises:
-            OptionError: The dataset is not a mixture, or a weight is impossible.
+            OptionError: The dataset is not a mixture, it has a schedule, or a weight is impossible.
         """
         if not isinstance(self.dataset, MixedDataset):
             raise OptionError("set_weights() is for a dataset made by forebay.mix()")
+        if self.dataset.schedule:
+            raise OptionError(
+                "set_weights() is not for a mixture with a schedule, which decides its weights\n"
+                "  Nothing was changed. Leave out schedule= of mix(), or the call."
+            )
         checked = checked_weights(weights, tuple(self.dataset.datasets))
         self._loader_progress.set_weights(Settings(self), checked)
 

@@ -23,11 +23,18 @@ from forebay.errors import OptionError
 from forebay.options import check_positive
 from forebay.plan import EPOCH, Integers, Mixture
 
+Schedule = tuple[tuple[int, tuple[float, ...]], ...]
+
 # Larger weights could overflow when they are added.
 MOST = 1e100
 
 
-def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
+def mix(
+    sources: Mapping[str, tuple[Any, float]],
+    *,
+    samples: int | None = None,
+    schedule: Mapping[int, Mapping[str, float]] | None = None,
+) -> MixedDataset:
     """Mix datasets by weight, for a `forebay.DataLoader`.
 
     Among any consecutive samples, each source has its share, to within a few samples. A source
@@ -39,6 +46,9 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         sources: By name, a map-style dataset and its weight. Weights are relative to each other; 0
             leaves a source out until `DataLoader.set_weights` changes that.
         samples: Samples of one epoch of the mixture; None for as many as the sources have together.
+        schedule: Weights from certain steps on, such as `{0: {...}, 50_000: {...}}`, where a step
+            is a batch over all ranks, counted over all epochs. It replaces the weights of
+            `sources` from its first step on, and `set_weights`.
 
     Returns:
         A map-style dataset: the concatenated sources. The weights take effect in a
@@ -73,7 +83,23 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         datasets[name] = dataset
     if samples is not None:
         check_positive("samples", samples, " or None")
-    return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
+    names = tuple(datasets)
+    return MixedDataset(
+        datasets, checked_weights(weights, names), samples, _checked_schedule(schedule or {}, names)
+    )
+
+
+def _checked_schedule(schedule: Any, names: Sequence[Any]) -> Schedule:
+    """Return the weights of each stage, in the order of their steps and of the names."""
+    if not isinstance(schedule, Mapping):
+        raise OptionError(
+            f"schedule takes weights by step; got {type(schedule).__name__}\n"
+            "  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
+        )
+    for step in schedule:
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise OptionError(f"schedule has the step {step!r}; it takes integers from 0")
+    return tuple((step, checked_weights(schedule[step], names)) for step in sorted(schedule))
 
 
 def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple[float, ...]:
@@ -103,13 +129,18 @@ class MixedDataset(Dataset[Any]):
         lengths: Their lengths, by name.
         samples: Samples of one epoch of the mixture.
         mixture: The lengths and weights.
+        schedule: Steps, and the weights from there on.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any], weights: tuple[float, ...], samples: int | None
+        self,
+        datasets: Mapping[str, Any],
+        weights: tuple[float, ...],
+        samples: int | None,
+        schedule: Schedule = (),
     ) -> None:
         """See `mix`."""
-        self.datasets = dict(datasets)
+        self.datasets, self.schedule = dict(datasets), schedule
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
         sources = enumerate(self.datasets.values())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -184,6 +185,7 @@ class Mixture:
     Attributes:
         lengths: Samples of each source, at least 1.
         by_epoch: The sources whose samples depend on the epoch.
+        schedule: Positions, ascending, and the weights from there on; the first is 0.
     """
 
     lengths: tuple[int, ...]
@@ -191,6 +193,12 @@ class Mixture:
     since: int = 0
     counts: tuple[int, ...] = ()
     by_epoch: frozenset[int] = frozenset()
+    schedule: tuple[tuple[int, tuple[float, ...]], ...] = ()
+
+    def during(self, seed: int, position: int) -> Mixture:
+        """Return the mixture with the weights that the schedule has at a position."""
+        stages = sum(begin <= position for begin, _ in self.schedule)
+        return _stage(self, seed, stages) if stages else self
 
     def changed(self, weights: tuple[float, ...], seed: int, position: int) -> Mixture:
         """Return the mixture with other weights from a position on."""
@@ -202,6 +210,8 @@ class Mixture:
 
     def drawn(self, seed: int, position: int) -> tuple[int, ...]:
         """Return how many samples of each source come before a position at or after `since`."""
+        if self.schedule:
+            return self.during(seed, position).drawn(seed, position)
         start = seed_of(seed, SOURCES)
         bounds = [0, *self._bounds()]
         below = [
@@ -213,6 +223,15 @@ class Mixture:
 
     def indices(self, seed: int, shuffle: bool, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the samples at `count` consecutive positions."""
+        if self.schedule:
+            ends = [at for at, _ in self.schedule if first < at < first + count] + [first + count]
+            begins = [first, *ends[:-1]]
+            return np.concatenate(
+                [
+                    self.during(seed, begin).indices(seed, shuffle, begin, end - begin)
+                    for begin, end in zip(begins, ends, strict=True)
+                ]
+            )
         positions = np.arange(first, first + count, dtype=np.uint64)
         with np.errstate(over="ignore"):
             points = positions * np.uint64(GOLDEN) + np.uint64(seed_of(seed, SOURCES))
@@ -237,6 +256,14 @@ class Mixture:
         bounds = [min(int(sum_ / total * _WHOLE), _WHOLE) for sum_ in accumulate(self.weights)]
         last = max(at for at, weight in enumerate(self.weights) if weight > 0)
         return bounds[:last] + [_WHOLE] * (len(bounds) - last)
+
+
+@lru_cache(maxsize=64)
+def _stage(mixture: Mixture, seed: int, stages: int) -> Mixture:
+    """Return a mixture in one stage of its schedule, as one without a schedule."""
+    begin, weights = mixture.schedule[stages - 1]
+    before = _stage(mixture, seed, stages - 1) if stages > 1 else replace(mixture, schedule=())
+    return before.changed(weights, seed, begin)
 
 
 def _source_indices(
@@ -362,6 +389,12 @@ class Plan:
         """Return the position, over all ranks, at which an epoch from `sample` on ends."""
         left = max(self.length - sample, 0)
         return sample + left - (left % self.global_batch_size if self.drop_last else 0)
+
+    def position_of(self, step: int) -> int:
+        """Return the samples of all epochs before a step, over all ranks."""
+        end = self.end()
+        epoch, step = divmod(step, max(-(-end // self.global_batch_size), 1))
+        return epoch * end + step * self.global_batch_size
 
     def steps(self, sample: int = 0) -> int:
         """Return how many batches this rank has from position `sample` of an epoch on."""

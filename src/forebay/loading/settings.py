@@ -166,7 +166,7 @@ class Settings:
             return None
         dataset, plan = self.loader.dataset, self.planned.plan
         alone = replace(plan, batch_size=self.batch_size or 1, drop_last=self.drop_last)
-        return replace(
+        whole = replace(
             self.shared or alone,
             length=dataset.samples if plan.mixture is not None else len(dataset),
             seed=self.loader.seed or 0,
@@ -175,6 +175,10 @@ class Settings:
             by_epoch=plan.by_epoch,
             costs_of=plan.costs_of,
         )
+        if plan.mixture is None or not dataset.schedule:
+            return whole
+        stages = tuple((whole.position_of(at), weights) for at, weights in dataset.schedule)
+        return replace(whole, mixture=replace(plan.mixture, schedule=stages))
 
     @property
     def steps(self) -> int:
