@@ -8,7 +8,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index as as_index
 from typing import Any, Literal
 
@@ -72,8 +72,9 @@ def pack_sequences(
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
             with at least one field of as many items as the sample has tokens.
         lengths: The number of tokens of each sample: integers, one for each sample; the name of a
-            column of a `cache`, or of a Hugging Face dataset, whose values are numbers, or lists
-            to be counted; or a function that returns either for the dataset.
+            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table`, whose
+            values are numbers, or lists to be counted; or a function that returns either for the
+            dataset. The column of a cached sample that is a tensor itself is `sample`.
         size: Tokens of a row, at most.
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
@@ -202,6 +203,11 @@ def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
     import pyarrow.compute as pc
 
     table: Any = None
+    items = getattr(dataset, "items", None)  # the rows of a table
+    if isinstance(items, Sequence) and items and isinstance(items[0], Mapping):
+        if name not in items[0]:
+            raise _no_column(name, items[0])
+        return np.array([row[name] for row in items])
     if hasattr(dataset, "select_columns"):  # Hugging Face
         names = dataset.column_names
         if name in names:
@@ -215,7 +221,7 @@ def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
     if name not in names:
-        raise OptionError(f"there is no column {name!r}; the columns are {', '.join(names)}")
+        raise _no_column(name, names)
     column = table.column(name)
     chunks = [
         each.storage if isinstance(each, pa.ExtensionArray) else each for each in column.chunks
@@ -233,6 +239,10 @@ def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
         else:
             found.append(pc.list_value_length(chunk))
     return np.concatenate([each.to_numpy(zero_copy_only=False) for each in found])
+
+
+def _no_column(name: str, names: Iterable[str]) -> OptionError:
+    return OptionError(f"there is no column {name!r}; the columns are {', '.join(names)}")
 
 
 def _check_longest(lengths: Integers, most: int, name: str, remedy: str) -> None:
