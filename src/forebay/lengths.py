@@ -405,12 +405,16 @@ class SequenceRows(Dataset[Any]):
         members = self.rows.samples(row, epoch)
         return members if self._samples is None else self._samples[members].tolist()
 
+    @property
+    def filled(self) -> float:
+        """The share of all rows that is tokens."""
+        return self.tokens / (len(self) * self.size)
+
     def __repr__(self) -> str:
         kind = "rows" if self.is_packed else "batches"
-        share = self.tokens / (len(self) * self.size)
         return (
             f"<SequenceRows: {len(self.dataset):,} samples in {len(self):,} {kind} of up to "
-            f"{self.size:,} tokens, {share:.2%} filled>"
+            f"{self.size:,} tokens, {self.filled:.2%} filled>"
         )
 
     def _repr_html_(self) -> str:
@@ -419,7 +423,7 @@ class SequenceRows(Dataset[Any]):
             "samples": len(self.dataset),
             "rows" if self.is_packed else "batches": len(self),
             "tokens of a row, at most": self.size,
-            "filled": f"{self.tokens / (len(self) * self.size):.2%}",
+            "filled": f"{self.filled:.2%}",
         }
         return summary("SequenceRows", facts)
 

@@ -197,6 +197,22 @@ def test_a_row_of_plain_tensors_with_features():
     assert batch["tokens"][1, 2].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_statistics_count_tokens():
+    """All of two epochs, by source; the share that is filled is that of the rows."""
+    with packed(batch_size=8) as loader:
+        for _ in range(2):
+            list(loader)
+        tokens, filled = loader.statistics().tokens["dataset"]
+        assert tokens == 2 * LENGTHS.sum()
+        assert filled == pytest.approx(LENGTHS.sum() / (len(loader.dataset) * SIZE))
+        assert "rows 9" in str(loader.statistics())
+    with mixed(batch_size=8) as loader:
+        list(loader)
+        found = loader.statistics()
+        assert set(found.tokens) == {"a", "b"}
+        assert found.to_dict()["tokens/a"] > found.to_dict()["tokens/b"] > 0
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_come_from_workers_as_from_the_trainer(num_workers):
     options = {"batch_size": 8, "collate_fn": sequences(size=SIZE), "num_workers": num_workers}

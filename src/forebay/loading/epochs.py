@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
+from forebay.base.datasets import sequence_rows
 from forebay.base.randomness import (
     generators_kept,
     generators_locked,
@@ -353,6 +354,20 @@ class Pipeline:
         )
         return {name: (count, count / length) for name, count, length in known}
 
+    def tokens_by_source(self, dataset: Any) -> dict[str, tuple[int, float]]:
+        """Return the tokens returned from each dataset of rows; see `Statistics.tokens`."""
+        planner, rows = self.planner, sequence_rows(dataset)
+        if planner is None or not isinstance(planner.source, PlanSource):
+            return {}
+        parts = {"dataset": dataset} if rows is not None else getattr(dataset, "datasets", {})
+        counts = {name: count for name, (count, _) in self.samples_by_source(parts).items()}
+        counts = counts or {"dataset": self._mixture_position(planner)}
+        return {
+            name: (round(counts[name] * each.tokens / len(each)), each.filled)
+            for name, each in parts.items()
+            if sequence_rows(each) is not None and name in counts
+        }
+
     @staticmethod
     def _mixture_position(planner: Planner) -> int:
         """Return the position in a mixture, counted from the start of its first epoch."""
@@ -564,11 +579,12 @@ class LoaderProgress:
         waiting = [each for feed in feeds for each in feed.waiting()]
         epoch, batch = self._next_epoch - 1, 0
         ready: list[tuple[int, int]] = []
-        sources: dict[str, tuple[int, float]] = {}
+        sources, tokens = {}, {}
         if pipeline is not None and pipeline.planner is not None:
             planner = pipeline.planner
             epoch, batch = planner.epoch, planner.batch
             sources = pipeline.samples_by_source(getattr(loader.dataset, "datasets", ()))
+            tokens = pipeline.tokens_by_source(loader.dataset)
             if pipeline.feed is not None and settings.in_order:
                 ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
         if self.resumed is not None and self.resumed.batch:
@@ -584,6 +600,7 @@ class LoaderProgress:
             in_flight=sum(feed.in_flight for feed in feeds),
             failures=self.failures.total,
             sources=sources,
+            tokens=tokens,
         )
 
 
