@@ -24,7 +24,7 @@ from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
 from forebay.base.output_names import SUFFIXES, TABLE_FORMATS
 from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
-from forebay.failures import Failure
+from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predicting.predict import predict
@@ -32,6 +32,7 @@ from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
+from forebay.runs.report import lines_by_error
 from forebay.runs.report import verify as verify_outputs
 from forebay.runs.source_code import load_work, parse_reference
 from forebay.show.comparison import compare
@@ -193,10 +194,17 @@ def status_command(output: str, watch: bool) -> int:
 @click.argument("output", type=PATH)
 @click.option("--traceback", is_flag=True, help="Show the traceback of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def failures_command(output: str, traceback: bool, as_json: bool) -> int:
+@click.option("--summary", is_flag=True, help="Count each error, with examples, instead.")
+def failures_command(output: str, traceback: bool, as_json: bool, summary: bool) -> int:
     """List the failed inputs or samples of OUTPUT, also while it runs."""
+    if summary and traceback:
+        raise click.UsageError("--traceback is for the list of failures, without --summary")
     with read_run_state(output) as (snapshot, failures):
-        for failure in failures:
+        groups = grouped(failures) if summary else []
+        shown = [json.dumps(each._asdict()) for each in groups] if as_json else None
+        for line in shown or lines_by_error(groups):
+            click.echo(line)
+        for failure in failures:  # none are left after a summary
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
                 rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]

@@ -49,7 +49,7 @@ class ChangedError(LedgerError):
 
 
 class FailuresError(ForebayError):
-    """A run stopped early: more inputs failed than allowed, or the first ones all failed alike.
+    """A run stopped early: more inputs failed than allowed, or many in a row alike.
 
     Or, with ranks, all samples of a rank's batch failed.
     """

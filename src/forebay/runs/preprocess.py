@@ -95,7 +95,8 @@ def preprocess(
         on_error: "skip" records failures and continues; "raise" stops at the first and raises the
             function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01 of those
-            that are listed by then.
+            that are listed by then. None: stop only if the first 20 inputs fail alike, 100 in a
+            row do, or the outputs of 20 in a row have names that other inputs took.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
@@ -118,7 +119,7 @@ def preprocess(
             on every node.
         ChangedError: `work` differs from that of the earlier run.
         BusyError: Another run is working on this output folder.
-        FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
+        FailuresError: More failed than `max_failures`, or many in a row alike.
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions.of(locals())

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.formatting import duration, summary
-from forebay.failures import Failure
+from forebay.base.formatting import counted, duration, summary
+from forebay.failures import Failure, Group, grouped
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
     from forebay.observe.diagnosis import Diagnosis
+
+
+# Failures that a report lists in the terminal; more of them are grouped by their errors.
+SHOWN = 10
 
 
 class Later:
@@ -35,6 +39,16 @@ class Later:
         for name in [*self._makers]:
             self.get(name)
         return vars(self)
+
+
+def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list[str]:
+    """Return what shows groups of failures, with so many examples of each; None for all."""
+    lines: list[str] = []
+    for group in groups:
+        count = f"{group.count:,}"
+        lines.append(f"{count}  {group.error}")
+        lines += (f"{' ' * len(count)}  {each}" for each in group.examples[:examples])
+    return lines
 
 
 # ---- report --------------------------------------------------------------------------------------
@@ -84,9 +98,15 @@ class RunReport:
     def _failure_lines(self, again: str) -> list[str]:
         if not self.failures:
             return []
-        lines = ["failures", *(f"  {failure}" for failure in self.failures[:10])]
-        if self.failed > 10:
-            lines.append(f"  … and {self.failed - 10:,} more")
+        if self.failed <= SHOWN:
+            lines = ["failures", *(f"  {failure}" for failure in self.failures)]
+        else:
+            groups, known = grouped(self.failures), len(self.failures)
+            first = f", of the first {known:,}" if known < self.failed else ""
+            lines = [f"failures by error{first}, with an example of each"]
+            lines += (f"  {line}" for line in lines_by_error(groups[:SHOWN], 1))
+            if len(groups) > SHOWN:
+                lines.append(f"  … and {counted(len(groups) - SHOWN, 'other error')}")
         command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
         return [*lines, f"  What happened to each, and what to do: {command}", f"  {again}"]
 
@@ -233,10 +253,15 @@ def verify(
 
 
 # ---- failure budget ------------------------------------------------------------------------------
-# When to stop early: too many failures, or a bug that fails every input. PURE.
+# When to stop early: too many failures, or a cause that fails one input after the other. PURE.
 
 # If the first inputs all fail with the same error, that many are enough to stop.
 ALIKE = 20
+# Later, that many in a row: the cause is probably not in the inputs, but some may be beside others
+# that are as damaged. Outputs that are refused have names that other inputs took, which a function
+# does again and again.
+ALIKE_LATER = 100
+REFUSED = 20
 
 
 class FailureBudget:
@@ -244,7 +269,8 @@ class FailureBudget:
 
     Args:
         max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
-            None for any number.
+            None for any number that are not in a row.
+        known: Inputs that failed in earlier runs: the first as many failures are not in a row.
     """
 
     def __init__(
@@ -253,13 +279,15 @@ class FailureBudget:
         total: int,
         watch: bool = True,
         unit: str = "input",
+        known: float = 0,
     ) -> None:
-        self._max_failures, self._unit = max_failures, unit
+        self._max_failures, self._unit, self._known = max_failures, unit, known
         self.set_total(total)
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs, until one of them differs
         self._alike: str | None = None
         self._watching = watch
+        self._row, self._row_error, self._refused = 0, "", 0
 
     def set_total(self, total: int) -> None:
         """Set the number of inputs, once more of them are known."""
@@ -268,8 +296,8 @@ class FailureBudget:
         self._total = total
 
     def succeeded(self) -> None:
-        """Stop watching the first inputs: one of them succeeded."""
-        self._watching = False
+        """Begin a new row, and stop watching the first inputs: one of them succeeded."""
+        self._watching, self._row = False, 0
 
     def attempt_failed(self, ordinal: int, error: str) -> str | None:
         """Return why to stop if the first inputs all failed with this `error`; else None."""
@@ -284,12 +312,41 @@ class FailureBudget:
             return None
         return f"the first {ALIKE} {self._unit}s all failed alike, with {error}"
 
-    def failed(self) -> str | None:
-        """Count an input that failed for good; return why to stop if it is one too many."""
+    def failed(self, error: str) -> str | None:
+        """Count an input that failed for good; return why to stop, if it is one too many."""
+        self._row = self._row + 1 if error == self._row_error else 1
+        self._row_error = error
+        what = f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
+        return self._counted() or self._in_a_row(self._row, ALIKE_LATER, what)
+
+    def refused(self, published: Iterable[int], refused: Collection[int]) -> str | None:
+        """Count inputs whose outputs were refused; return why to stop, if they are too many.
+
+        Args:
+            published: Inputs whose outputs were to be published, in the order in which they ended.
+        """
+        if not refused:  # the usual case
+            self._refused = 0
+            return None
+        reasons = [self._counted() for _ in refused]
+        for ordinal in published:
+            self._refused = self._refused + 1 if ordinal in refused else 0
+            what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
+            reasons.append(self._in_a_row(self._refused, REFUSED, what))
+        return next(filter(None, reasons), None)
+
+    def _counted(self) -> str | None:
         self._failed += 1
-        if self._limit is not None and self._failed > self._limit:
-            return (
-                f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
-                f"max_failures allows ({self._limit} of {self._total})"
-            )
-        return None
+        if self._limit is None or self._failed <= self._limit:
+            return None
+        return (
+            f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
+            f"max_failures allows ({self._limit} of {self._total})"
+        )
+
+    def _in_a_row(self, row: int, most: int, what: str) -> str | None:
+        if row < most or self._limit is not None or self._failed < self._known + most:
+            return None
+        return (
+            f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
+        )

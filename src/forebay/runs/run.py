@@ -29,7 +29,7 @@ from forebay.base.files import Download, location_text
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.engine.commands import Limits, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.errors import (
     ChangedError,
@@ -44,7 +44,7 @@ from forebay.failures import MAX_KEPT, Failure
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import FailedInput, Todo
+from forebay.ledger.records import Todo
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
@@ -54,7 +54,7 @@ from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
-from forebay.runs.commits import Commits, perform_pending
+from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference
 from forebay.runs.job import PreprocessJob
 from forebay.runs.report import FailureBudget, Later, Report
@@ -401,7 +401,9 @@ class Session:
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
         progress = progress or Progress(total, before.done, options.progress, label=label)
-        budget = FailureBudget(options.max_failures, total, watch=not before.done)
+        # Only preprocess can be told how many may fail, so only there a row of failures ends a run.
+        known = before.failed if self.verb == "preprocess" else math.inf
+        budget = FailureBudget(options.max_failures, total, watch=not before.done, known=known)
         self._progress = progress
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
@@ -459,14 +461,14 @@ class Session:
                 wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
                 outcomes = engine.step(wait_s, collect_s=COLLECT_S)
                 others = commits.add(outcomes, trace.took)
-                if len(others) < len(outcomes):
-                    budget.succeeded()
                 for outcome in others:
                     if isinstance(outcome, ReportFailure):
                         trace.spent(outcome.seconds)
                     elif isinstance(outcome, ReportRetry):
                         trace.retries += 1
-                for outcome in others:
+                if outcomes and not others:
+                    budget.succeeded()
+                for outcome in outcomes if others else ():  # in their order: some are in a row
                     self._stop_if_due(outcome, budget)
                 if (now := time.monotonic()) >= looked_at:
                     looked_at = now + LOOK_S
@@ -482,7 +484,7 @@ class Session:
                     engine.release(commit.delivered)
                     progress.update(commit.done, commit.failed, commit.metadata)
                     committed += len(commit.delivered) + commit.failed
-                    self._stop_if_refused(commit.refused, budget)
+                    self._stop_if_refused(commit, budget)
         finally:
             # However the run ends, including Ctrl-C: end all workers, and commit the results.
             engine.close()
@@ -514,6 +516,8 @@ class Session:
 
     def _stop_if_due(self, outcome: Outcome, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if this outcome requires that."""
+        if isinstance(outcome, DeliverResult):
+            budget.succeeded()
         if not isinstance(outcome, ReportRetry | ReportFailure):
             return
         failure = outcome.failure
@@ -525,20 +529,20 @@ class Session:
         if isinstance(outcome, ReportFailure):
             if self.options.stops_at_first_failure:
                 raise _as_exception(outcome, self.ledger.name_of(outcome.task))
-            reason = budget.failed() or reason
+            reason = budget.failed(failure.error) or reason
         if reason is not None:
             raise _too_many(reason, self.ledger.name_of(outcome.task), failure)
 
-    def _stop_if_refused(self, refused: list[FailedInput], budget: FailureBudget) -> None:
+    def _stop_if_refused(self, commit: Commit, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if inputs with refused outputs require that."""
-        for ordinal, failure, _ in refused:
+        for ordinal, failure, _ in commit.refused:
             name = self.ledger.name_of(ordinal)
             log_failed(name, failure)
             if self.options.stops_at_first_failure:
                 raise OutputError(failure.message)
-            reason = budget.failed()
-            if reason is not None:
-                raise _too_many(reason, name, failure)
+        refused = {each.ordinal for each in commit.refused}
+        if reason := budget.refused(commit.delivered, refused):
+            raise _too_many(reason, name, failure)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
