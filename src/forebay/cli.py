@@ -102,6 +102,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": _COUNT,
         "help": "Only the first N inputs, in this process, until one fails: to try a function.",
     },
+    "redo": {
+        "metavar": "PATTERN",
+        "multiple": True,
+        "help": "Process these inputs again, such as 'rec/*.wav'.  May be given several times.",
+    },
     "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
     "metadata": {"type": click.Choice(TABLE_FORMATS)},
     "shard_bytes": {"type": _COUNT, "help": "About how large a tar file of packed outputs is."},
@@ -141,7 +146,7 @@ def shown_options(names: Iterable[str]) -> str:
 
 def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call for the options that were given; loads what they name."""
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value not in (None, ())}
     cluster = {name: given.pop(name) for name in _CLUSTER if name in given}
     if cluster:
         if given.get("backend") != "ray":
@@ -292,7 +297,7 @@ def cli() -> None:
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "backend", *_CLUSTER, "timeout", "retries", "on_error", "max_failures")
-@options("limit", "restart", "metadata", "shard_bytes", "save", "version", "quiet")
+@options("limit", "redo", "restart", "metadata", "shard_bytes", "save", "version", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
 
@@ -423,7 +428,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        again = "the same command" + (" without --restart" if "--restart" in sys.argv else "")
+        given = [name for name in ("--restart", "--redo") if name in sys.argv]
+        again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
         continued = f"; completed work is kept, {again} continues"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)

@@ -324,6 +324,10 @@ class Ledger:
                 check_outputs(each.outputs)
                 yield each
 
+    def listed(self) -> Iterator[InputRow]:
+        """Yield the listed inputs in order, whatever their state."""
+        return listed_rows(self._database.rows)
+
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
         with reading("outputs"):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fnmatch import translate
 from functools import partial
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style, names_of
 from forebay.base.output_names import SHARD_BYTES
-from forebay.errors import LedgerError, OptionError, shortened
+from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
-from forebay.ledger.database import reading
+from forebay.ledger.database import DONE, reading
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
@@ -40,6 +43,7 @@ def preprocess(
     max_failures: int | float | None = None,
     limit: int | None = None,
     resume: bool = True,
+    redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     metadata: str = "parquet",
     version: str | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -100,6 +104,11 @@ def preprocess(
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
+        redo: Inputs that are processed again, although they are done: a name, a pattern in which
+            `*`, `?` and `[...]` stand for any characters, or a list of these. An input's name is
+            its path, as written, or the last part of it; a table's row that names no path is known
+            by its JSON. Their outputs are removed first. If the run is interrupted, the same call
+            without `redo` does the rest.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
@@ -114,7 +123,7 @@ def preprocess(
 
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
-        InputError: The inputs are missing, empty or damaged.
+        InputError: The inputs are missing, empty or damaged, or none has a name in `redo`.
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
         ChangedError: `work` differs from that of the earlier run.
@@ -130,7 +139,8 @@ def preprocess(
     listing = without_outputs(listing, output)
     with Session(work, output, options, described=partial(_described, work, save)) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
-        session.enrol(listing)
+        session.enrol(listing, whole=options.redo is not None)
+        _redo(session)
         return session.process_inputs()
 
 
@@ -174,6 +184,35 @@ def retry(
             session.options = replace(options, metadata=call["metadata"])
         session.start_workers(kind, folder=folder, save=save)
         return session.process_inputs(failed_only=True)
+
+
+def _redo(session: Session) -> None:
+    """Make done inputs with the names in the options todo again, and remove their outputs."""
+    options, ledger = session.options, session.ledger
+    if options.redo is None:
+        return
+    is_meant, last = _matching(options.redone), options.limit or math.inf
+    meant = [each for each in ledger.listed() if is_meant(each.source or each.row or "")]
+    if not meant:
+        raise InputError(
+            f"redo= names no input: {shortened(', '.join(options.redone))}\n"
+            "  Nothing was processed, and nothing is lost. The first input is called "
+            f"{shortened(ledger.name_of(1))}; a pattern such as '*.wav' stands for several."
+        )
+    ledger.mark_todo(one.ordinal for one in meant if one.state == DONE and one.ordinal <= last)
+    session.perform_pending()
+
+
+def _matching(names: list[str]) -> Callable[[str], bool]:
+    """Return what tells whether an input's name, or the last part of it, is one of the names."""
+    known = frozenset(names)
+    matches = [re.compile(translate(each)).match for each in names if {*each} & {*"*?["}]
+
+    def is_meant(name: str) -> bool:
+        short = name.rpartition("/")[2]
+        return name in known or short in known or any(one(name) or one(short) for one in matches)
+
+    return is_meant
 
 
 def _described(work: Any, save: Any) -> Fingerprint:

@@ -297,7 +297,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            again = "the same call" + ("" if self.options.resume else " without resume=False")
+            given = {"resume=False": not self.options.resume, "redo=": self.options.redo}
+            without = " and ".join(name for name, is_given in given.items() if is_given)
+            again = f"the same call{' without ' * bool(without)}{without}"
             error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
 
