@@ -64,6 +64,25 @@ def test_a_new_column_makes_each_row_another_input_and_the_user_is_told(tmp_path
     assert again([{**row, "label": "x"} for row in rows]) == (2, True)
 
 
+def test_inputs_that_leave_the_table_are_told(tmp_path, capsys):
+    """Otherwise a call with other inputs would replace the rows of the first without a word."""
+    for folder in ("a", "b"):
+        inputs_in(tmp_path / folder, [f"{folder}{number}" for number in range(3)])
+
+    def said(inputs, **options):
+        report = forebay.preprocess(strict, inputs, tmp_path / "out", num_workers=0, **options)
+        assert report.metadata.num_rows == report.done
+        return capsys.readouterr().err
+
+    words = f"{tmp_path / 'out'}: {{}} of the earlier run {{}} not listed now, so the table is"
+    assert said(tmp_path / "a") == ""
+    assert words.format("3 of the 3 inputs", "are") in said(tmp_path / "b")
+    assert said(tmp_path / "b") == said(tmp_path / "b", limit=1) == "", "each is told once"
+    assert words.format("1 of the 3 inputs", "is") in said([*(tmp_path / "b").iterdir()][:2])
+    assert (tmp_path / "out" / "a0").exists()
+    assert said(tmp_path / "a", resume=False) == ""
+
+
 def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
     """`limit` tries the first inputs; what is known of the rest stays known."""
     folder = inputs_in(tmp_path / "in", ["a"], ["b", "c"])

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base import process
 from forebay.base.files import Download, location_text
+from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
@@ -370,13 +371,23 @@ class Session:
             read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
-        if others and listing.kind == "rows" and not self.starts_over:
-            say = note if self.options.progress else log.warning
+        gone, kept = enrolment.gone, enrolment.same + enrolment.changed
+        if not gone or self.starts_over:
+            return
+        say = note if self.options.progress else log.warning
+        if enrolment.new and not kept and listing.kind == "rows":
             say(
-                f"{self.output}: of the {enrolment.gone:,} rows of the earlier run none is in the "
+                f"{self.output}: of the {gone:,} rows of the earlier run none is in the "
                 "manifest now, so each of its rows is processed. A row with another value, or with "
                 "other columns, is another input."
+            )
+        elif self._has_table:
+            noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
+            say(
+                f"{self.output}: {gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+                f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
+                "their files stay in the folder. For one table of all, list them too; for two "
+                "tables, use another output folder."
             )
 
     def process_inputs(
