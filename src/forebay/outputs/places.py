@@ -346,7 +346,7 @@ class Uploads(Staging):
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names."""
         root = str(self.folders.path.parent)
-        files = output.collect(root)
+        files = output.collect(root, self.function)
         paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:

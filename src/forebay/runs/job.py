@@ -186,6 +186,7 @@ class PreprocessJob:
         self._work = work
         self._kind = kind
         self._outputs = outputs
+        outputs.function = _name_of(work, kind, save)
         self._fetch = fetch
         self._directory: str | None = None
         self._owned = OwnedGenerators()
@@ -309,6 +310,15 @@ class PreprocessJob:
             return self._outputs.is_full()
         except OSError:
             return False
+
+
+def _name_of(work: Any, kind: str, save: Any) -> str:
+    """Return what messages call the user's code."""
+    called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
+    name = str(getattr(called, "__qualname__", type(called).__qualname__))
+    if kind != "indices":
+        return name
+    return f"{type(work).__qualname__}.__getitem__{f' or {name}' if save is not None else ''}"
 
 
 def _checked(metadata: str) -> str:
