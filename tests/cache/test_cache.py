@@ -316,7 +316,12 @@ def test_a_damaged_index_is_an_error(pictures, change):
             forebay.open_cache(folder)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(forebay.InputError, match="is not a file"):
+    with pytest.raises(forebay.InputError, match="is not a regular file"):
+        forebay.open_cache(folder)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(forebay.InputError, match=r"it has more than 16,777,216 bytes"):
         forebay.open_cache(folder)
 
 

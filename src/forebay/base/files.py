@@ -5,11 +5,14 @@ No other module asks whether a string is a URL, or uses fsspec.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -69,6 +72,33 @@ def local_path(location: str | os.PathLike[str]) -> str:
 
 
 # ---- local files ---------------------------------------------------------------------------------
+# A path that comes from a disk (a file in an output folder or a cache, a name in a table) may be
+# anything. It is opened here, and a small file is read here.
+
+
+def open_regular(
+    path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follows: bool = True
+) -> FileIO:
+    """Open a file that exists, without waiting; raise OSError if it is a pipe or a device.
+
+    Args:
+        follows: Whether the path may be a symbolic link.
+    """
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows else os.O_NOFOLLOW)
+    mode = "r+" if flags & os.O_RDWR else "r"
+    file = FileIO(path, mode, opener=lambda name, _: os.open(name, flags))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of a small file, opened in this way; raise OSError if it is larger."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
+        return file.read(most)
 
 
 @contextmanager
@@ -161,6 +191,9 @@ def _shown(url: str) -> str:
 # result, not an error.
 
 
+_SMALL_BYTES = 1 << 20
+
+
 class Store:
     """The folder that a URL names. Pickled as its URL, and opened when it is first used."""
 
@@ -192,7 +225,9 @@ class Store:
         return joined(self.url, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file; None if there is none."""
+        """Return a small file; None if there is none, or if it is large."""
+        if (self.size(name) or 0) > _SMALL_BYTES:
+            return None
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             return bytes(self._system.cat_file(self._key(name)))
         return None

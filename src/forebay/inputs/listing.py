@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from io import BufferedReader
 from typing import Any
 
 from forebay.base.files import (
@@ -25,6 +26,7 @@ from forebay.base.files import (
     is_url,
     joined,
     local_path,
+    open_regular,
     open_url,
     unreachable,
 )
@@ -163,7 +165,8 @@ def _list_path(name: str) -> Listing:
             )
         folder = os.path.dirname(name)
         return _rows_of(
-            open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
+            open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
+            os.path.abspath(folder),
         )
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
 

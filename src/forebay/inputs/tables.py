@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
+from io import BufferedReader
 from itertools import islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import UUID
 
-from forebay.base.files import absolute, fetched, is_url, joined, names_among
+from forebay.base.files import absolute, fetched, is_url, joined, names_among, open_regular
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in
@@ -242,7 +243,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
 def _fingerprint(path: str) -> str:
     """Return a string that changes with a Parquet file: its size and time, a hash of its footer."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             file.seek(-8, os.SEEK_END)
             length = int.from_bytes(file.read(4), "little")
@@ -307,7 +308,7 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
             what = "is not a metadata table" if path.exists() else "does not exist"
             raise InputError(f"{name} {what}: looked for a file ending in {[*SUFFIXES]}")
         try:
-            return form.arrow(TableFile(name, lambda: path.open("rb")))
+            return form.arrow(TableFile(name, lambda: BufferedReader(open_regular(path))))
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from forebay.base.files import is_url, open_url
+from forebay.base.files import is_url, open_regular, open_url
 from forebay.base.output_names import MEMBER_INDEX, PACKED, shard_name
 from forebay.errors import InputError, LedgerError, shortened
 from forebay.ledger.database import connect, in_words
@@ -159,7 +159,7 @@ def open_output(path: str | os.PathLike[str]) -> BinaryIO:
     if is_url(name):
         return open_url(name)
     try:
-        return Path(name).open("rb")
+        return io.BufferedReader(open_regular(name))
     except OSError as error:
         if error.errno not in _ABSENT:
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
+from forebay.base.files import read_regular
 from forebay.base.output_names import PRIVATE
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
@@ -226,7 +227,7 @@ def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> 
             failures
             and entry.metadata is None
             and mark.exists()
-            and (index := mark.read_text().strip())
+            and (index := read_regular(mark, 64).strip())
         ):
             failures, number = [each._replace(source=int(index)) for each in failures], 1
         found += failures

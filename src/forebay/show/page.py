@@ -140,12 +140,11 @@ class LivePage:
 
 def read_page(path: str) -> dict[str, Any] | None:
     """Return the data of a file; None if it is gone, or no page."""
+    from forebay.base.files import open_regular  # what only publishes a page needs no files
+
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            content = os.read(descriptor, PAGE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open_regular(path, follows=False) as file:
+            content = file.read(PAGE_BYTES + 1)
         data = json.loads(content) if len(content) <= PAGE_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
