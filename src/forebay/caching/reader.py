@@ -32,6 +32,7 @@ from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.files import is_url, local_path, open_regular
 from forebay.base.formatting import counted, summary
 from forebay.base.output_names import PRIVATE
+from forebay.base.process import descriptor_path
 from forebay.caching import layout
 from forebay.caching.columns import (
     CachePlan,
@@ -184,8 +185,10 @@ class Shards:
 
 def _mapped(path: Path) -> Bytes:
     """Return a file as an array over a private map, which does not keep it open."""
-    with open_regular(path) as file:  # torch takes only names that are UTF-8
-        name, size = f"/proc/self/fd/{file.fileno()}", os.fstat(file.fileno()).st_size
+    with open_regular(path) as file:
+        # Of any name, while torch takes only names that are UTF-8.
+        name, size = descriptor_path(file.fileno()), os.fstat(file.fileno()).st_size
+        name = str(path) if name is None else name
         return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
 
 

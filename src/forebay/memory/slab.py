@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forebay.base.process import descriptors
 from forebay.errors import OptionError
 from forebay.memory.layout import Slot, Space
 
@@ -274,7 +275,7 @@ def _widest(descriptor: int) -> mmap.mmap:
 def _descriptors_of(descriptor: int) -> set[int]:
     """Return every descriptor that this process has of the same file."""
     ours, found = os.fstat(descriptor), set()
-    for other in map(int, os.listdir("/dev/fd")):
+    for other in descriptors():
         # The descriptor of the listing itself is already closed.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(other), ours):
