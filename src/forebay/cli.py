@@ -23,7 +23,14 @@ from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
 from forebay.base.output_names import SUFFIXES, TABLE_FORMATS
-from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
+from forebay.errors import (
+    BusyError,
+    ForebayError,
+    OptionError,
+    one_line,
+    printable,
+    shown_location,
+)
 from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
@@ -257,7 +264,7 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    path = absolute(target)
+    path = shown_location(absolute(target))
     if views := [view for view in views if target == str(view.pid) or view.title == path]:
         return text_of(views, columns, signs)
     if not is_url(target) and not os.path.exists(target):
@@ -312,14 +319,15 @@ def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> in
         raise click.UsageError(
             f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
             "glob, the shell replaced it with its matches: quote it, as in '*.wav'. Got "
-            f"{paths[0]} … {paths[-1]}"
+            f"{shown_location(paths[0])} … {shown_location(paths[-1])}"
         )
     loaded = load_work(work)
     if is_map_style(loaded) != (len(paths) == 1):
         raise click.UsageError(
             f"{work} is a Dataset, which has its own inputs: give only OUTPUT"
             if is_map_style(loaded)
-            else f"{work} is a function, which needs INPUTS and OUTPUT; got only {paths[0]!r}"
+            else f"{work} is a function, which needs INPUTS and OUTPUT; got only "
+            + repr(shown_location(paths[0]))
         )
     return _shown(preprocess(loaded, *(None, *paths)[-2:], **arguments_of(settings)))
 
@@ -378,7 +386,8 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     fit = {*inspect.signature(call).parameters, *_CLUSTER, "quiet"}
     if unfit := [name for name in settings if name not in fit and settings[name] is not None]:
         raise click.UsageError(
-            f"{shown_options(unfit)} does not apply to {verb}, the command that made {output}"
+            f"{shown_options(unfit)} does not apply to {verb}, the command that made "
+            + shown_location(output)
         )
     settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from forebay.base.files import absolute, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.errors import InputError, OptionError, shortened
+from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
 from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
 from forebay.ledger.records import located, path_in
@@ -143,6 +144,7 @@ def from_folder(
     return ItemDataset(items, partial(_load_file, str(root), load), name=file_of)
 
 
+@short_tracebacks
 def from_table(
     table: Any,
     load: Callable[[dict[str, Any]], Any] | None = None,

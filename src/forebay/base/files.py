@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OptionError, OutputError
+from forebay.errors import InputError, OptionError, OutputError, printable, shown_location
 
 # ---- locations -----------------------------------------------------------------------------------
 # PURE, but for the working folder: a location is the path of a file or folder, or the URL of one.
@@ -46,8 +47,18 @@ def folder_of(location: str) -> str | None:
     """Return the folder of a file; None for a file in an archive (zip://a.csv::s3://b/c)."""
     if not is_url(location):
         return os.path.dirname(location)
-    folder = location.rpartition("/")[0]
+    folder = _without_query(location).rpartition("/")[0]
     return None if "::" in location else folder if is_url(folder) else f"{folder}/"
+
+
+def file_name(location: str) -> str:
+    """Return the last part of a path or URL, without a query; of a chain of URLs, of the first."""
+    return _without_query(location.partition("::")[0]).rstrip("/").rpartition("/")[2]
+
+
+def _without_query(location: str) -> str:
+    has_query = location.startswith(("http://", "https://"))
+    return location.partition("?")[0].partition("#")[0] if has_query else location
 
 
 def location_text(location: object) -> str:
@@ -69,6 +80,21 @@ def local_path(location: str | os.PathLike[str]) -> str:
     from fsspec.implementations.local import LocalFileSystem
 
     return str(LocalFileSystem._strip_protocol(text))
+
+
+def shown_values(value: Any) -> Any:
+    """Return a value of JSON in which no string that is a URL has credentials.
+
+    A URL within a longer string is part of the user's text, which stays as it is.
+    """
+    if isinstance(value, str):
+        is_location = "://" in value and re.match(r"[A-Za-z][A-Za-z0-9+.-]*::?\S+$", value)
+        return shown_location(value) if is_location else value
+    if isinstance(value, list):
+        return [*map(shown_values, value)]
+    if isinstance(value, dict):
+        return {key: shown_values(each) for key, each in value.items()}
+    return value
 
 
 # ---- local files ---------------------------------------------------------------------------------
@@ -171,17 +197,13 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
 
 def absent(url: str) -> InputError:
     """Return the error for a URL at which there is nothing."""
-    return InputError(f"{_shown(url)}: no such file or folder\n  Check the URL.")
+    return InputError(f"{printable(url)}: no such file or folder\n  Check the URL.")
 
 
 def unreachable(url: str, error: Exception) -> InputError:
     """Return the error for a URL that a file system could not open."""
     advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
-    return InputError(f"{_shown(url)}: it cannot be reached: {error}\n  {advice}")
-
-
-def _shown(url: str) -> str:
-    return url if url.isprintable() else ascii(url)[1:-1]
+    return InputError(f"{printable(url)}: it cannot be reached: {error}\n  {advice}")
 
 
 # ---- store ---------------------------------------------------------------------------------------
@@ -368,7 +390,7 @@ class Download:
             return
         os.makedirs(self._folder, exist_ok=True)
         with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
-            path = Path(scratch, _file_name(remote))
+            path = Path(scratch, file_name(remote) or "input")
             try:
                 system.get_file(remote, str(path))
             except FileNotFoundError as error:
@@ -403,10 +425,3 @@ def _existing(path: Path, source: str) -> Path:
     if not path.exists():
         raise NoInputError from FileNotFoundError(f"{source}: no such file")
     return path
-
-
-def _file_name(remote: str) -> str:
-    """Return the last part of a path, without the query of a URL."""
-    if remote.startswith(("http://", "https://")):
-        remote = remote.partition("?")[0].partition("#")[0]
-    return remote.rstrip("/").rpartition("/")[2] or "input"

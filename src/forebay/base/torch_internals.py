@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from forebay.errors import without_credentials
 from forebay.failures import without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
@@ -48,7 +49,7 @@ def wrapped(error: BaseException, where: str) -> Any:
     """
     wrapper: Any = ExceptionWrapper
     made = wrapper((type(error), error, error.__traceback__), where=where)
-    made.exc_msg = without_middle(made.exc_msg)
+    made.exc_msg = without_middle(without_credentials(made.exc_msg))
     for kind in type(error).__mro__:
         made.exc_type = kind
         if _can_be_raised(made):

@@ -21,6 +21,7 @@ from typing import Any
 from forebay.base.files import (
     Store,
     absent,
+    file_name,
     file_system,
     folder_of,
     is_url,
@@ -31,10 +32,10 @@ from forebay.base.files import (
     unreachable,
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
-from forebay.ledger.records import Input, LinkInput
+from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 from forebay.outputs.packed_reader import packed_identity
 
@@ -131,6 +132,7 @@ def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing
             given = name_of(index)
             given = str(given) if isinstance(given, int) else given
             name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
+            name = shown_location(name)  # a Dataset opens its samples itself
             identity = "" if is_url(name) else _identity(name)
             # The name is a part of the identity: another item may have this index by now.
             yield Input(name, str(index), json.dumps([name, identity]))
@@ -231,7 +233,7 @@ def _list_url(url: str) -> Listing:
                 raise
             found = system.glob(path, detail=True)
         else:
-            if not is_folder and path.lower().endswith(SUFFIXES):
+            if not is_folder and file_name(path).lower().endswith(SUFFIXES):
                 manifest = open_manifest(url, lambda: open_url(url), None)
                 return _rows_of(manifest, folder_of(url))
             if not is_folder:
@@ -250,7 +252,7 @@ def _list_url(url: str) -> Listing:
     except Exception as error:
         raise unreachable(url, error) from error
     inputs = tuple(
-        Input(_storable(_full_url(system, name, url)), None, _remote_identity(info))
+        _remote(_full_url(system, name, url), _remote_identity(info))
         for name, info in sorted(found.items())
         # A key that ends with "/" is how an object store marks a folder.
         if info["type"] != "directory" and not name.endswith("/")
@@ -286,7 +288,11 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     fresh: set[Any] = set()
     for path in paths:
         name = _storable(str(os.fspath(path)))
-        yield Input(name, None, _url_identity(name, fresh)) if is_url(name) else _file(name)
+        yield _remote(name, _url_identity(name, fresh)) if is_url(name) else _file(name)
+
+
+def _remote(url: str, identity: str) -> Input:
+    return shown_input(shown_location(_storable(url)), None, identity, url)
 
 
 def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
@@ -434,7 +440,7 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
     """Check that the output folder is not in the folder of the inputs."""
     if not isinstance(inputs, str | os.PathLike):
         return
-    folder, inside = local_path(inputs), local_path(output)
+    folder, inside = map(shown_location, map(local_path, (inputs, output)))
     if is_url(folder):
         folder = folder.rstrip("/")
     elif os.path.isdir(folder) and not is_url(inside):
@@ -493,7 +499,8 @@ class _Inside:
         text = local_path(output)
         self._urls: tuple[str, ...] = ()
         if is_url(text):
-            self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
+            urls = map(shown_location, (text, Store(text).canonical_url))
+            self._urls = tuple(f"{url.rstrip('/')}/" for url in urls)
         self._root = os.path.join(os.path.realpath(text), "")
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import UUID
 
-from forebay.base.files import absolute, fetched, is_url, joined, names_among, open_regular
+from forebay.base.files import (
+    absolute,
+    fetched,
+    file_name,
+    is_url,
+    joined,
+    names_among,
+    open_regular,
+    shown_values,
+)
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in
+from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
 from forebay.outputs.packed_reader import packed_identity
 from forebay.table.formats import (
     LocatedRow,
@@ -107,6 +117,9 @@ MANY_ROWS = 1 << 16
 # It writes the infinities as Python's `json` reads them. NaN is None here; see `plain`.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
+# Whether a URL in the JSON of a row may have a user or a query.
+_may_hide = re.compile(r'://[^"]*[@?#]').search
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -130,7 +143,13 @@ class Manifest:
         names_paths = not set(PATH_COLUMNS).isdisjoint(self.columns)
         for row, text in self.rows(first - 1):
             source, column = path_in(row) if names_paths else ("", "")
-            yield Input(source, text, self._identity(source, column) if source else "")
+            identity = self._identity(source, column) if source else ""
+            if "://" not in text or not _may_hide(text):
+                yield Input(source, text, identity)
+                continue
+            shown = shown_values(row)
+            shown_text = text if shown == row else _ENCODER.encode(shown)
+            yield shown_input(shown_values(source), shown_text, identity, text)
 
     def rows(self, skipped: int = 0) -> Iterator[tuple[Row, str]]:
         """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
@@ -227,7 +246,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         folder: Where relative paths may start besides the current folder; None if it is remote.
     """
     shown = name if name.isprintable() else ascii(name)
-    form = format_of(name.partition("::")[0])  # zip://a.csv::s3://b/c.zip
+    form = format_of(file_name(name))
     assert form is not None, "the caller looked at the ending"
     file = TableFile(shown, open_file)
     columns, total = form.columns(file)
@@ -282,9 +301,7 @@ def find_table(table: str | os.PathLike[str]) -> str:
             )
         return joined(name, tables[0])
     is_remote = is_url(name)
-    if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
-        is_remote or os.path.isfile(name)
-    ):
+    if not file_name(name).lower().endswith(SUFFIXES) or not (is_remote or os.path.isfile(name)):
         what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
         raise InputError(
             f"{name!r} {what}\n"

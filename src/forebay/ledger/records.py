@@ -19,6 +19,7 @@ class Input(NamedTuple):
     """One input as it was listed, known by its row or else its path. A tuple: there may be many.
 
     Attributes:
+        source: The path or URL, without credentials: they may change, and the ledger keeps it.
         row: The table's row as a JSON object, columns in the table's order; for a Dataset with
             names the index; None otherwise.
     """
@@ -32,12 +33,32 @@ class LinkInput(Input):
     """An input whose path is a symbolic link."""
 
 
+class SecretInput(Input):
+    """An input without the credentials of its URL or row; `opens` is that with them."""
+
+    opens: str
+
+
+def shown_input(source: str, row: str | None, identity: str, opens: str) -> Input:
+    """Return an input, given its source and row as they are shown, and what opens it."""
+    if opens == (source if row is None else row):
+        return Input(source, row, identity)
+    found = SecretInput(source, row, identity)
+    found.opens = opens
+    return found
+
+
 class Todo(NamedTuple):
-    """One input that still has to be worked on, as the ledger lists it."""
+    """One input that still has to be worked on, as the ledger lists it.
+
+    Attributes:
+        opens: Its source or row with credentials; None if it has none.
+    """
 
     ordinal: int
     source: str
     row: str | None
+    opens: str | None = None
 
 
 class OutputFile(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
-from forebay.errors import BusyError, ForebayError, LedgerError, OutputError
+from forebay.errors import BusyError, ForebayError, LedgerError, OutputError, shown_location
 from forebay.ledger.database import DAMAGES, NAME
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
@@ -367,7 +367,8 @@ def _local_folder(store: Store) -> Path:
     """Return the local folder that belongs to a URL."""
     home = os.environ.get("XDG_STATE_HOME", "")
     states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
-    digest = hashlib.sha256(store.canonical_url.encode("utf-8", "surrogatepass")).hexdigest()
+    name = shown_location(store.canonical_url)  # the same with a renewed token
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return states / "forebay" / digest[:16]
 
 

@@ -195,7 +195,7 @@ def _process_parts(
 ) -> tuple[int, Callable[[], Diagnosis]]:
     """Make the parts that are not done; return how many samples were, and what diagnoses it."""
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
-    from forebay.predicting.reader import identities
+    from forebay.predicting.reader import identities, shown_rows
 
     cut = recorded_cut(session, reader.samples, may_grow=table is not None)
     cut = cut or Cut(reader.samples, reader.part_size)
@@ -217,7 +217,7 @@ def _process_parts(
         reader,
         model,
         device=device,
-        table=None if table is None else table.rows,
+        table=None if table is None else shown_rows(table.rows),
         known=before.columns,
         here=None if has_factory else MadeHere(parts, progress.advance, trace),
     )

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from pyarrow import compute
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from forebay.base.datasets import is_map_style
-from forebay.base.files import is_url
+from forebay.base.files import is_url, shown_values
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
@@ -381,6 +382,21 @@ def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
             "predict gives to the number of the row\n  Nothing was started. Rename the column."
         )
     return Table(rows.replace_schema_metadata(None).combine_chunks(), listing)
+
+
+def shown_rows(rows: pa.Table) -> pa.Table:
+    """Return a table without the credentials of its URLs, as it is stored beside predictions."""
+    for at, field in enumerate(rows.schema):
+        if "string" not in str(field.type):
+            continue
+        column = rows.column(at)
+        is_plain = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        if is_plain and not compute.any(compute.match_substring(column, "://")).as_py():
+            continue
+        values = column.to_pylist()
+        if (shown := shown_values(values)) != values:
+            rows = rows.set_column(at, field, pa.array(shown, field.type))
+    return rows
 
 
 def identities(listing: Listing, size: int) -> Iterator[str]:

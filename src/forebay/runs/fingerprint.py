@@ -25,7 +25,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from forebay.errors import LedgerError
+from forebay.errors import LedgerError, is_credential, without_credentials
 from forebay.runs.source_code import (
     HASH,
     PLAIN,
@@ -55,6 +55,7 @@ from forebay.runs.source_code import (
 _LONGEST_DIFFERENCE = 60  # lines
 _MOST_NAMES = 8  # in one line
 _WEIGHTS = "weights."  # begins the names of an nn.Module's
+_MOST_NAMED = 1000  # keys of a dict that may be names of credentials
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
 _CODE = (type, FunctionType)
 _SCALARS = frozenset({str, int, float})  # checked first, since there may be a million of them
@@ -196,7 +197,7 @@ class _Walk:
         """Add a value by name, and each weight of it by its own name if it is an nn.Module."""
         with suppress(Exception):  # an object that raises when inspected
             self._add_weights(f"{name}.", value)
-        self._put(self.parameters, name, self._text_of(value))
+        self._put(self.parameters, name, self._text_of(value, name))
 
     def _add_weights(self, prefix: str, value: Any) -> None:
         for name, tensor in weights_of(value):
@@ -260,7 +261,7 @@ class _Walk:
         if (not is_set and self._add(value)) or not self._is_new(label):
             return
         if is_data and not is_set:
-            self._put(self.code, label, f"{name} = {self._text_of(value)}")
+            self._put(self.code, label, f"{name} = {self._text_of(value, name)}")
             return
         homes: list[Holder] = [holder]
         if not is_data:  # it may be imported from one of the user's modules
@@ -282,16 +283,17 @@ class _Walk:
     def _put(self, table: dict[str, str], label: str, text: str) -> None:
         """Store a string under a label; a number is added to a label that is taken."""
         lines = (line.rstrip() for line in textwrap.dedent(text).strip("\n").splitlines())
-        text, name, count = "\n".join(lines).rstrip(), label, 1
+        # A renewed signature is no change, and the ledger shows what is compared.
+        text, name, count = without_credentials("\n".join(lines).rstrip()), label, 1
         while table.get(name, text) != text:
             count += 1
             name = f"{label} ({count})"
         table[name] = text
 
-    def _text_of(self, value: object) -> str:
-        """Return a value as short JSON, or as a hash."""
+    def _text_of(self, value: object, name: str = "") -> str:
+        """Return a value as short JSON, or as a hash: a large one, or one that may be a secret."""
         try:
-            text = dumps(self._plain(value))
+            text = without_credentials(dumps(_hidden(name, self._plain(value))))
         except Exception:  # noqa: BLE001 - a cycle, or an object that raises when inspected
             return json.dumps(type_name(value))
         data = text.encode("utf-8", "backslashreplace")
@@ -308,7 +310,10 @@ class _Walk:
         if isinstance(value, dict):
             if all(type(key) is str for key in value):
                 plain = self._plain
-                return {k: v if type(v) in _SCALARS else plain(v) for k, v in value.items()}
+                found = {k: v if type(v) in _SCALARS else plain(v) for k, v in value.items()}
+                if len(found) > _MOST_NAMED:  # data
+                    return found
+                return {k: _hidden(k, v) for k, v in found.items()}
             return {"pairs": {dumps(self._plain(k)): self._plain(v) for k, v in value.items()}}
         if isinstance(value, set | frozenset):
             return {"set": sorted(map(self._plain, value), key=dumps)}
@@ -327,6 +332,13 @@ class _Walk:
             return label_of(value)
         state = state_of(value)
         return {label_of(type(value)): self._plain(state)} if state else type_name(value)
+
+
+def _hidden(name: str, plain: Any) -> Any:
+    """Return a value, or its hash if it may be a password or a token."""
+    if not isinstance(plain, str | list | dict) or not is_credential(name):
+        return plain
+    return sha256_of(dumps(plain).encode("utf-8", "backslashreplace"))
 
 
 def _signature(work: Any) -> Mapping[str, inspect.Parameter]:

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.files import NoInputError, is_url
+from forebay.base.files import NoInputError, is_url, shown_values
 from forebay.base.randomness import (
     SetSeed,
     ThreadTurns,
@@ -86,7 +86,7 @@ def encode(
     for row in rows:
         for column, value in row.items():
             if type(value) is str:
-                row[column] = final_name(value) or value
+                row[column] = final_name(value) or shown_values(value)
             elif isinstance(value, _NESTED):
                 row[column] = _named(value, final_name)
     try:
@@ -122,7 +122,7 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
 
 def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
     if type(value) is str:
-        return final_name(value) or value
+        return final_name(value) or shown_values(value)
     if isinstance(value, list | tuple):
         return [_named(one, final_name) for one in value]
     if isinstance(value, dict):
@@ -214,8 +214,12 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((name, size, staged, place), …), metadata JSON` for one input, (source, row)."""
-        source, row = assignment.payload
+        """Return `((name, size, staged, place), …), metadata JSON` for one input.
+
+        Its payload is its source, its row, and, if it has credentials, what opens it.
+        """
+        source, row, *others = assignment.payload
+        opens = others[0] if others else source if row is None else row
         seed = seed_of_text(source if row is None else row)
         out = self._outputs.begin(source)
 
@@ -228,12 +232,12 @@ class PreprocessJob:
             if self._turns is None:
                 seed_generators(seed)
                 self._owned.seed(seed)
-                metadata = self._metadata(source, row, out)
+                metadata = self._metadata(source, row, opens, out)
             else:
 
                 def call(set_seed: SetSeed) -> str:
                     self._owned.beside(set_seed)(seed)
-                    return self._metadata(source, row, out)
+                    return self._metadata(source, row, opens, out)
 
                 metadata = self._turns.run(call, undo)
             files = self._outputs.commit(out)  # last: into a bucket, it publishes them
@@ -247,10 +251,10 @@ class PreprocessJob:
             raise
         return Answer((files, metadata), len(metadata))
 
-    def _metadata(self, source: str, row: str | None, out: Output) -> str:
+    def _metadata(self, source: str, row: str | None, opens: str, out: Output) -> str:
         """Call the function for one input; return the metadata as JSON."""
         try:
-            returned, final_name = self._call(source, row, out)
+            returned, final_name = self._call(source, row, opens, out)
             return _checked(encode(out.rows(rows_of(returned)), out.names(), final_name))
         finally:
             self._restore_directory()
@@ -268,7 +272,7 @@ class PreprocessJob:
             with suppress(OSError):
                 os.chdir(self._directory)
 
-    def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
+    def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
             sample = self._work[int(source if row is None else row)]
@@ -276,10 +280,10 @@ class PreprocessJob:
                 sample = _exhausted(self._save(sample, out))
             return sample, out.final_name
         if row is not None:
-            listed = located(json.loads(row), self._folder)
+            listed = located(json.loads(opens), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
         if is_url(source) and self._fetch is not None:
-            return self._call_fetched(self._fetch, source, out)
+            return self._call_fetched(self._fetch, source, opens, out)
         try:
             mode = os.stat(source).st_mode
         except OSError as error:
@@ -292,10 +296,12 @@ class PreprocessJob:
             self._parent = source[:at], Path(source[:at])
         return _exhausted(self._work(self._parent[1] / source[at:], out)), out.final_name
 
-    def _call_fetched(self, fetch: Fetch, source: str, out: Output) -> tuple[Any, _Naming]:
+    def _call_fetched(
+        self, fetch: Fetch, source: str, opens: str, out: Output
+    ) -> tuple[Any, _Naming]:
         """Call the function with a download of its input."""
         try:
-            with fetch(source) as path:
+            with fetch(opens) as path:
                 returned = _exhausted(self._work(path, out))
         except NoInputError as error:
             raise Refusal("input") from error.__cause__

@@ -79,7 +79,9 @@ def preprocess(
             of `preprocess` stands for its table: a manifest in which `destination` is a path
             that can be opened from any working directory. Or a table in memory: a DataFrame of
             pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
-            same inputs, whichever of these they come from. All values of a .csv are strings.
+            same inputs, whichever of these they come from. All values of a .csv are strings. A URL
+            may have a password or a signature: neither is written or shown, and a renewed one is no
+            other input.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
@@ -159,7 +161,8 @@ def retry(
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
-    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
+    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is; and
+    `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
     verb = verb_of(snapshot_of(output).meta)
@@ -182,6 +185,14 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
+            is_private = bool(call.get("is_private")) or session.ledger.needs_listing
+        if is_private:
+            raise OptionError(
+                f"inputs of the run in {os.fspath(output)!r} had credentials in their URLs or "
+                "rows, which forebay does not store\n"
+                "  Nothing was started. Make the call of preprocess again: it tries the failed "
+                "inputs again, too."
+            )
         session.start_workers(kind, folder=folder, save=save)
         return session.process_inputs(failed_only=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted, duration, summary
+from forebay.errors import shown_location
 from forebay.failures import Failure, Group, grouped
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
@@ -107,16 +108,17 @@ class RunReport:
             lines += (f"  {line}" for line in lines_by_error(groups[:SHOWN], 1))
             if len(groups) > SHOWN:
                 lines.append(f"  … and {counted(len(groups) - SHOWN, 'other error')}")
-        command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+        output = shown_location(str(self.output))
+        command = shlex.join(["forebay", "failures", output, "--traceback"])
         return [*lines, f"  What happened to each, and what to do: {command}", f"  {again}"]
 
-    def _html(self, title: str, done: str, places: Mapping[str, object]) -> str:
+    def _html(self, title: str, done: str, places: Mapping[str, str]) -> str:
         facts = {
             done: self.done,
             "done by earlier runs": self.resumed,
             "failed": self.failed,
             "time": duration(self.elapsed_s),
-            **places,
+            **{name: shown_location(place) for name, place in places.items()},
         }
         return summary(title, facts, self.failures, self.failed)
 
@@ -143,6 +145,7 @@ class Report(RunReport):
     metadata_path: Path | str = field(kw_only=True)
 
     @property
+    @short_tracebacks
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read again at each access: one row per output, in input order."""
         from forebay.inputs.tables import read_table
@@ -154,15 +157,15 @@ class Report(RunReport):
         resumed = f" ({self.resumed:,} by earlier runs)" if self.resumed else ""
         lines = [
             f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
-            f"outputs   {self.output}",
-            f"metadata  {self.metadata_path}",
+            f"outputs   {shown_location(self.output)}",
+            f"metadata  {shown_location(str(self.metadata_path))}",
         ]
         again = "To try them again, repeat the call or use `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        places = {"outputs": self.output, "metadata": self.metadata_path}
+        places = {"outputs": self.output, "metadata": str(self.metadata_path)}
         return self._html("preprocess", "done", places)
 
 
@@ -188,14 +191,14 @@ class PredictionReport(RunReport):
         resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
         lines = [
             f"{self.done:,} predicted, {self.failed:,} failed in {self._took('sample')}{resumed}",
-            f"output    {self.output}",
+            f"output    {shown_location(str(self.output))}",
         ]
         again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        return self._html("predict", "predicted", {"output": self.output})
+        return self._html("predict", "predicted", {"output": str(self.output)})
 
 
 # ---- verification --------------------------------------------------------------------------------

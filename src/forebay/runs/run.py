@@ -40,8 +40,9 @@ from forebay.errors import (
     SampleTimeoutError,
     WorkerDiedError,
     shortened,
+    shown_location,
 )
-from forebay.failures import MAX_KEPT, Failure
+from forebay.failures import MAX_KEPT, Failure, shown_error
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
@@ -177,13 +178,16 @@ def workers_for(
 
 def _payloads(
     listed: Iterable[Todo], progress: Progress, budget: FailureBudget
-) -> Iterator[tuple[int, tuple[str, str | None]]]:
-    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer."""
+) -> Iterator[tuple[int, tuple[str | None, ...]]]:
+    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer.
+
+    A payload is a source, a row and, only if there are credentials, what opens the input.
+    """
     for each in listed:
         if each.ordinal > progress.total:
             progress.total = each.ordinal
             budget.set_total(each.ordinal)
-        yield each.ordinal, each[1:]
+        yield each.ordinal, each[1:3] if each.opens is None else each[1:]
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -192,9 +196,9 @@ def _used_by_workers(pool: Pool) -> resource.struct_rusage:
     return resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
 
 
-def _name_of(payload: tuple[str, str | None]) -> str:
+def _name_of(payload: tuple[str | None, ...]) -> str:
     """Return what the log calls an input: its path, its row, or its index."""
-    source, row = payload
+    source, row, *_ = payload
     return source or row or ""
 
 
@@ -223,7 +227,7 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
         own = own.opened()
     error: BaseException
     if isinstance(own, Exception):
-        error = own
+        error = shown_error(own)
     elif failure.kind == "timeout":
         error = SampleTimeoutError(f"{name} {failure.message}")
     elif failure.kind == "crash":
@@ -355,7 +359,9 @@ class Session:
             self._merge(listing, ahead)
         self.perform_pending()
         metadata = self.options.metadata
-        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
+        folder = None if listing.folder is None else shown_location(listing.folder)
+        call: dict[str, object] = {"kind": listing.kind, "folder": folder, "metadata": metadata}
+        call["is_private"] = folder != listing.folder
         self._call = {"call": json.dumps(call)}
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -377,14 +383,14 @@ class Session:
         say = note if self.options.progress else log.warning
         if enrolment.new and not kept and listing.kind == "rows":
             say(
-                f"{self.output}: of the {gone:,} rows of the earlier run none is in the "
-                "manifest now, so each of its rows is processed. A row with another value, or with "
-                "other columns, is another input."
+                f"{shown_location(self.output)}: of the {gone:,} rows of the earlier run "
+                "none is in the manifest now, so each of its rows is processed. A row with another "
+                "value, or with other columns, is another input."
             )
         elif self._has_table:
             noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
             say(
-                f"{self.output}: {gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+                f"{shown_location(self.output)}: {gone:,} of the {counted(gone + kept, noun)} of the earlier run "
                 f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
                 "their files stay in the folder. For one table of all, list them too; for two "
                 "tables, use another output folder."

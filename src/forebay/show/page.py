@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from forebay.base.process import is_alive, kernel, state_and_start
+from forebay.errors import shown_location
 from forebay.observe.progress import Progress
 from forebay.observe.record import RunTrace, Trace
 
@@ -278,7 +279,7 @@ class LiveRun(LivePage):
         self._verb, self._progress = verb, progress
         from forebay.base.files import absolute  # a loader, whose page is here too, needs no files
 
-        self._output = absolute(output)
+        self._output = shown_location(absolute(output))
         self._began = time.time()
         self._ended: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
         progress.trace.publish_from(0.0, self)
