@@ -98,6 +98,7 @@ class Openers:
         self._db.execute("PRAGMA journal_mode = OFF")
         self._db.execute("PRAGMA cache_size = -65536")
         self._db.execute("CREATE TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID")
+        self._db.execute("BEGIN")  # never committed, which would write pages for each input
 
     def add(self, one: SecretInput) -> None:
         """Keep what opens an input; it replaces what opened it before."""
