@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted, duration, summary
 from forebay.errors import shown_location
-from forebay.failures import Failure, Group, grouped
+from forebay.failures import Failure, Group, grouped, short_tracebacks
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
