@@ -390,8 +390,9 @@ class Session:
         elif self._has_table:
             noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
             say(
-                f"{shown_location(self.output)}: {gone:,} of the {counted(gone + kept, noun)} of the "
-                f"earlier run {'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
+                f"{shown_location(self.output)}: {gone:,} of the {counted(gone + kept, noun)} of "
+                f"the earlier run {'is' if gone == 1 else 'are'} not listed now, so the table is "
+                "without them; "
                 "their files stay in the folder. For one table of all, list them too; for two "
                 "tables, use another output folder."
             )
