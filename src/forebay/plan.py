@@ -31,7 +31,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # The purpose of a seed: the first number of its path, so that different uses never coincide.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE, ROWS = range(8)
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE, ROWS, WINDOWS = range(9)
 
 
 def seed_of(seed: int, *path: int) -> int:

@@ -14,6 +14,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from forebay import DataLoader
+from forebay.base import files
 from forebay.loading.facts import LiveLoader
 from forebay.observe.diagnosis import LEAST_STEPS
 from forebay.show import page as show_page
@@ -24,7 +25,7 @@ from forebay.show.page import PAGE_BYTES, LivePage, is_dead, read_page
 def folder(tmp_path, monkeypatch):
     """Have the folder in a runtime folder of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(show_page.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     return tmp_path / "forebay"
 
 
@@ -153,9 +154,9 @@ def test_a_folder_that_others_may_enter_is_not_used(folder, monkeypatch, kind) -
         folder.chmod(0o755 if kind == "open" else 0o700)
     if kind == "foreign":
         user = os.geteuid()
-        monkeypatch.setattr(show_page.os, "geteuid", lambda: user + 1)
-    assert not show_page.is_private(str(folder))
-    monkeypatch.setattr(show_page, "candidates", lambda: [str(folder)])
+        monkeypatch.setattr(files.os, "geteuid", lambda: user + 1)
+    assert not files.is_private(str(folder))
+    monkeypatch.setattr(files, "private_folders", lambda: [str(folder)])
     LivePage()({"a": 1})
     assert list(other.iterdir()) == []
     assert kind in ("link", "file") or list(folder.iterdir()) == []

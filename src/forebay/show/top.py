@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from forebay.base.files import is_private, private_folders
 from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.base.process import kernel
 from forebay.errors import one_line
@@ -18,9 +19,7 @@ from forebay.observe.figures import MOST, checked_number, top_figures
 from forebay.show.page import (
     MAX_LANES,
     SECONDS,
-    candidates,
     is_dead,
-    is_private,
     pages_in,
     read_page,
     remove_dead,
@@ -245,7 +244,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 def live_views() -> list[View]:
     """Return what this user's loaders and runs on this machine show, oldest first."""
     views, here = [], kernel()
-    for folder in filter(is_private, candidates()):
+    for folder in filter(is_private, private_folders()):
         remove_dead(folder)
         for path in pages_in(folder)[:MAX_PAGES]:
             data = read_page(path)

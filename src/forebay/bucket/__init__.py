@@ -1,0 +1,1 @@
+"""Caches in a bucket: one process per node fetches blocks, all others read them."""

@@ -1,0 +1,587 @@
+"""The process that fetches blocks of one cache for all processes of a node.
+
+    clients ── socket ──> loop ──> Residency, Requests (pure) ──> threads ── GET, verify ──┐
+                           └─< table: where each block lies <── memory, disk <─────────────┘
+
+One thread owns the state. Others fetch, verify and write into memory or onto the disk; what they
+did comes back through a queue. A reader finds a block in the table, which all processes map, and
+sends a message only if the block is not there. When the last client has gone, the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import queue
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from forebay.bucket.link import START_S, Incoming, Place, described, packed
+from forebay.bucket.pins import PAGE, Pins
+from forebay.bucket.policy import (
+    BROKEN,
+    DENIED,
+    MISSING,
+    MOST_REQUESTS,
+    NEEDED,
+    THROTTLED,
+    WRONG,
+    Get,
+    GivenUp,
+    Key,
+    Rank,
+    Requests,
+    Residency,
+    Unit,
+    percentile,
+)
+from forebay.bucket.store import Bucket, BucketError, bucket_at
+from forebay.caching.columns import NAME, Blocks, Index, shard_name
+from forebay.errors import ChangedError, ForebayError, InputError, shown_location
+from forebay.base.output_names import PRIVATE
+from forebay.memory.slab import Slab
+
+# An entry of the table: 0, or page << 22 | generation << 2 | one of these.
+IN_MEMORY, ON_DISK = 1, 2
+GENERATIONS = 1 << 20
+# How often clients hear what was fetched, and which answers the latencies are of.
+_FACTS_S, _LATEST = 1.0, 256
+_RECV_BYTES = 1 << 16
+
+
+def entry_of(offset: int, generation: int, kind: int) -> int:
+    """Return the entry of a block in the table."""
+    return offset // PAGE << 22 | generation % GENERATIONS << 2 | kind
+
+
+def place_of(entry: int) -> tuple[int, int]:
+    """Return kind and offset of a block that has an entry."""
+    return entry & 3, (entry >> 22) * PAGE
+
+
+class _Target(NamedTuple):
+    """Where the bytes of a block go."""
+
+    kind: int
+    offset: int
+
+
+class _Landed(NamedTuple):
+    """What a thread did.
+
+    Attributes:
+        wrong: Checksums that are not those of the index.
+        parts: The bytes of units that are parts.
+        error: Why there is nothing.
+    """
+
+    number: int
+    wrong: dict[Key, int]
+    parts: dict[Key, memoryview]
+    error: BucketError | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Client:
+    number: int
+    socket: socket.socket
+    incoming: Incoming = field(default_factory=Incoming)
+    outgoing: deque[memoryview] = field(default_factory=deque)
+    hears: bool = False  # whether it is sent facts
+
+
+@dataclass(eq=False, slots=True)
+class _Question:
+    """A message that is answered when some units are there."""
+
+    client: _Client
+    number: int
+    missing: set[Key]
+    order: Sequence[Key] = ()
+    parts: dict[Key, memoryview] = field(default_factory=dict)
+
+
+class Fetcher:
+    """The state of the process; see the module."""
+
+    def __init__(self, place: Place, listening: socket.socket) -> None:
+        """Open the cache.
+
+        Raises:
+            ForebayError: It cannot be opened; clients get the words.
+        """
+        self._place, self._listening = place, listening
+        self._bucket = bucket_at(place.url)
+        self._index_bytes = self._read(f"{PRIVATE}/{NAME}")
+        self._index = Index.parsed(self._index_bytes, shown_location(place.url))
+        self._blocks_bytes = self._read(f"{PRIVATE}/{Blocks.NAME}")
+        self._blocks = Blocks.parsed(self._blocks_bytes, self._index)
+        records = self._blocks.records
+        self._lengths = records["length"].astype(np.int64)
+        self._shards = records["first"] // self._index.plan.per_shard
+        self._slab = Slab()
+        self._slab.record_size(int(self._lengths.max()))
+        self._slots: dict[int, Any] = {}
+        self._pins: Pins | None = None
+        if place.directory is not None and place.disk:
+            folder = Path(place.directory) / place.name
+            identity = f"{crc32(self._index_bytes):08x}{crc32(self._blocks_bytes):08x}"
+            self._pins = Pins(folder, identity, place.disk, self._lengths)
+        self._table_file = _in_memory("table", bytes(8 * len(records)))
+        self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(records)), np.uint64)
+        self._residency, self._requests = Residency(self._lengths), Requests(random.Random())
+        self._generation = self._number = 0
+        self._clients: dict[socket.socket, _Client] = {}
+        self._questions: dict[Key, list[_Question]] = {}
+        self._targets: dict[int, dict[int, _Target]] = {}  # of each request under way
+        self._landed: queue.SimpleQueue[_Landed] = queue.SimpleQueue()
+        self._wakes, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
+        self._latencies: deque[float] = deque(maxlen=_LATEST)
+        self._began: dict[int, float] = {}
+        self._hits = 0
+        for block in [] if self._pins is None else self._pins.blocks:
+            self._residency.put_on_disk(block)
+            if block not in self._pins.unverified:
+                self._publish(block, _Target(ON_DISK, self._pins.blocks[block]))
+
+    def _read(self, name: str) -> bytes:
+        where = f"{shown_location(self._place.url)}/{name}"
+        try:
+            return self._bucket.whole(name)
+        except BucketError as error:
+            if error.kind == MISSING:
+                raise InputError(
+                    f"{where}: there is no such object, so there is no finished cache\n"
+                    f"  The bucket said: {error}. Check the URL; forebay.cache(dataset, url) makes "
+                    "a cache there, or finishes one."
+                ) from error
+            raise _refused(where, error.kind, str(error)) from error
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve clients until the last one has gone."""
+        until: float = time.monotonic() + START_S
+        self._listening.setblocking(False)
+        self._wakes.setblocking(False)
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+        next_facts = 0.0
+        while self._clients or time.monotonic() < until:
+            now = time.monotonic()
+            for get in self._requests.due(now):
+                self._send(get, now)
+            wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
+            for key, mask in self._selector.select(max(wait, 0.0)):
+                self._handle(key.fileobj, mask)
+                until = 0.0 if not self._clients and key.fileobj is not self._listening else until
+            while not self._landed.empty():
+                self._land(self._landed.get(), time.monotonic())
+            if self._requests.must_renew:
+                self._renew()
+            if (now := time.monotonic()) >= next_facts:
+                next_facts = now + _FACTS_S
+                self._tell_facts()
+
+    def _handle(self, source: Any, mask: int) -> None:
+        if source is self._listening:
+            with suppress(BlockingIOError):
+                self._welcome(self._listening.accept()[0])
+        elif source is self._wakes:
+            with suppress(BlockingIOError):
+                while self._wakes.recv(_RECV_BYTES):
+                    pass
+        elif (client := self._clients.get(source)) is not None:
+            try:
+                if mask & selectors.EVENT_WRITE:
+                    self._flush(client)
+                if mask & selectors.EVENT_READ:
+                    data = client.socket.recv(_RECV_BYTES)
+                    if not data:
+                        raise ConnectionResetError
+                    for message in client.incoming.add(data):
+                        self._obey(client, message)
+            except BlockingIOError:
+                pass
+            except (OSError, ValueError, KeyError, TypeError):  # it has gone, or is none of ours
+                self._part(client)
+
+    def _welcome(self, accepted: socket.socket) -> None:
+        """Send a new client what it needs to read blocks."""
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
+            accepted.close()
+            return
+        self._number += 1
+        client = self._clients[accepted] = _Client(self._number, accepted)
+        facts = {"extent": self._slab.extent, "capacity": self._slab.largest}
+        shared = [
+            _in_memory("index", self._index_bytes),
+            _in_memory("blocks", self._blocks_bytes),
+            os.dup(self._table_file),
+            os.dup(self._slab.fileno()),
+            *([] if self._pins is None else [os.dup(self._pins.descriptor)]),
+        ]
+        try:
+            message = packed(facts)
+            socket.send_fds(accepted, [message[:1]], shared)
+            client.outgoing.append(memoryview(message)[1:])
+        except OSError:
+            self._part(client)
+            return
+        finally:
+            for descriptor in shared:
+                os.close(descriptor)
+        accepted.setblocking(False)
+        self._selector.register(accepted, selectors.EVENT_READ)
+        self._flush(client)
+
+    def _part(self, client: _Client) -> None:
+        """Forget a client that has gone."""
+        del self._clients[client.socket]
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(client.socket)
+        client.socket.close()
+        for key, questions in list(self._questions.items()):
+            questions[:] = [each for each in questions if each.client is not client]
+            if not questions:
+                del self._questions[key]
+                if not isinstance(key, int):
+                    self._requests.cancel(key)
+        self._drop(self._residency.leave(client.number))
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _obey(self, client: _Client, message: dict[str, Any]) -> None:
+        match message["op"]:
+            case "room":
+                client.hears = True
+                self._residency.register(client.number, int(message["bytes"]))
+            case "window":
+                blocks = self._known(message["blocks"])
+                number, epoch, due = (int(message[name]) for name in ("number", "epoch", "due"))
+                self._hits += sum(map(self._residency.is_here, blocks))
+                self._fetch(self._residency.add_window(client.number, number, epoch, due, blocks))
+            case "ended":
+                fetched, dropped = self._residency.end_windows(client.number, message["numbers"])
+                self._drop(dropped)
+                self._fetch(fetched)
+            case "need":
+                blocks = self._known(message["blocks"])
+                if not message["whole"]:  # only what comes anyway
+                    blocks = [each for each in blocks if self._residency.is_held(each)]
+                self._fetch(self._residency.need(client.number, blocks))
+                missing = {each for each in blocks if not self._table[each]}
+                self._ask(_Question(client, message["id"], set(missing), blocks))
+            case "release":
+                self._drop(self._residency.release(client.number, self._known(message["blocks"])))
+            case "parts":
+                self._number += 1
+                keys = [(self._number, at) for at in range(len(message["parts"]))]
+                self._ask(_Question(client, message["id"], set(keys), keys))
+                for key, part in zip(keys, message["parts"], strict=True):
+                    self._requests.want(Unit(key, *map(int, part)), NEEDED)
+
+    def _known(self, blocks: Any) -> list[int]:
+        found = [int(block) for block in blocks]
+        if found and not 0 <= min(found) <= max(found) < len(self._lengths):
+            raise ValueError(f"blocks {min(found)} to {max(found)}")
+        return found
+
+    def _ask(self, question: _Question) -> None:
+        if not question.missing:
+            self._answer(question)
+        for key in question.missing:
+            self._questions.setdefault(key, []).append(question)
+
+    def _answer(self, question: _Question) -> None:
+        parts = [question.parts[key] for key in question.order if key in question.parts]
+        message = {"id": question.number}
+        if not question.parts:
+            message["blocks"] = list(question.order)  # type: ignore[assignment]
+        self._tell(question.client, message, parts)
+
+    def _tell(
+        self, client: _Client, message: dict[str, Any], payload: Sequence[memoryview] = ()
+    ) -> None:
+        client.outgoing.append(memoryview(packed(message, sum(map(len, payload)))))
+        client.outgoing.extend(payload)
+        self._flush(client)
+
+    def _flush(self, client: _Client) -> None:
+        """Send what can be sent now."""
+        try:
+            while client.outgoing:
+                sent = client.socket.send(client.outgoing[0])
+                if sent < len(client.outgoing[0]):
+                    client.outgoing[0] = client.outgoing[0][sent:]
+                else:
+                    client.outgoing.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            client.outgoing.clear()  # reading from it says that it has gone
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
+        self._selector.modify(client.socket, events)
+
+    def _tell_facts(self) -> None:
+        counts = self._requests.counts
+        facts = {
+            "op": "facts",
+            "requests": counts.requests,
+            "nbytes": counts.nbytes,
+            "hits": self._hits,
+            "hedges": counts.hedges,
+            "lost_s": counts.lost_s,
+            "failed": dict(counts.failed),
+            "p50_s": percentile(self._latencies, 0.5) if self._latencies else 0.0,
+            "p95_s": percentile(self._latencies, 0.95) if self._latencies else 0.0,
+            "on_disk": 0 if self._pins is None else len(self._pins.blocks),
+            "cpu_s": time.process_time(),
+        }
+        for client in list(self._clients.values()):
+            if client.hears and not client.outgoing:
+                self._tell(client, facts)
+
+    # ---- blocks --------------------------------------------------------------------------------
+
+    def _fetch(self, wanted: Sequence[tuple[int, Rank]]) -> None:
+        for block, rank in wanted:
+            self._requests.want(self._unit(block), rank)
+
+    def _unit(self, block: int) -> Unit:
+        record = self._blocks.records[block]
+        return Unit(block, int(self._shards[block]), int(record["offset"]), int(record["length"]))
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        """Free the memory of blocks that nobody holds."""
+        for block in blocks:
+            self._requests.cancel(block)
+            if (slot := self._slots.pop(block, None)) is not None:
+                self._table[block] = 0  # before the memory is used again
+                self._slab.give_back(slot)
+
+    def _target(self, block: int) -> _Target:
+        """Return where a block that arrives goes: onto the disk if there is space."""
+        if self._pins is not None and block not in self._pins.blocks:
+            place = self._pins.take(block)
+            for old in self._residency.stale() if place is None else ():
+                self._table[old] = 0
+                self._residency.forget(old)
+                self._pins.remove(old)
+                place = self._pins.take(block) if place is None else place
+            if place is not None:
+                return _Target(ON_DISK, place)
+        slot = self._slab.take()
+        if slot is None:
+            raise MemoryError("no address space is left for blocks")
+        return _Target(IN_MEMORY, slot.offset)
+
+    def _send(self, get: Get, now: float) -> None:
+        """Have a thread perform a request."""
+        targets = {unit.key: self._target(unit.key) for unit in get.units if _is_block(unit)}
+        self._targets[get.number], self._began[get.number] = targets, now
+        self._threads.submit(self._perform, get, targets)
+
+    def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
+        """Fetch units, verify them and put them where they belong; in a thread."""
+        first, wrong, parts = get.units[0], {}, {}
+        error: BucketError | None = None
+        try:
+            data = self._bucket.read(shard_name(first.shard), first.offset, get.length)
+            for unit in get.units:
+                start = unit.offset - first.offset
+                found = data[start : start + unit.length]
+                if not _is_block(unit):
+                    parts[unit.key] = found
+                    continue
+                checksum = crc32(found)
+                if checksum != int(self._blocks.records[unit.key]["crc32"]):
+                    wrong[unit.key] = checksum
+                else:
+                    self._write(targets[unit.key], found)
+        except BucketError as failure:
+            error = failure
+        except Exception as failure:  # noqa: BLE001 - a full disk, for example
+            error = BucketError(BROKEN, f"{type(failure).__name__}: {failure}")
+        self._landed.put(_Landed(get.number, wrong, parts, error))
+        with suppress(BlockingIOError, OSError):
+            self._wake.send(b"\0", socket.MSG_DONTWAIT)
+
+    def _write(self, target: _Target, data: memoryview) -> None:
+        file = self._slab.fileno()
+        if target.kind == ON_DISK:
+            assert self._pins is not None
+            file = self._pins.descriptor
+        at = target.offset
+        while data:
+            written = os.pwrite(file, data, at)
+            data, at = data[written:], at + written
+
+    def _land(self, landed: _Landed, now: float) -> None:
+        """Note what a thread did."""
+        targets, began = self._targets.pop(landed.number), self._began.pop(landed.number)
+        if landed.error is not None:
+            lost = self._requests.failed(landed.number, landed.error.kind, str(landed.error), now)
+            done: list[Unit] = []
+        else:
+            self._latencies.append(now - began)
+            done, lost = self._requests.arrived(landed.number, landed.wrong, now)
+        for unit in done:
+            if _is_block(unit):
+                if self._residency.is_held(unit.key):
+                    self._keep(unit.key, targets.pop(unit.key))
+                self._settle(unit.key, None)
+            else:
+                self._settle(unit.key, landed.parts[unit.key])
+        for block, target in targets.items():
+            self._give_back(block, target)
+        for unit in lost:
+            self._give_up(unit)
+
+    def _keep(self, block: int, target: _Target) -> None:
+        if target.kind == ON_DISK:
+            assert self._pins is not None
+            self._pins.add(block, target.offset)
+            self._residency.put_on_disk(block)
+        else:
+            self._slots[block] = self._slab.slot_at(target.offset)
+            self._residency.put_in_memory(block)
+        self._publish(block, target)
+
+    def _publish(self, block: int, target: _Target) -> None:
+        """Let readers find a block."""
+        self._generation += 1
+        self._table[block] = entry_of(target.offset, self._generation, target.kind)
+
+    def _give_back(self, block: int, target: _Target) -> None:
+        if target.kind == ON_DISK:
+            assert self._pins is not None
+            self._pins.give_back(block, target.offset)
+        else:
+            self._slab.give_back(self._slab.slot_at(target.offset))
+
+    def _settle(self, key: Key, part: memoryview | None) -> None:
+        """Answer those who waited for a unit."""
+        for question in self._questions.pop(key, ()):
+            question.missing.discard(key)
+            if part is not None:
+                question.parts[key] = part
+            if not question.missing:
+                self._answer(question)
+
+    def _give_up(self, lost: GivenUp) -> None:
+        """Tell those who waited for a unit why it does not come."""
+        error = described(self._error_of(lost))
+        for question in self._questions.pop(lost.unit.key, ()):
+            for key in question.missing:
+                others = self._questions.get(key, [])
+                if question in others:
+                    others.remove(question)
+            self._tell(question.client, {"id": question.number, **error})
+
+    def _error_of(self, lost: GivenUp) -> ForebayError:
+        unit, kind = lost.unit, lost.kind
+        where = f"{shown_location(self._place.url)}/{shard_name(unit.shard)}"
+        span = f"bytes {unit.offset:,} to {unit.offset + unit.length - 1:,}"
+        if kind in (WRONG, MISSING):
+            with suppress(BucketError):
+                if self._bucket.whole(f"{PRIVATE}/{NAME}") != self._index_bytes:
+                    return ChangedError(
+                        f"{where}: the cache was written anew while it was read\n"
+                        "  Samples of both would mix, so nothing more was read. Open it again, and "
+                        "begin the epoch anew."
+                    )
+        if kind == WRONG:
+            wanted = int(self._blocks.records[unit.key]["crc32"])
+            return InputError(
+                f"{where}: {span} have the checksum {lost.message} instead of {wanted:08x}\n"
+                "  They arrived like this twice, so the object is damaged. Remove it and call "
+                "forebay.cache again, with the same dataset and URL: it writes that shard again."
+            )
+        return _refused(f"{where}, {span}", kind, lost.message)
+
+    def _renew(self) -> None:
+        self._requests.must_renew = False
+        with suppress(Exception):  # then requests say what is wrong
+            self._bucket.renew()
+
+    def close(self) -> None:
+        """End at once: what threads still fetch is of no use."""
+        self._listening.close()
+
+
+def _is_block(unit: Unit) -> bool:
+    return isinstance(unit.key, int)
+
+
+def _refused(where: str, kind: str, words: str) -> ForebayError:
+    advice = {
+        DENIED: "Check the credentials: those of the environment count, or of fsspec's settings.",
+        MISSING: "Call forebay.cache again, with the same dataset and URL: it writes what is "
+        "missing.",
+        THROTTLED: "Lower the number of nodes that read, or keep more of the cache on disk: disk=.",
+    }.get(kind, "Check the network, then make the same call again: nothing is lost.")
+    return InputError(f"{where}: {kind}: {words}\n  {advice}")
+
+
+def _in_memory(name: str, data: bytes) -> int:
+    """Return the descriptor of a file in memory."""
+    file = os.memfd_create(f"forebay-{name}", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    return file
+
+
+def main(lock: int, listening: int, config: int) -> None:
+    """Run the process; it keeps the descriptor `lock` open as long as it lives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
+    with os.fdopen(config, "rb") as file:
+        given: dict[str, Any] = json.load(file)
+    path = given.pop("path")
+    server = socket.socket(fileno=listening)
+    try:
+        try:
+            fetcher = Fetcher(Place(**given), server)
+        except ForebayError as error:
+            _refuse_all(server, error)
+        else:
+            fetcher.run()
+    except BaseException:  # noqa: BLE001 - readers start another, which may say more
+        traceback.print_exc()
+    with suppress(OSError):
+        os.unlink(path)
+    server.close()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _refuse_all(server: socket.socket, error: ForebayError) -> None:
+    """Tell those who wait for a connection why there is none."""
+    server.settimeout(0.0)
+    message = packed(described(error))
+    with suppress(OSError):
+        while True:
+            client, _ = server.accept()
+            with client:
+                client.sendall(message)

@@ -1,0 +1,498 @@
+"""Decide what to fetch from a bucket when, and which blocks stay. PURE.
+
+    clients ── windows, needs ──> Residency ── units to fetch ──> Requests ── GETs ──> threads
+                                  └── blocks to drop                └── retries, hedges, limits
+
+`fetcher.py` performs what is decided here; times are given, so tests have a clock of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+MIB = 1 << 20
+# Bytes in flight at first and at most, and how many requests: each has a thread.
+START_BYTES, MOST_BYTES, MOST_REQUESTS = 64 * MIB, 512 * MIB, 256
+# Neighbours in a shard become one request of up to so many bytes.
+JOINED_BYTES = 32 * MIB
+# A request that takes longer than this, and a second for each so many bytes, has failed.
+TIMEOUT_S, SLOWEST = 5.0, 2 * MIB
+# How often a unit is requested before it is given up, and the longest pause between two tries.
+MOST_TRIES, MOST_PAUSE_S, FIRST_PAUSE_S = 10, 20.0, 0.1
+# The bytes in flight are doubled as long as that makes the rate grow by a factor, measured for so
+# long; once the bucket has refused requests, they grow by a step each time.
+PROBE_S, GROWTH, STEP_BYTES = 0.5, 1.1, 4 * MIB
+# Hedges: a second request is sent after twice the 95th percentile, for few of all requests.
+HEDGE_AFTER, HEDGE_SHARE, LEAST_KNOWN, KNOWN = 2.0, 0.02, 20, 128
+
+# What may happen to a request.
+THROTTLED, BROKEN, WRONG, DENIED, MISSING = "throttled", "broken", "wrong", "denied", "missing"
+
+Key = int | tuple[int, int]  # a block, or a part of one for one client
+Rank = tuple[int, int, int]  # whether nobody waits for it, epoch, when it is due: lowest first
+NEEDED: Rank = (0, 0, 0)
+
+
+class Unit(NamedTuple):
+    """Some consecutive bytes of a shard that are needed as a whole."""
+
+    key: Key
+    shard: int
+    offset: int
+    length: int
+
+
+class Get(NamedTuple):
+    """A request for one unit, or for several that follow each other."""
+
+    number: int
+    units: tuple[Unit, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of all units."""
+        return sum(unit.length for unit in self.units)
+
+
+class GivenUp(NamedTuple):
+    """A unit that cannot be had, and why."""
+
+    unit: Unit
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far.
+
+    Attributes:
+        lost_s: Seconds for which requests that failed were under way, and pauses after them.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+    hedges: int = 0
+    lost_s: float = 0.0
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    unit: Unit
+    rank: Rank
+    tries: int = 0
+    denied: bool = False
+    sums: set[int] = field(default_factory=set)  # wrong checksums that it arrived with
+    flights: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Flight:
+    get: Get
+    began: float
+    is_hedged: bool = False
+
+
+class Requests:
+    """The requests under way, and the units that wait for one.
+
+    Attributes:
+        limit: Bytes that may be in flight at present.
+        must_renew: Whether the credentials were refused; the caller sets it back.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.limit = START_BYTES
+        self.must_renew = False
+        self.counts = Counts()
+        self._random = random
+        self._wanted: dict[Key, _Wanted] = {}
+        self._at: dict[tuple[int, int], Key] = {}  # shard and offset of what is wanted
+        self._queue: list[tuple[Rank, int, Key]] = []
+        self._later: list[tuple[float, int, Key]] = []
+        self._flights: dict[int, _Flight] = {}
+        self._in_flight = self._number = self._order = 0
+        self._latencies: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KNOWN))
+        self._resumes = self._halved = -math.inf
+        self._probe_began, self._probe_bytes, self._best = 0.0, 0, 0.0
+        self._was_full = self._was_throttled = False
+
+    # ---- what is wanted ------------------------------------------------------------------------
+
+    def want(self, unit: Unit, rank: Rank) -> None:
+        """Fetch a unit, or fetch it earlier than it would be."""
+        known = self._wanted.get(unit.key)
+        if known is None:
+            known = self._wanted[unit.key] = _Wanted(unit, rank)
+            self._at[unit.shard, unit.offset] = unit.key
+        elif rank >= known.rank:
+            return
+        known.rank = rank
+        if not known.flights:
+            self._push(known)
+
+    def cancel(self, key: Key) -> None:
+        """Do not fetch a unit that nobody wants now; a request under way goes on."""
+        if (known := self._wanted.pop(key, None)) is not None:
+            self._at.pop((known.unit.shard, known.unit.offset), None)
+
+    def _push(self, wanted: _Wanted) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (wanted.rank, self._order, wanted.unit.key))
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    def due(self, now: float) -> list[Get]:
+        """Return the requests to send now."""
+        for flight in [each for each in self._flights.values() if now >= _ends(each)]:
+            self.failed(flight.get.number, BROKEN, "it took too long", now)
+        while self._later and self._later[0][0] <= now:
+            known = self._wanted.get(heapq.heappop(self._later)[2])
+            if known is not None and not known.flights:
+                self._push(known)
+        self._tune(now)
+        gets = self._hedges(now)
+        while now >= self._resumes and (units := self._next()):
+            gets.append(self._send(units, now))
+        return gets
+
+    def wakes_at(self, now: float) -> float:
+        """Return when `due` may have something to return, if nothing happens before."""
+        times = [_ends(each) for each in self._flights.values()]
+        times += [flight.began + after for flight, after in self._hedgeable()]
+        times += [when for when, _, _ in self._later[:1]]
+        times += [self._resumes] if self._queue and self._resumes > now else []
+        return min(times, default=math.inf)
+
+    def _tune(self, now: float) -> None:
+        """Change the limit if a probe has ended."""
+        if now - self._probe_began < PROBE_S:
+            return
+        rate = self._probe_bytes / (now - self._probe_began)
+        if self._was_full and self._was_throttled:
+            self.limit = min(self.limit + STEP_BYTES, MOST_BYTES)
+        elif self._was_full and rate > GROWTH * self._best:
+            self.limit, self._best = min(2 * self.limit, MOST_BYTES), rate
+        self._probe_began, self._probe_bytes, self._was_full = now, 0, False
+
+    def _next(self) -> list[Unit]:
+        """Take the next unit from the queue, and those that follow it in its shard."""
+        while self._queue:
+            _, _, key = self._queue[0]
+            known = self._wanted.get(key)
+            if known is None or known.flights:
+                heapq.heappop(self._queue)
+                continue
+            is_full = self._in_flight and self._in_flight + known.unit.length > self.limit
+            if is_full or len(self._flights) >= MOST_REQUESTS:  # it stays the next
+                self._was_full = True
+                return []
+            heapq.heappop(self._queue)
+            return self._joined(known)
+        return []
+
+    def _joined(self, first: _Wanted) -> list[Unit]:
+        units, room = [first.unit], min(JOINED_BYTES, self.limit // 8) - first.unit.length
+        while not first.tries:
+            last = units[-1]
+            key = self._at.get((last.shard, last.offset + last.length))
+            known = None if key is None else self._wanted.get(key)
+            if (
+                known is None
+                or known.flights
+                or known.tries
+                or (room := room - known.unit.length) < 0
+            ):
+                break
+            units.append(known.unit)
+        return units
+
+    def _send(self, units: Sequence[Unit], now: float) -> Get:
+        self._number += 1
+        get = Get(self._number, tuple(units))
+        self._flights[get.number] = _Flight(get, now)
+        self._in_flight += get.length
+        self.counts.requests += 1
+        for unit in units:
+            self._wanted[unit.key].flights.add(self._number)
+        return get
+
+    def _hedgeable(self) -> list[tuple[_Flight, float]]:
+        """Return the requests that may be hedged, and after how many seconds."""
+        if self.counts.hedges + 1 > HEDGE_SHARE * self.counts.requests:
+            return []
+        found = []
+        for flight in self._flights.values():
+            known = self._latencies[flight.get.length.bit_length()]
+            if not flight.is_hedged and len(known) >= LEAST_KNOWN:
+                found.append((flight, HEDGE_AFTER * percentile(known, 0.95)))
+        return found
+
+    def _hedges(self, now: float) -> list[Get]:
+        gets = []
+        for flight, after in self._hedgeable():
+            left = [unit for unit in flight.get.units if unit.key in self._wanted]
+            is_due = now >= flight.began + after and len(self._flights) < MOST_REQUESTS
+            if is_due and left and self.counts.hedges + 1 <= HEDGE_SHARE * self.counts.requests:
+                self.counts.hedges += 1
+                gets.append(self._send(left, now))
+                flight.is_hedged = self._flights[gets[-1].number].is_hedged = True
+        return gets
+
+    # ---- answers -------------------------------------------------------------------------------
+
+    def arrived(
+        self, number: int, wrong: Mapping[Key, int], now: float
+    ) -> tuple[list[Unit], list[GivenUp]]:
+        """Return the units of a complete answer that are still wanted, and those given up.
+
+        Args:
+            wrong: The checksums of units that are not as they were written. Such a unit is
+                fetched again, until it arrives with the same wrong checksum twice.
+        """
+        flight = self._land(number)
+        if flight is None:
+            return [], []
+        self._latencies[flight.get.length.bit_length()].append(now - flight.began)
+        self.counts.nbytes += flight.get.length
+        self._probe_bytes += flight.get.length
+        found, lost = [], []
+        for unit in flight.get.units:
+            known = self._wanted.get(unit.key)
+            if known is None:
+                continue
+            checksum = wrong.get(unit.key)
+            if checksum is None:
+                found.append(unit)
+                self.cancel(unit.key)
+                continue
+            self.counts.failed[WRONG] += 1
+            known.tries += 1
+            if checksum in known.sums or known.tries >= MOST_TRIES:
+                lost.append(self._give_up(unit, WRONG, f"{checksum:08x}"))
+            elif not known.flights:
+                self._push(known)
+            known.sums.add(checksum)
+        return found, lost
+
+    def failed(self, number: int, kind: str, message: str, now: float) -> list[GivenUp]:
+        """Return the units of a failed request that are given up; the others are tried again."""
+        flight = self._land(number)
+        if flight is None:
+            return []
+        self.counts.failed[kind] += 1
+        self.counts.lost_s += now - flight.began
+        if kind == THROTTLED and now >= self._halved:  # once for all that were sent together
+            self.limit = max(self.limit // 2, STEP_BYTES)
+            self._halved = now + max(now - flight.began, FIRST_PAUSE_S)
+            self._was_throttled = True
+        self.must_renew |= kind == DENIED
+        lost = []
+        for unit in flight.get.units:
+            known = self._wanted.get(unit.key)
+            if known is None or known.flights:  # nobody wants it, or another request may bring it
+                continue
+            known.tries += 1
+            if kind == MISSING or known.tries >= MOST_TRIES or (kind == DENIED and known.denied):
+                lost.append(self._give_up(unit, kind, message))
+                continue
+            known.denied |= kind == DENIED
+            pause = 0.0 if kind == DENIED else self._pause(known.tries)
+            self.counts.lost_s += pause
+            if kind == THROTTLED:
+                self._resumes = max(self._resumes, now + pause)
+            heapq.heappush(self._later, (now + pause, number, unit.key))
+        return lost
+
+    def _give_up(self, unit: Unit, kind: str, message: str) -> GivenUp:
+        self.cancel(unit.key)
+        return GivenUp(unit, kind, message)
+
+    def _pause(self, tries: int) -> float:
+        """Return a random pause.
+
+        Its longest doubles with each try ("full jitter": Brooker, "Exponential Backoff And Jitter",
+        2015).
+        """
+        return self._random.uniform(0, min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**tries))
+
+    def _land(self, number: int) -> _Flight | None:
+        flight = self._flights.pop(number, None)
+        if flight is not None:
+            self._in_flight -= flight.get.length
+            for unit in flight.get.units:
+                if (known := self._wanted.get(unit.key)) is not None:
+                    known.flights.discard(number)
+        return flight
+
+
+def _ends(flight: _Flight) -> float:
+    return flight.began + TIMEOUT_S + flight.get.length / SLOWEST
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the value below which this share of the values is; at least one value."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+# ---- residency -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Client:
+    """A process that reads blocks.
+
+    Attributes:
+        room: Bytes of memory that its windows may take.
+        waiting: Windows that have no room yet: number, epoch, due, blocks.
+        windows: The blocks of those that have, by number.
+        ended: Numbers of windows that ended before they had room.
+        needs: Blocks that it reads outside of windows.
+    """
+
+    room: int = 0
+    waiting: deque[tuple[int, int, int, Sequence[int]]] = field(default_factory=deque)
+    windows: dict[int, Sequence[int]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    needs: Counter[int] = field(default_factory=Counter)
+
+
+class Residency:
+    """Which blocks are here, and who holds them.
+
+    A block is in memory as long as a window or a reader holds it, or on disk: those that arrive
+    first stay there, whatever is used later, since with a new order in each epoch the block that
+    was used last is no less likely to be needed next (see docs/design/0012).
+
+    Args:
+        lengths: Bytes of each block.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+        self._clients: dict[int, _Client] = defaultdict(_Client)
+        self._holders: Counter[int] = Counter()
+        self._in_memory: set[int] = set()
+        self._used: dict[int, int] = {}  # blocks on disk, and the last epoch that used each
+        self._epoch: int | None = None
+
+    def register(self, client: int, room: int) -> None:
+        """Give a client room for windows."""
+        self._clients[client].room = room
+
+    def add_window(
+        self, client: int, number: int, epoch: int, due: int, blocks: Sequence[int]
+    ) -> list[tuple[int, Rank]]:
+        """Note that a client will need blocks; return what to fetch."""
+        self._clients[client].waiting.append((number, epoch, due, blocks))
+        return self._admit(client)
+
+    def end_windows(
+        self, client: int, numbers: Iterable[int]
+    ) -> tuple[list[tuple[int, Rank]], list[int]]:
+        """Note that a client has read some of its windows; return what to fetch and to drop."""
+        known = self._clients[client]
+        dropped: list[int] = []
+        for number in numbers:
+            dropped += self._let_go(known.windows.pop(number, ()))
+            known.ended.add(number)
+        return self._admit(client), dropped
+
+    def need(self, client: int, blocks: Sequence[int]) -> list[tuple[int, Rank]]:
+        """Note that a client waits for blocks; return what to fetch."""
+        self._clients[client].needs.update(blocks)
+        return self._hold(blocks, NEEDED)
+
+    def release(self, client: int, blocks: Sequence[int]) -> list[int]:
+        """Note that a client has read blocks that it needed; return what to drop."""
+        self._clients[client].needs.subtract(blocks)
+        return self._let_go(blocks)
+
+    def leave(self, client: int) -> list[int]:
+        """Forget a client; return what to drop."""
+        known = self._clients.pop(client, _Client())
+        held = [block for blocks in known.windows.values() for block in blocks]
+        return self._let_go([*held, *known.needs.elements()])
+
+    def is_held(self, block: int) -> bool:
+        """Return whether anybody needs a block."""
+        return self._holders[block] > 0
+
+    def is_here(self, block: int) -> bool:
+        """Return whether a block can be read."""
+        return block in self._in_memory or block in self._used
+
+    def put_in_memory(self, block: int) -> None:
+        """Note that a block has arrived in memory."""
+        self._in_memory.add(block)
+
+    def put_on_disk(self, block: int) -> None:
+        """Note that a block is on disk."""
+        self._used[block] = self._epoch or 0
+
+    def stale(self) -> list[int]:
+        """Return blocks on disk that were not used in this epoch nor in the one before.
+
+        They belong to ranks that are elsewhere now.
+        """
+        oldest = (self._epoch or 0) - 1
+        return [
+            block
+            for block, epoch in self._used.items()
+            if epoch < oldest and not self._holders[block]
+        ]
+
+    def forget(self, block: int) -> None:
+        """Note that a block is no longer on disk."""
+        self._used.pop(block, None)
+
+    def _admit(self, client: int) -> list[tuple[int, Rank]]:
+        """Hold the next windows of a client, as far as there is room; one is always held."""
+        known, fetched = self._clients[client], []
+        held = sum(map(self._nbytes, known.windows.values()))
+        while known.waiting:
+            number, epoch, due, blocks = known.waiting[0]
+            if number not in known.ended:
+                held += self._nbytes(blocks)
+                if known.windows and held > known.room:
+                    break
+                known.windows[number] = blocks
+                self._begin(epoch)
+                fetched += self._hold(blocks, (1, epoch, due))
+            known.ended.discard(number)
+            known.waiting.popleft()
+        if not known.waiting:
+            known.ended.clear()
+        return fetched
+
+    def _begin(self, epoch: int) -> None:
+        if self._epoch is None:  # what earlier jobs left counts as used now
+            self._used = dict.fromkeys(self._used, epoch)
+        self._epoch = max(self._epoch or 0, epoch)
+
+    def _nbytes(self, blocks: Sequence[int]) -> int:
+        return sum(self._lengths[block] for block in blocks if block not in self._used)
+
+    def _hold(self, blocks: Sequence[int], rank: Rank) -> list[tuple[int, Rank]]:
+        self._holders.update(blocks)
+        for block in blocks:
+            if block in self._used:
+                self._used[block] = self._epoch or 0
+        return [(block, rank) for block in blocks if not self.is_here(block)]
+
+    def _let_go(self, blocks: Sequence[int]) -> list[int]:
+        """Return the blocks that nobody holds now, which are no longer in memory."""
+        self._holders.subtract(blocks)
+        free = [block for block in dict.fromkeys(blocks) if self._holders[block] <= 0]
+        for block in free:
+            del self._holders[block]
+            self._in_memory.discard(block)
+        return free

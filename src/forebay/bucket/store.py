@@ -1,0 +1,193 @@
+"""Read ranges of objects: with obstore where it is installed and knows the bucket, else by fsspec.
+
+Only the fetcher's process uses this: the libraries start threads of their own, and must not be
+forked. They make no attempts of their own, and every exception becomes a `BucketError`, so that
+`policy.py` decides what to try again.
+
+obstore in threads takes a tenth of s3fs's processor time for a request (docs/design/0012).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from forebay.base.files import connect
+from forebay.bucket.policy import BROKEN, DENIED, MISSING, THROTTLED
+from forebay.errors import shown_location, without_credentials
+
+# Longer than `policy` lets a request take.
+_TIMEOUT = timedelta(seconds=120)
+_THROTTLED = re.compile(r"\b(?:503|429)\b|SlowDown|TooManyRequests|RequestLimitExceeded", re.I)
+_DENIED = re.compile(
+    r"\b40[13]\b|AccessDenied|Forbidden|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch"
+    r"|NoCredential|Unable to locate credentials|token.{0,20}expired",
+    re.I,
+)
+_MISSING = re.compile(r"\b404\b|NoSuchKey|NoSuchBucket|not ?found", re.I)
+# What fsspec's settings are called in obstore.
+_S3_SETTINGS = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "endpoint_url": "endpoint",
+    "anon": "skip_signature",
+}
+
+
+class BucketError(Exception):
+    """A request failed.
+
+    Attributes:
+        kind: What happened, as `policy` calls it.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        """Leave out credentials, which libraries may repeat."""
+        super().__init__(without_credentials(message))
+        self.kind = kind
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what `policy` calls an exception of a library."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, FileNotFoundError):
+        return MISSING
+    if _THROTTLED.search(text):
+        return THROTTLED
+    if isinstance(error, PermissionError) or _DENIED.search(text):
+        return DENIED
+    return MISSING if _MISSING.search(text) else BROKEN
+
+
+class Bucket(ABC):
+    """The folder that a URL names, for reading; used by many threads at once."""
+
+    def __init__(self, url: str) -> None:
+        """Connect."""
+        self.url = url.rstrip("/")
+        self.renew()
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Read the credentials again, and connect with them."""
+
+    @abstractmethod
+    def _read(self, name: str, offset: int, length: int) -> Any:
+        """Return bytes of an object."""
+
+    @abstractmethod
+    def _whole(self, name: str) -> Any:
+        """Return all bytes of an object."""
+
+    def read(self, name: str, offset: int, length: int) -> memoryview:
+        """Return `length` bytes of an object, from `offset` on; raise BucketError."""
+        found = memoryview(self._tried(partial(self._read, name, offset, length))).cast("B")
+        if len(found) != length:
+            raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
+        return found
+
+    def whole(self, name: str) -> bytes:
+        """Return a small object; raise BucketError."""
+        return bytes(self._tried(partial(self._whole, name)))
+
+    def _tried(self, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            words = " ".join(str(error).split())[:300] or type(error).__name__
+            raise BucketError(kind_of(error), words) from error
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown_location(self.url)!r}>"
+
+
+class _Fsspec(Bucket):
+    """Any file system of fsspec."""
+
+    def renew(self) -> None:
+        """See `Bucket`."""
+        from fsspec.core import url_to_fs
+
+        url_to_fs(self.url)[0].clear_instance_cache()
+        self._system, self._root = connect(self.url)
+
+    def _read(self, name: str, offset: int, length: int) -> Any:
+        return self._system.cat_file(f"{self._root}/{name}", start=offset, end=offset + length)
+
+    def _whole(self, name: str) -> Any:
+        return self._system.cat_file(f"{self._root}/{name}")
+
+
+class _Obstore(Bucket):
+    """S3, Google Cloud Storage, Azure or HTTP by obstore."""
+
+    def renew(self) -> None:
+        """See `Bucket`."""
+        from obstore.store import from_url
+
+        self._store = from_url(
+            self.url,
+            client_options={"timeout": _TIMEOUT, "allow_http": True},
+            retry_config={"max_retries": 0},
+            **_settings_of(self.url),
+        )
+
+    def _read(self, name: str, offset: int, length: int) -> Any:
+        import obstore
+
+        return obstore.get_range(self._store, name, start=offset, length=length)
+
+    def _whole(self, name: str) -> Any:
+        import obstore
+
+        return obstore.get(self._store, name).bytes()
+
+
+def _settings_of(url: str) -> dict[str, Any]:
+    """Return what obstore needs to know beside the URL: fsspec's settings and boto3's credentials.
+
+    Raises:
+        ValueError: fsspec has settings that obstore lacks.
+    """
+    from fsspec.config import conf
+
+    protocol = url.partition("://")[0]
+    given = dict(conf.get(protocol, {}))
+    if protocol not in ("s3", "s3a"):
+        if given:
+            raise ValueError(f"{protocol} has settings")
+        return {}
+    client = dict(given.pop("client_kwargs", {}))
+    config = {"region": client.pop("region_name")} if "region_name" in client else {}
+    given |= client
+    config |= {_S3_SETTINGS[name]: given.pop(name) for name in [*given] if name in _S3_SETTINGS}
+    if given:
+        raise ValueError(f"fsspec's settings {', '.join(given)}")
+    settings: dict[str, Any] = {"config": config}
+    if not {"access_key_id", "skip_signature"} & {*config}:
+        try:
+            from obstore.auth.boto3 import Boto3CredentialProvider
+
+            settings["credential_provider"] = Boto3CredentialProvider()
+        except Exception:  # noqa: BLE001 - without boto3 or its credentials: obstore looks itself
+            return settings
+    return settings
+
+
+def bucket_at(url: str) -> Bucket:
+    """Return what reads the folder at a URL: by obstore if it can, else by fsspec.
+
+    Raises:
+        BucketError: Neither can.
+    """
+    try:
+        return _Obstore(url)
+    except Exception:  # noqa: BLE001 - not installed, or it does not know the protocol
+        try:
+            return _Fsspec(url)
+        except Exception as error:
+            raise BucketError(kind_of(error), " ".join(str(error).split())[:300]) from error
