@@ -188,7 +188,7 @@ def test_a_missing_shard_is_an_error_that_cache_makes_good(pictures):
     _, folder = pictures
     other = (folder / "shard-00004.arrow").stat().st_ino
     (folder / "shard-00003.arrow").unlink()
-    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 40 shards"):
+    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 41 files"):
         forebay.open_cache(folder)
     assert_same(make(Pictures(), folder)[3], Pictures()[3])
     assert (folder / "shard-00004.arrow").stat().st_ino == other
@@ -199,7 +199,7 @@ def test_a_link_to_a_shard_that_is_gone_is_an_error_that_says_what_to_do(picture
     _, folder = pictures
     (folder / "shard-00003.arrow").unlink()
     (folder / "shard-00003.arrow").symlink_to("nowhere")
-    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 40 shards"):
+    with pytest.raises(forebay.InputError, match=r"lacks shard-00003\.arrow: 1 of its 41 files"):
         forebay.open_cache(folder)
     with pytest.raises(forebay.InputError, match=r"shard-00003\.arrow' has 7 .*\n.*Remove it"):
         make(Pictures(), folder)

@@ -11,14 +11,21 @@ import re
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OptionError, OutputError, printable, shown_location
+from forebay.errors import (
+    ForebayError,
+    InputError,
+    OptionError,
+    OutputError,
+    printable,
+    shown_location,
+)
 
 # ---- locations -----------------------------------------------------------------------------------
 # PURE, but for the working folder: a location is the path of a file or folder, or the URL of one.
@@ -192,6 +199,24 @@ def private_folder() -> str | None:
     return None
 
 
+def refuse_foreign(private: Path) -> None:
+    """Raise OutputError if forebay's own files are links, pipes or devices."""
+    odd = private if private.is_symlink() else None
+    if odd is None and private.is_dir():
+        usual = stat.S_IFREG, stat.S_IFDIR
+        others = (
+            each for each in private.iterdir() if stat.S_IFMT(each.lstat().st_mode) not in usual
+        )
+        odd = next(others, None)
+    if odd is not None:
+        what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
+        raise OutputError(
+            f"{str(odd)!r} is {what}, which forebay does not make\n"
+            "  Nothing was started, because the run would write to it. Remove it, or choose "
+            "another output folder."
+        )
+
+
 # ---- remote files --------------------------------------------------------------------------------
 # Files at fsspec URLs: found and opened, with readable errors.
 
@@ -263,17 +288,17 @@ _SMALL_BYTES = 1 << 20
 class Store:
     """The folder that a URL names. Pickled as its URL, and opened when it is first used."""
 
-    def __init__(self, url: str) -> None:
-        """Remember the URL."""
-        self.url = url if url.endswith("://") else url.rstrip("/")
+    def __init__(self, url: str, error: type[ForebayError] = OutputError) -> None:
+        """Remember the URL, and the class of the exceptions to raise."""
+        self.url, self._error = url if url.endswith("://") else url.rstrip("/"), error
 
-    def __getstate__(self) -> str:
+    def __getstate__(self) -> tuple[Any, ...]:
         """Leave out the connection, which belongs to one process."""
-        return self.url
+        return self.url, self._error
 
-    def __setstate__(self, url: str) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Arrive closed."""
-        self.__init__(url)  # type: ignore[misc]
+        self.__init__(*state)  # type: ignore[misc]
 
     def open(self) -> None:
         """Find the file system, which every other method does when it is first needed."""
@@ -290,11 +315,11 @@ class Store:
         """Return the URL of a file."""
         return joined(self.url, name)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int = _SMALL_BYTES) -> bytes | None:
         """Return a small file; None if there is none, or if it is large."""
-        if (self.size(name) or 0) > _SMALL_BYTES:
+        if (self.size(name) or 0) > most:
             return None
-        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
             return bytes(self._system.cat_file(self._key(name)))
         return None
 
@@ -315,10 +340,17 @@ class Store:
                 for path, key in zip(local, keys, strict=True):
                     system.put_file(path, key)
 
-    def download(self, name: str, path: Path) -> bool:
-        """Fetch a file to a local path; return False if there is none."""
-        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
-            self._system.get_file(self._key(name), str(path))
+    def download(self, name: str, path: Path, each: Callable[[], object] | None = None) -> bool:
+        """Fetch a file to a local path; return False if there is none.
+
+        Args:
+            each: Called after each part of the file; an exception of it ends the download.
+        """
+        from fsspec.callbacks import Callback
+
+        told = Callback(hooks={} if each is None else {"each": lambda *_, **__: each()})
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
+            self._system.get_file(self._key(name), str(path), callback=told)
             return True
         return False
 
@@ -342,7 +374,7 @@ class Store:
 
     def size(self, name: str) -> int | None:
         """Return a file's bytes; None if there is none."""
-        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
+        with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
             self._system.invalidate_cache()
             return int(self._system.info(self._key(name))["size"])
         return None
@@ -370,12 +402,17 @@ class Store:
             return {path.rstrip("/")[start:] for path in found} - {""}
         return set()
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several threads may read at once."""
+        return bool(self._system.async_impl)
+
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         try:
             system, path = connect(self.url)
         except Exception as error:
-            raise OutputError(
+            raise self._error(
                 f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
                 "URL, and that its file system is installed (s3:// needs s3fs)."
             ) from error
@@ -393,18 +430,75 @@ class Store:
         return f"{self._root}/{name}"
 
     @contextmanager
-    def _in_words(self, done: str, *others: type[Exception]) -> Iterator[None]:
-        """Turn all exceptions of the file system, but these others, into an OutputError."""
+    def _in_words(self, done: str, *others: type[Exception], name: str = "") -> Iterator[None]:
+        """Turn all exceptions of the file system, but these others, into one of forebay's."""
         try:
             yield
         except others:
             raise
         except Exception as error:
-            raise OutputError(
-                f"{self.url} cannot be {done}: {type(error).__name__}: {error}\n"
+            url = self.locate(name) if name else self.url
+            raise self._error(
+                f"{url} cannot be {done}: {type(error).__name__}: {error}\n"
                 "  Check that it exists, your credentials, and the network; then make the same "
                 "call again."
             ) from error
+
+
+class Folder:
+    """A local folder, with those operations of a `Store` that a cache needs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def locate(self, name: str) -> str:
+        """Return the path of a file."""
+        return str(self.path / name)
+
+    def read(self, name: str, most: int = _SMALL_BYTES) -> bytes | None:
+        """Return a small file; None if there is none; raise OSError if it is larger."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return read_regular(self.path / name, most)
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file in one step."""
+        try:
+            with atomic_file(self.path / name) as file:
+                file.write(data)
+        except OSError as error:
+            raise OutputError(
+                f"{self.locate(name)!r} cannot be written: {error.strerror}\n"
+                "  Check the permissions and the space of its folder; the same call continues."
+            ) from error
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files; it is not an error if some are gone already."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def size(self, name: str) -> int | None:
+        """Return a file's bytes; None if there is none."""
+        with suppress(FileNotFoundError):
+            return (self.path / name).stat().st_size
+        return None
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the name and bytes of whatever is at the top, sorted."""
+        found = []
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # a link to what is no longer there
+                    found.append((entry.name, entry.stat().st_size))
+        return sorted(found)
+
+
+def place_of(
+    location: str | os.PathLike[str], error: type[ForebayError] = OutputError
+) -> Store | Folder:
+    """Return the folder that a path or a URL names; `error` is what a store raises."""
+    text = local_path(location)
+    return Store(text, error) if is_url(text) else Folder(Path(os.path.abspath(text)))
 
 
 # ---- download ------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 import sys
+import zlib
 from array import array
-from contextlib import suppress
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,11 @@ import pyarrow as pa
 import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
-from forebay.base.files import atomic_file, read_regular
+from forebay.base.files import Folder, Store
+from forebay.base.output_names import PRIVATE
 from forebay.caching import layout
 from forebay.caching.layout import MisfitError, Node
-from forebay.errors import InputError, shortened
+from forebay.errors import InputError, shortened, shown_location
 
 # The dtype that an Arrow column has instead of a torch dtype, and how many numbers of it one takes.
 _TORCH: dict[str, tuple[str, int]] = {
@@ -203,6 +204,11 @@ class Column:
         self._ends = array("q", [0])  # bytes of strings; numbers in values that vary in shape
         self._shapes: list[tuple[int, ...]] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, without those that say which is where."""
+        return len(self._data)
+
     def add(self, value: Any) -> None:
         """Append a value that fits the spec."""
         self._gaps.append(value is None)
@@ -291,15 +297,91 @@ def from_json(found: Any) -> Spec:
     return Spec(kind, dtype, sizes)
 
 
+# ---- blocks --------------------------------------------------------------------------------------
+# A block is a record batch of a shard: it can be read, and checked, without the rest of the file.
+#
+#     .forebay/blocks.bin    24 bytes for each block, in order of samples, little-endian
+
+BLOCK = np.dtype([("first", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4")])
+# A block has a little more than its values: its length has to fit in 32 bits.
+MOST_BLOCK_BYTES = 4_000_000_000
+_LEAST_BLOCK_BYTES = 64  # Arrow's metadata alone has more
+_MOST_SHARD_BYTES = 1 << 62
+
+
+class Blocks:
+    """Where the blocks of a cache are, in order of samples; ValueError if that cannot be.
+
+    Attributes:
+        first: The index of each block's first sample.
+        offset: Where its message begins in the file of its shard, in bytes.
+        length: Bytes of the message, metadata and body.
+        crc32: The CRC-32 of these bytes.
+    """
+
+    def __init__(self, data: bytes, plan: CachePlan, sizes: Sequence[int]) -> None:
+        """Check the table: it may be anybody's."""
+        table = np.frombuffer(data, BLOCK)
+        self.first, self.offset = table["first"].view("<i8"), table["offset"].view("<i8")
+        self.length, self.crc32 = table["length"], table["crc32"]
+        self._plan, self._per_shard = plan, min(plan.per_shard, plan.samples)
+        first, offset, length = self.first, self.offset, self.length.astype(np.int64)
+        samples = np.diff(first, append=plan.samples)
+        shard = np.clip(first // self._per_shard, 0, len(sizes) - 1)
+        size = np.array(sizes, np.int64)[shard]
+        begins = np.flatnonzero(np.diff(shard, prepend=-1))
+        starts = np.arange(len(sizes)) * self._per_shard
+        if not np.array_equal(first[begins], starts):
+            raise ValueError("not every shard begins with a block")
+        is_next = np.diff(shard, prepend=-1) == 0
+        for is_wrong, what in (
+            ((first < 0) | (samples <= 0), "is not in order of samples"),
+            ((offset < 0) | (length == 0) | (offset > size - length), "lies outside its shard"),
+            (is_next & (offset < np.roll(offset + length, 1)), "overlaps the block before it"),
+        ):
+            if is_wrong.any():
+                raise ValueError(f"block {int(is_wrong.argmax()):,} {what}")
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def block_of(self, sample: int) -> int:
+        """Return the block that holds a sample."""
+        return bisect_right(self.first, sample) - 1
+
+    def rows(self, block: int) -> int:
+        """Return how many samples a block holds."""
+        end = self.first[block + 1] if block + 1 < len(self) else self._plan.samples
+        return int(end - self.first[block])
+
+    def of_shard(self, number: int) -> slice:
+        """Return which blocks a shard consists of."""
+        ends = (self._per_shard * each for each in (number, number + 1))
+        return slice(*(bisect_left(self.first, end) for end in ends))
+
+
+def checksums(data: memoryview, places: Iterable[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return the CRC-32 of each block of a shard, and that of all bytes outside of them.
+
+    Args:
+        places: Offset and length of each block, in order.
+    """
+    found, outside, end = [], 0, 0
+    for offset, length in places:
+        outside, end = zlib.crc32(data[end:offset], outside), offset + length
+        found.append(zlib.crc32(data[offset:end]))
+    return found, zlib.crc32(data[end:], outside)
+
+
 # ---- index ---------------------------------------------------------------------------------------
 # The index of a finished cache: a small JSON file, written last, that lists the shards.
 #
 # Without it, the cache is not finished. A second call reads only this file.
 
-NAME = "cache.json"
-INDEX_FORMAT = 1
+INDEX, BLOCKS = f"{PRIVATE}/cache.json", f"{PRIVATE}/blocks.bin"
+INDEX_FORMAT = 2
 # The most that is read: more than a million shards take.
-_INDEX_BYTES = 16 << 20
+INDEX_BYTES = 64 << 20
 # Exceptions of wrong types, missing keys, huge numbers and deep nesting.
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -307,6 +389,11 @@ _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 def shard_name(number: int) -> str:
     """Return the name of a shard's file."""
     return f"shard-{number:05}.arrow"
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file has the name of a shard."""
+    return name.startswith("shard-") and name.endswith(".arrow") and "/" not in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,94 +442,140 @@ class Index:
 
     Attributes:
         sizes: The size of each shard in bytes.
+        outside: For each shard the CRC-32 of its bytes that are in no block: its schema, its end.
+        specs: The types of the columns of each shard.
+        blocks: How many blocks there are, and the CRC-32 of the file that lists them.
     """
 
     plan: CachePlan
     sizes: tuple[int, ...]
+    outside: tuple[int, ...]
+    specs: tuple[list[Spec], ...]
+    blocks: tuple[int, int]
     fingerprint: str
     version: str | None
 
-    def write(self, private: Path) -> None:
-        """Write it to forebay's own folder, atomically."""
+    @classmethod
+    def of(cls, plan: CachePlan, shards: Sequence[Any], data: bytes, *others: Any) -> Index:
+        """Return the index of a cache, given the record and size of each shard, and its blocks."""
+        sizes = tuple(size for _, size in shards)
+        Blocks(data, plan, sizes)
+        outside = tuple(int(record["outside"]) for record, _ in shards)
+        specs = tuple([from_json(spec) for spec in record["columns"]] for record, _ in shards)
+        blocks = len(data) // BLOCK.itemsize, zlib.crc32(data)
+        return cls(plan, sizes, outside, specs, blocks, *others)
+
+    def to_json(self) -> bytes:
+        """Return the content of its file."""
+        kinds = [json.dumps([*map(to_json, specs)]) for specs in self.specs]
+        known = [*dict.fromkeys(kinds)]
         record = {
             "format": INDEX_FORMAT,
             "plan": self.plan.to_json(),
-            "sizes": list(self.sizes),
+            "sizes": self.sizes,
+            "outside": self.outside,
+            "columns": [*map(json.loads, known)],
+            "columns_of": [*map({kind: at for at, kind in enumerate(known)}.get, kinds)],
+            "blocks": dict(zip(("count", "crc32"), self.blocks, strict=True)),
             "fingerprint": self.fingerprint,
             "version": self.version,
         }
-        with atomic_file(private / NAME) as file:
-            file.write(json.dumps(record).encode())
+        return json.dumps(record).encode()
 
     @classmethod
-    def read(cls, private: Path) -> Index | None:
-        """Return the index in forebay's own folder; None if the cache is not finished."""
-        path = private / NAME
+    def from_json(cls, data: bytes, path: str) -> Index:
+        """Return the index that `to_json` wrote to a path or URL."""
         try:
-            found = json.loads(read_regular(path, _INDEX_BYTES))
+            found = json.loads(data)
             if found["format"] != INDEX_FORMAT:
                 raise InputError(
-                    f"{str(path)!r} has format {found['format']}; this forebay reads format "
+                    f"{path!r} has format {found['format']}; this forebay reads format "
                     f"{INDEX_FORMAT}\n"
                     "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
-            sizes = tuple(map(int, found["sizes"]))
             plan = CachePlan.from_json(found["plan"])
-            index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
-            if len(sizes) != plan.shards:
+            sizes, outside = (tuple(map(int, found[name])) for name in ("sizes", "outside"))
+            known = [[from_json(spec) for spec in specs] for specs in found["columns"]]
+            specs = tuple(known[at] for at in found["columns_of"])
+            blocks = int(found["blocks"]["count"]), int(found["blocks"]["crc32"])
+            if {len(sizes), len(outside), len(specs)} != {plan.shards}:
                 raise ValueError(f"{len(sizes)} sizes")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            if {*map(len, specs)} != {len(plan.specs)}:
+                raise ValueError("the columns of a shard")
+            if not all(0 <= size < _MOST_SHARD_BYTES for size in sizes):
+                raise ValueError("the size of a shard")
+            if not plan.shards <= blocks[0] <= sum(sizes) // _LEAST_BLOCK_BYTES:
+                raise ValueError(f"{blocks[0]} blocks")
+            version = found["version"]
+            return cls(plan, sizes, outside, specs, blocks, str(found["fingerprint"]), version)
         except InputError:
             raise
+        except _DAMAGES as error:
+            raise InputError(
+                f"{path!r} is damaged: {shortened(error)}\n"
+                "  Remove it and call forebay.cache again: completed shards are kept."
+            ) from error
+
+    @classmethod
+    def read(cls, place: Store | Folder) -> Index | None:
+        """Return the index of a cache; None if the cache is not finished."""
+        path = shown_location(place.locate(INDEX))
+        try:
+            data = place.read(INDEX, INDEX_BYTES)
         except OSError as error:
             raise InputError(
-                f"{str(path)!r} cannot be read: {error.strerror}\n"
+                f"{path!r} cannot be read: {error.strerror}\n"
                 "  Check its permissions, or remove it and call forebay.cache again: completed "
                 "shards are kept."
             ) from error
-        except _DAMAGES as error:
+        return None if data is None else cls.from_json(data, path)
+
+    def read_blocks(self, place: Store | Folder) -> Blocks:
+        """Return where the blocks are; of a local cache, this reads the whole file."""
+        path = shown_location(place.locate(BLOCKS))
+        try:
+            data = place.read(BLOCKS, self.block_bytes) or b""
+            if (len(data) // BLOCK.itemsize, zlib.crc32(data)) != self.blocks:
+                raise ValueError("its checksum or size is not that of the index")
+            return Blocks(data, self.plan, self.sizes)
+        except (OSError, *_DAMAGES) as error:
             raise InputError(
-                f"{str(path)!r} is damaged: {shortened(error)}\n"
+                f"{path!r} is damaged: {shortened(error)}\n"
                 "  Remove it and call forebay.cache again: completed shards are kept."
             ) from error
-        return index
 
-    @staticmethod
-    def remove(private: Path) -> None:
-        """Remove the index, if there is one."""
-        (private / NAME).unlink(missing_ok=True)
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the file that lists the blocks."""
+        return self.blocks[0] * BLOCK.itemsize
 
-    def missing(self, folder: Path) -> list[str]:
-        """Return the shards that the folder lacks."""
-        names, found = self.plan.names(), {}
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("shard-") and entry.name.endswith(".arrow"):
-                    with suppress(FileNotFoundError):  # a link to what is no longer there
-                        found[entry.name] = entry.stat().st_size
+    def missing(self, place: Store | Folder) -> list[str]:
+        """Return the files that a cache lacks."""
+        names = self.plan.names()
+        found = {name: size for name, size in place.files() if is_shard(name)}
         lost = []
         for name, size in zip(names, self.sizes, strict=True):
             there = found.pop(name, None)
             if there is None:
                 lost.append(name)
             else:
-                check_size(folder / name, there, size)
+                check_size(place.locate(name), there, size)
         if found:
             raise InputError(
-                f"{str(folder / min(found))!r} does not belong to this cache, which has "
-                f"{len(names)} shards\n"
+                f"{shown_location(place.locate(min(found)))!r} does not belong to this cache, "
+                f"which has {len(names)} shards\n"
                 "  Nothing can be added to a cache. Remove the file, or make a cache of both "
                 "datasets in another directory."
             )
-        return lost
+        return lost if place.size(BLOCKS) == self.block_bytes else [*lost, BLOCKS]
 
 
-def check_size(path: Path, there: int, written: int) -> None:
+def check_size(path: str, there: int, written: int) -> None:
     """Raise InputError if a shard does not have the size that was written."""
     if there != written:
         raise InputError(
-            f"{str(path)!r} has {there:,} bytes instead of the {written:,} that were written\n"
+            f"{shown_location(path)!r} has {there:,} bytes instead of the {written:,} that were "
+            "written\n"
             "  It is truncated, or something else wrote to it. Remove it and call forebay.cache "
-            "again, with the same dataset and directory: it writes that shard again."
+            "again, with the same dataset and location: it writes that shard again."
         )

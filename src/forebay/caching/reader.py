@@ -29,9 +29,8 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
-from forebay.base.files import is_url, local_path, open_regular
+from forebay.base.files import Folder, Store, open_regular, place_of
 from forebay.base.formatting import counted, summary
-from forebay.base.output_names import PRIVATE
 from forebay.base.process import descriptor_path
 from forebay.caching import layout
 from forebay.caching.columns import (
@@ -45,7 +44,7 @@ from forebay.caching.columns import (
     widened,
 )
 from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, shown_location
 from forebay.failures import short_tracebacks
 
 FORMAT = 1
@@ -94,7 +93,7 @@ class Shard:
             names = layout.names_of(layout.from_json(header["structure"]))
             if self._reader.schema != schema_of(names, self.specs):
                 raise InputError("its columns are not those that it describes")
-            _refuse_compressed(self._map.data)
+            record_batches(self._map.data)  # refuses compressed ones
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
@@ -162,7 +161,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 class Shards:
     """The shards of a cache, each mapped when it is first read. Pickled as its plan."""
 
-    def __init__(self, folder: Path, plan: CachePlan) -> None:
+    def __init__(self, folder: Path | str, plan: CachePlan) -> None:
         self._folder, self._plan = folder, plan
         self._open: dict[int, Shard] = {}
 
@@ -172,6 +171,8 @@ class Shards:
     def __getitem__(self, number: int) -> Shard:
         shard = self._open.get(number)
         if shard is None:
+            if isinstance(self._folder, str):
+                return remote_shard(self._folder, self._plan, number)
             shard = Shard(self._folder / shard_name(number), self._plan, number)
             if len(self._open) >= MOST_MAPS:
                 with suppress(RuntimeError):  # another thread is removing one, too
@@ -181,6 +182,15 @@ class Shards:
 
     def __len__(self) -> int:
         return self._plan.shards
+
+
+def remote_shard(url: str, plan: CachePlan, number: int) -> Shard:
+    """Return a shard of a cache in a bucket, to be read block by block."""
+    # TO BE WRITTEN: a cache in a bucket is only copied as a whole (disk="all") until then.
+    raise NotImplementedError(
+        f"{shown_location(url)!r} cannot be read without a copy yet\n"
+        '  Use forebay.open_cache(location, directory="/a/local/folder", disk="all").'
+    )
 
 
 def _mapped(path: Path) -> Bytes:
@@ -198,10 +208,11 @@ _DICTIONARIES, _BATCHES, _HEADER, _CUSTOM, _COMPRESSION = 2, 3, 2, 4, 3
 _BLOCK_BYTES = 24
 
 
-def _refuse_compressed(data: memoryview) -> None:
-    """Raise ValueError if a record batch is compressed: to read it, Arrow would decompress it.
+def record_batches(data: memoryview) -> list[tuple[int, int]]:
+    """Return offset and length of each record batch of a file; ValueError if one is compressed.
 
-    A few bytes may become gigabytes, and a shard of a cache is not compressed.
+    To read that, Arrow would decompress it: a few bytes may become gigabytes, and a shard of a
+    cache is not compressed.
     """
 
     def number(form: str, at: int) -> int:
@@ -220,13 +231,17 @@ def _refuse_compressed(data: memoryview) -> None:
     footer = target(end - number("i", end))
     if (at := field(footer, _DICTIONARIES)) and number("I", target(at)):
         raise ValueError("it has dictionaries")
-    blocks = target(field(footer, _BATCHES))
+    blocks, found = target(field(footer, _BATCHES)), []
     for block in range(number("I", blocks)):
-        start = number("q", blocks + 4 + block * _BLOCK_BYTES)
+        start, metadata, body = struct.unpack_from(
+            "<qi4xq", data, blocks + 4 + block * _BLOCK_BYTES
+        )
         message = target(start + (8 if number("i", start) == -1 else 4))
         batch = target(field(message, _HEADER))
         if field(batch, _COMPRESSION) or field(message, _CUSTOM):  # as Arrow 0.17 had it
             raise ValueError("its columns are compressed")
+        found.append((start, metadata + body))
+    return found
 
 
 def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
@@ -375,13 +390,13 @@ class CachedDataset(Dataset[Any]):
     open.
 
     Attributes:
-        directory: Where the files are.
+        directory: Where the files are: a folder, or the URL of one.
         transform: Called with each sample, each time it is read; may be set at any time.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | str,
         plan: CachePlan,
         transform: Callable[[Any], Any] | None = None,
         classes: Classes | None = None,
@@ -418,14 +433,15 @@ class CachedDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         shards = counted(len(self._shards), "shard")
-        return f"<CachedDataset {str(self.directory)!r}: {len(self):,} samples in {shards}>"
+        where = shown_location(str(self.directory))
+        return f"<CachedDataset {where!r}: {len(self):,} samples in {shards}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
         facts = {
             "samples": len(self),
             "shards": len(self._shards),
-            "directory": self.directory,
+            "directory": shown_location(str(self.directory)),
             "transform": self.transform,
         }
         return summary("CachedDataset", facts)
@@ -448,49 +464,91 @@ class CachedDataset(Dataset[Any]):
 
 @short_tracebacks
 def open_cache(
-    directory: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None
+    location: str | os.PathLike[str],
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    disk: int | str = 0,
+    progress: bool = True,
 ) -> CachedDataset:
     """Open a finished cache without the dataset that it was made from.
 
+    With `disk="all"`, a cache in a bucket is copied to a local folder, once: the first process of a
+    node does that, and the others wait for it. Each file is checked before it gets its name, and
+    after a kill the same call continues. The copy is an ordinary cache, which
+    `open_cache(directory)` opens without the bucket. The same call again reads one small file of
+    the bucket, to notice that the cache was made again since.
+
     Args:
-        directory: The folder.
+        location: The folder, or its URL.
         transform: As in `cache`.
+        directory: For a URL: the local folder for the copy, on a disk that no other node uses;
+            created if missing.
+        disk: For a URL: "all" for a copy of the whole cache.
+        progress: Show on stderr how far the copy is, in shards.
 
     Returns:
         The dataset. A NamedTuple has the user's own class if its module was imported before,
         and otherwise a substitute with the same name and fields.
 
     Raises:
-        InputError: There is no finished cache, or a file of it is missing or truncated.
+        OptionError: A setting is impossible.
+        InputError: There is no finished cache; it cannot be reached; or a file of it is missing,
+            truncated or, in a bucket, not what was written.
+        ChangedError: The cache in the bucket is not the one of which `directory` has a copy, or
+            was made again while it was copied.
+        OutputError: The folder cannot be written to, or its disk is too small.
     """
-    folder = folder_of(directory)
-    index = Index.read(folder / PRIVATE)
-    if index is None:
-        raise InputError(
-            f"{str(folder)!r} holds no finished cache\n"
-            "  forebay.cache(dataset, directory) creates one, or finishes an incomplete one. If "
-            "this is a copy, copy its .forebay folder too."
+    place = place_of(location, InputError)
+    if isinstance(place, Store) and disk == "all":
+        from forebay.caching.copies import copy_cache
+
+        folder = _local_folder(directory)
+        if (index := copy_cache(place, folder, progress)) is None:
+            raise _no_cache(place)
+        return CachedDataset(folder, index.plan, transform)
+    if isinstance(place, Folder) and (directory is not None or disk != 0):
+        raise OptionError(
+            f"directory= and disk= are for a cache in a bucket, and {str(place.path)!r} is a "
+            "folder\n  Leave them out: the cache is read from there."
         )
-    lost = index.missing(folder)
+    index = Index.read(place)
+    if index is None:
+        raise _no_cache(place)
+    if isinstance(place, Store):
+        return CachedDataset(place.url, index.plan, transform)
+    lost = index.missing(place)
     if lost:
         raise InputError(
-            f"the cache {str(folder)!r} lacks {lost[0]}: {len(lost)} of its "
-            f"{len(index.sizes)} shards are missing\n"
-            "  Call forebay.cache again, with the same dataset and directory: it writes the "
-            "missing shards again. If this is a copy, copy the whole folder."
+            f"the cache {str(place.path)!r} lacks {lost[0]}: {len(lost)} of its "
+            f"{len(index.sizes) + 1} files are missing\n"
+            "  Call forebay.cache again, with the same dataset and location: it writes the "
+            "missing files again. If this is a copy, copy the whole folder."
         )
-    return CachedDataset(folder, index.plan, transform)
+    return CachedDataset(place.path, index.plan, transform)
 
 
-def folder_of(directory: str | os.PathLike[str]) -> Path:
-    """Return the folder of a cache; raise OptionError if it is a URL."""
-    text = local_path(directory)
-    if is_url(text):
+def _no_cache(place: Store | Folder) -> InputError:
+    """Return the error for a place without a finished cache."""
+    where, advice = shown_location(place.locate("")), ""
+    if isinstance(place, Store) and not place.top():
+        advice = "  There is nothing at all: check the URL, the bucket and your credentials.\n"
+    return InputError(
+        f"{where.rstrip('/')!r} holds no finished cache\n{advice}"
+        "  forebay.cache(dataset, location) creates one, or finishes an incomplete one. If this is "
+        "a copy, copy its .forebay folder too."
+    )
+
+
+def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
+    """Return the folder for a copy."""
+    place = None if directory is None else place_of(directory)
+    if not isinstance(place, Folder):
         raise OptionError(
-            f"directory={os.fspath(directory)!r} is a URL, but a cache is memory-mapped"
-            "\n  Name a local folder, or one that all nodes mount."
+            f'directory={directory!r} is no local folder, and disk="all" copies the cache to one\n'
+            '  Nothing was started. Name one, as in directory="/nvme/cache".'
         )
-    return Path(os.path.abspath(text))
+    return place.path
 
 
 def _own(sample: Any) -> Any:

@@ -12,24 +12,37 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.caching import columns
-from forebay.caching.columns import CachePlan, Column, Spec, nbytes_of, shard_name, spec_of, widened
+from forebay.caching.columns import (
+    BLOCK,
+    MOST_BLOCK_BYTES,
+    CachePlan,
+    Column,
+    Spec,
+    checksums,
+    shard_name,
+    spec_of,
+    widened,
+)
 from forebay.caching.layout import MisfitError, Node, leaves_of, names_of, to_json
-from forebay.caching.reader import FORMAT, KEY, Shard
+from forebay.caching.reader import FORMAT, KEY, Shard, record_batches
 from forebay.errors import FailuresError
 from forebay.failures import Failure, failure_to_json, message_of
 
-# Size of a record batch in bytes; a larger sample is a record batch by itself.
-BATCH_BYTES = 8 * 2**20
+# Size of a block in bytes: a larger sample ends its block.
+BATCH_BYTES = 4 * 2**20
 
 
 def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:
@@ -60,7 +73,8 @@ class ShardWriter:
     def _begin(self, specs: list[Spec]) -> None:
         self.specs = specs
         self._columns = [Column(spec) for spec in specs]
-        self._nbytes = 0
+        self._next, self._rows = self._first, 0  # the next block's first sample, and its samples
+        self.firsts: list[int] = []  # of each block, its first sample
         header = {
             "format": FORMAT,
             "structure": to_json(self._structure),
@@ -95,17 +109,24 @@ class ShardWriter:
     def _append(self, leaves: list[Any]) -> None:
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.add(leaf)
-        self._nbytes += 8 + sum(map(nbytes_of, leaves))  # an empty sample is a row, too
-        if self._nbytes >= BATCH_BYTES:
+        self._rows += 1
+        # An empty sample is a row, too.
+        if 8 * self._rows + sum(column.nbytes for column in self._columns) >= BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        arrays = [column.taken() for column in self._columns]
-        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-        self._nbytes = 0
+        self.firsts.append(self._next)
+        self._next, self._rows = self._next + self._rows, 0
+        batch = pa.record_batch([each.taken() for each in self._columns], schema=self._schema)
+        if batch.nbytes > MOST_BLOCK_BYTES:
+            raise MisfitError(
+                f"the sample has about {batch.nbytes:,} bytes; a cache can store at most "
+                f"{MOST_BLOCK_BYTES:,}"
+            )
+        self._writer.write_batch(batch)
 
     def _finish(self) -> None:
-        if self._nbytes:
+        if self._rows:
             self._flush()
         self._writer.close()
 
@@ -139,8 +160,8 @@ class ShardWork:
         self._dataset, self._plan, self._marks = dataset, plan, marks
         self._owned: OwnedGenerators | None = None  # found in the worker
 
-    def __call__(self, row: dict[str, int], out: Any) -> None:
-        """Write the shard."""
+    def __call__(self, row: dict[str, int], out: Any) -> dict[str, Any]:
+        """Write the shard; return the record of it that the index needs."""
         if self._owned is None:
             self._owned = OwnedGenerators(dataset=self._dataset)
         first, plan = row["first"], self._plan
@@ -164,6 +185,7 @@ class ShardWork:
             failure = FailuresError("\n".join(lines))
             failure.record = {"failures": [*map(failure_to_json, failures)], "failed": failed}
             raise failure from cause
+        return record_of(path, writer)
 
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
@@ -182,6 +204,22 @@ class ShardWork:
         except MisfitError as error:
             return error
         return None
+
+
+def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:
+    """Return what the index of a cache says of a shard, JSON-serializable."""
+    with (
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as whole,
+        memoryview(whole) as data,
+    ):
+        places = record_batches(data)
+        found, outside = checksums(data, places)
+    blocks = np.zeros(len(places), BLOCK)
+    blocks["first"], blocks["crc32"] = writer.firsts, found
+    blocks["offset"], blocks["length"] = zip(*places, strict=True)
+    specs = [columns.to_json(spec) for spec in writer.specs]
+    return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, "columns": specs}
 
 
 def sample_failure(index: int, error: BaseException) -> Failure:

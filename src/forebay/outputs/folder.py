@@ -26,6 +26,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forebay.base.files import refuse_foreign
 from forebay.base.output_names import (
     PRIVATE,
     SHARD_BYTES,
@@ -294,7 +295,7 @@ class OutputFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._refuse_foreign()
+            refuse_foreign(self.private)
             self.private.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=self.private) as probe:
                 probe.write(b"forebay")
@@ -304,25 +305,6 @@ class OutputFolder:
                 "  Nothing was started. Choose another folder, or check its permissions and space."
             ) from error
         self._publisher = Publisher(path)
-
-    def _refuse_foreign(self) -> None:
-        """Raise OutputError if forebay's own files are links, pipes or devices."""
-        odd = self.private if self.private.is_symlink() else None
-        if odd is None and self.private.is_dir():
-            usual = stat.S_IFREG, stat.S_IFDIR
-            others = (
-                each
-                for each in self.private.iterdir()
-                if stat.S_IFMT(each.lstat().st_mode) not in usual
-            )
-            odd = next(others, None)
-        if odd is not None:
-            what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
-            raise OutputError(
-                f"{str(odd)!r} is {what}, which forebay does not make\n"
-                "  Nothing was started, because the run would write to it. Remove it, or choose "
-                "another output folder."
-            )
 
     def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""

@@ -9,18 +9,18 @@ import copy
 import json
 import os
 import shutil
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
-from forebay.base.files import read_regular
-from forebay.base.output_names import PRIVATE
+from forebay.base.files import Folder, Store, place_of, read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
+from forebay.caching.columns import BLOCKS, INDEX, CachePlan, Index, check_size, nbytes_of
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.reader import CachedDataset, folder_of
+from forebay.caching.reader import CachedDataset
 from forebay.caching.writer import ShardWork, line_of, sample_failure, specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
@@ -44,7 +44,7 @@ Transform = Callable[[Any], Any]
 @short_tracebacks
 def cache(
     dataset: Any,
-    directory: str | os.PathLike[str],
+    location: str | os.PathLike[str],
     *,
     transform: Transform | None = None,
     num_workers: int | Literal["auto"] | None = None,
@@ -68,8 +68,9 @@ def cache(
 
     Args:
         dataset: A map-style Dataset.
-        directory: A local folder for the files, created if missing: `shard-*.arrow`, and forebay's
-            own `.forebay`.
+        location: A folder for the files, created if missing, or the fsspec URL of one:
+            `shard-*.arrow`, and forebay's own `.forebay`. With a URL each worker uploads its
+            shards as it makes them; any machine continues, and opens, what another one made.
         transform: Called with each sample each time it is read; it may change it in place.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
             for; 0 to work in this process; "auto" as in `preprocess`.
@@ -87,7 +88,8 @@ def cache(
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,
         but a NumPy string is read as a str or bytes; a tensor is contiguous, in memory that it
-        shares with the file until it is written to.
+        shares with the file until it is written to. To read a cache at a URL, copy it to a local
+        disk: `open_cache(location, directory=..., disk="all")`.
 
     Raises:
         OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
@@ -95,20 +97,22 @@ def cache(
         ChangedError: The dataset differs from that of the earlier run.
         FailuresError: Samples failed, or cannot be cached; the message names them.
         BusyError: Another process is making this cache.
-        OutputError: The folder cannot be written to, or is full.
+        OutputError: The folder cannot be reached or written to, or is full.
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
-    folder, samples = folder_of(directory), _length_of(dataset)
+    place, samples = place_of(location), _length_of(dataset)
     work = None if version is not None and resume else describe(dataset)
-    index = Index.read(folder / PRIVATE) if resume else None
+    index = Index.read(place) if resume else None
     classes: dict[Identity, type] = {}
-    if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
+    if index is None or not _is_same(index, samples, version, work) or index.missing(place):
         if work is None:
             work = describe(dataset)
-        with Session(dataset, folder, options, described=lambda: work, verb="cache") as session:
-            index = _made(session, dataset, samples, work, classes)
-    return CachedDataset(folder, index.plan, transform, classes)
+        where = place.url if isinstance(place, Store) else place.path
+        with Session(dataset, where, options, described=lambda: work, verb="cache") as session:
+            index = _made(session, dataset, samples, work, classes, place)
+    where = place.url if isinstance(place, Store) else place.path
+    return CachedDataset(where, index.plan, transform, classes)
 
 
 def _length_of(dataset: Any) -> int:
@@ -140,6 +144,7 @@ def _made(
     samples: int,
     work: Fingerprint,
     classes: dict[Identity, type],
+    place: Store | Folder,
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
@@ -150,10 +155,11 @@ def _made(
     else:
         with reading("the plan"):
             plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
+        there = dict(place.files())
         for name, size, _ in ledger.outputs():
-            if (there := session.folder.size(name)) is not None:
-                check_size(Path(session.folder.locate(name)), there, size)
-    Index.remove(private)  # until all shards exist again
+            if name in there:
+                check_size(place.locate(name), there[name], size)
+    place.remove([INDEX])  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
     enrol_ranges(session, cut)
@@ -171,10 +177,13 @@ def _made(
     else:
         session.remember_work()
     sizes = {name: size for name, size, _ in ledger.outputs()}
-    version = ledger.get_meta("version")
     with reading("shards"):
-        index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
-    index.write(private)
+        records = [json.loads(each.metadata)[0] for each in ledger.results()]
+        shards = [*zip(records, (sizes[name] for name in plan.names()), strict=True)]
+        blocks = b"".join(b64decode(record["blocks"], validate=True) for record in records)
+        index = Index.of(plan, shards, blocks, work.to_json(), ledger.get_meta("version"))
+    place.write(BLOCKS, blocks)
+    place.write(INDEX, index.to_json())
     return index
 
 
