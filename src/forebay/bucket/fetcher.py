@@ -52,10 +52,10 @@ from forebay.bucket.policy import (
     Unit,
     percentile,
 )
-from forebay.bucket.store import Bucket, BucketError, bucket_at
-from forebay.caching.columns import NAME, Blocks, Index, shard_name
+from forebay.bucket.store import BucketError, bucket_at
+from forebay.caching.columns import BLOCKS, INDEX, Index, shard_name
 from forebay.errors import ChangedError, ForebayError, InputError, shown_location
-from forebay.base.output_names import PRIVATE
+from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
 # An entry of the table: 0, or page << 22 | generation << 2 | one of these.
@@ -77,10 +77,15 @@ def place_of(entry: int) -> tuple[int, int]:
 
 
 class _Target(NamedTuple):
-    """Where the bytes of a block go."""
+    """Where the bytes of a block go.
+
+    Attributes:
+        slot: Of the memory; None on disk.
+    """
 
     kind: int
     offset: int
+    slot: Slot | None = None
 
 
 class _Landed(NamedTuple):
@@ -96,6 +101,13 @@ class _Landed(NamedTuple):
     wrong: dict[Key, int]
     parts: dict[Key, memoryview]
     error: BucketError | None = None
+
+
+class _Verified(NamedTuple):
+    """What a thread found of a block that was on disk before the machine restarted."""
+
+    block: int
+    is_whole: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -129,39 +141,39 @@ class Fetcher:
         """
         self._place, self._listening = place, listening
         self._bucket = bucket_at(place.url)
-        self._index_bytes = self._read(f"{PRIVATE}/{NAME}")
-        self._index = Index.parsed(self._index_bytes, shown_location(place.url))
-        self._blocks_bytes = self._read(f"{PRIVATE}/{Blocks.NAME}")
-        self._blocks = Blocks.parsed(self._blocks_bytes, self._index)
-        records = self._blocks.records
-        self._lengths = records["length"].astype(np.int64)
-        self._shards = records["first"] // self._index.plan.per_shard
+        self._index_bytes = self._read(INDEX)
+        index = Index.from_json(self._index_bytes, f"{shown_location(place.url)}/{INDEX}")
+        self._blocks_bytes = self._read(BLOCKS)
+        self._blocks = index.blocks_in(self._blocks_bytes, f"{shown_location(place.url)}/{BLOCKS}")
+        self._lengths = self._blocks.length.astype(np.int64)
+        self._shards = self._blocks.first // index.plan.per_shard
         self._slab = Slab()
         self._slab.record_size(int(self._lengths.max()))
-        self._slots: dict[int, Any] = {}
+        self._slots: dict[int, Slot] = {}
         self._pins: Pins | None = None
         if place.directory is not None and place.disk:
             folder = Path(place.directory) / place.name
             identity = f"{crc32(self._index_bytes):08x}{crc32(self._blocks_bytes):08x}"
             self._pins = Pins(folder, identity, place.disk, self._lengths)
-        self._table_file = _in_memory("table", bytes(8 * len(records)))
-        self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(records)), np.uint64)
-        self._residency, self._requests = Residency(self._lengths), Requests(random.Random())
+        self._table_file = _in_memory("table", bytes(8 * len(self._blocks)))
+        self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(self._blocks)), np.uint64)
+        self._residency, self._requests = Residency(self._lengths), Requests(random.Random())  # noqa: S311
         self._generation = self._number = 0
         self._clients: dict[socket.socket, _Client] = {}
         self._questions: dict[Key, list[_Question]] = {}
         self._targets: dict[int, dict[int, _Target]] = {}  # of each request under way
-        self._landed: queue.SimpleQueue[_Landed] = queue.SimpleQueue()
+        self._verifying: set[int] = set()
+        self._landed: queue.SimpleQueue[_Landed | _Verified] = queue.SimpleQueue()
         self._wakes, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
         self._latencies: deque[float] = deque(maxlen=_LATEST)
         self._began: dict[int, float] = {}
         self._hits = 0
-        for block in [] if self._pins is None else self._pins.blocks:
-            self._residency.put_on_disk(block)
+        for block, offset in self._pinned().items():
             if block not in self._pins.unverified:
-                self._publish(block, _Target(ON_DISK, self._pins.blocks[block]))
+                self._residency.put_on_disk(block)
+                self._publish(block, _Target(ON_DISK, offset))
 
     def _read(self, name: str) -> bytes:
         where = f"{shown_location(self._place.url)}/{name}"
@@ -180,20 +192,20 @@ class Fetcher:
 
     def run(self) -> None:
         """Serve clients until the last one has gone."""
-        until: float = time.monotonic() + START_S
+        until, had_clients = time.monotonic() + START_S, False
         self._listening.setblocking(False)
         self._wakes.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._selector.register(self._wakes, selectors.EVENT_READ)
         next_facts = 0.0
-        while self._clients or time.monotonic() < until:
+        while self._clients or (not had_clients and time.monotonic() < until):
             now = time.monotonic()
             for get in self._requests.due(now):
                 self._send(get, now)
             wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
             for key, mask in self._selector.select(max(wait, 0.0)):
                 self._handle(key.fileobj, mask)
-                until = 0.0 if not self._clients and key.fileobj is not self._listening else until
+            had_clients |= bool(self._clients)
             while not self._landed.empty():
                 self._land(self._landed.get(), time.monotonic())
             if self._requests.must_renew:
@@ -355,7 +367,7 @@ class Fetcher:
             "failed": dict(counts.failed),
             "p50_s": percentile(self._latencies, 0.5) if self._latencies else 0.0,
             "p95_s": percentile(self._latencies, 0.95) if self._latencies else 0.0,
-            "on_disk": 0 if self._pins is None else len(self._pins.blocks),
+            "on_disk": len(self._pinned()),
             "cpu_s": time.process_time(),
         }
         for client in list(self._clients.values()):
@@ -364,13 +376,29 @@ class Fetcher:
 
     # ---- blocks --------------------------------------------------------------------------------
 
+    def _pinned(self) -> dict[int, int]:
+        """Return the blocks on disk, and where each begins."""
+        return {} if self._pins is None else self._pins.blocks
+
     def _fetch(self, wanted: Sequence[tuple[int, Rank]]) -> None:
         for block, rank in wanted:
-            self._requests.want(self._unit(block), rank)
+            if self._pins is not None and block in self._pins.unverified:
+                self._pins.unverified.discard(block)
+                self._verifying.add(block)
+                self._threads.submit(self._verify, block, self._pins.blocks[block])
+            elif block not in self._verifying:
+                self._requests.want(self._unit(block), rank)
+
+    def _verify(self, block: int, offset: int) -> None:
+        """Look whether a block on disk is as it was written, in a thread."""
+        assert self._pins is not None
+        found = os.pread(self._pins.descriptor, int(self._lengths[block]), offset)
+        is_whole = crc32(found) == int(self._blocks.crc32[block])
+        self._put(_Verified(block, is_whole))
 
     def _unit(self, block: int) -> Unit:
-        record = self._blocks.records[block]
-        return Unit(block, int(self._shards[block]), int(record["offset"]), int(record["length"]))
+        place = int(self._shards[block]), int(self._blocks.offset[block])
+        return Unit(block, *place, int(self._lengths[block]))
 
     def _drop(self, blocks: Sequence[int]) -> None:
         """Free the memory of blocks that nobody holds."""
@@ -384,17 +412,17 @@ class Fetcher:
         """Return where a block that arrives goes: onto the disk if there is space."""
         if self._pins is not None and block not in self._pins.blocks:
             place = self._pins.take(block)
-            for old in self._residency.stale() if place is None else ():
-                self._table[old] = 0
-                self._residency.forget(old)
-                self._pins.remove(old)
-                place = self._pins.take(block) if place is None else place
+            if place is None and (stale := self._residency.stale()):
+                for old in stale:
+                    self._table[old] = 0
+                    self._pins.remove(old)
+                place = self._pins.take(block)
             if place is not None:
                 return _Target(ON_DISK, place)
         slot = self._slab.take()
         if slot is None:
             raise MemoryError("no address space is left for blocks")
-        return _Target(IN_MEMORY, slot.offset)
+        return _Target(IN_MEMORY, slot.offset, slot)
 
     def _send(self, get: Get, now: float) -> None:
         """Have a thread perform a request."""
@@ -415,7 +443,7 @@ class Fetcher:
                     parts[unit.key] = found
                     continue
                 checksum = crc32(found)
-                if checksum != int(self._blocks.records[unit.key]["crc32"]):
+                if checksum != int(self._blocks.crc32[unit.key]):
                     wrong[unit.key] = checksum
                 else:
                     self._write(targets[unit.key], found)
@@ -423,8 +451,11 @@ class Fetcher:
             error = failure
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
             error = BucketError(BROKEN, f"{type(failure).__name__}: {failure}")
-        self._landed.put(_Landed(get.number, wrong, parts, error))
-        with suppress(BlockingIOError, OSError):
+        self._put(_Landed(get.number, wrong, parts, error))
+
+    def _put(self, landed: _Landed | _Verified) -> None:
+        self._landed.put(landed)
+        with suppress(OSError):  # it is about to look, if there is no room for another byte
             self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def _write(self, target: _Target, data: memoryview) -> None:
@@ -437,8 +468,11 @@ class Fetcher:
             written = os.pwrite(file, data, at)
             data, at = data[written:], at + written
 
-    def _land(self, landed: _Landed, now: float) -> None:
+    def _land(self, landed: _Landed | _Verified, now: float) -> None:
         """Note what a thread did."""
+        if isinstance(landed, _Verified):
+            self._note_verified(landed)
+            return
         targets, began = self._targets.pop(landed.number), self._began.pop(landed.number)
         if landed.error is not None:
             lost = self._requests.failed(landed.number, landed.error.kind, str(landed.error), now)
@@ -448,7 +482,7 @@ class Fetcher:
             done, lost = self._requests.arrived(landed.number, landed.wrong, now)
         for unit in done:
             if _is_block(unit):
-                if self._residency.is_held(unit.key):
+                if targets[unit.key].kind == ON_DISK or self._residency.is_held(unit.key):
                     self._keep(unit.key, targets.pop(unit.key))
                 self._settle(unit.key, None)
             else:
@@ -458,13 +492,27 @@ class Fetcher:
         for unit in lost:
             self._give_up(unit)
 
+    def _note_verified(self, found: _Verified) -> None:
+        assert self._pins is not None
+        block = found.block
+        self._verifying.discard(block)
+        if found.is_whole:
+            self._residency.put_on_disk(block)
+            self._publish(block, _Target(ON_DISK, self._pins.blocks[block]))
+            self._settle(block, None)
+            return
+        self._pins.remove(block)
+        if self._residency.is_held(block):
+            self._requests.want(self._unit(block), NEEDED)
+
     def _keep(self, block: int, target: _Target) -> None:
         if target.kind == ON_DISK:
             assert self._pins is not None
             self._pins.add(block, target.offset)
             self._residency.put_on_disk(block)
         else:
-            self._slots[block] = self._slab.slot_at(target.offset)
+            assert target.slot is not None
+            self._slots[block] = target.slot
             self._residency.put_in_memory(block)
         self._publish(block, target)
 
@@ -478,7 +526,8 @@ class Fetcher:
             assert self._pins is not None
             self._pins.give_back(block, target.offset)
         else:
-            self._slab.give_back(self._slab.slot_at(target.offset))
+            assert target.slot is not None
+            self._slab.give_back(target.slot)
 
     def _settle(self, key: Key, part: memoryview | None) -> None:
         """Answer those who waited for a unit."""
@@ -505,14 +554,14 @@ class Fetcher:
         span = f"bytes {unit.offset:,} to {unit.offset + unit.length - 1:,}"
         if kind in (WRONG, MISSING):
             with suppress(BucketError):
-                if self._bucket.whole(f"{PRIVATE}/{NAME}") != self._index_bytes:
+                if self._bucket.whole(INDEX) != self._index_bytes:
                     return ChangedError(
                         f"{where}: the cache was written anew while it was read\n"
                         "  Samples of both would mix, so nothing more was read. Open it again, and "
                         "begin the epoch anew."
                     )
         if kind == WRONG:
-            wanted = int(self._blocks.records[unit.key]["crc32"])
+            wanted = int(self._blocks.crc32[unit.key])
             return InputError(
                 f"{where}: {span} have the checksum {lost.message} instead of {wanted:08x}\n"
                 "  They arrived like this twice, so the object is damaged. Remove it and call "
@@ -524,10 +573,6 @@ class Fetcher:
         self._requests.must_renew = False
         with suppress(Exception):  # then requests say what is wrong
             self._bucket.renew()
-
-    def close(self) -> None:
-        """End at once: what threads still fetch is of no use."""
-        self._listening.close()
 
 
 def _is_block(unit: Unit) -> bool:
@@ -553,8 +598,8 @@ def _in_memory(name: str, data: bytes) -> int:
     return file
 
 
-def main(lock: int, listening: int, config: int) -> None:
-    """Run the process; it keeps the descriptor `lock` open as long as it lives."""
+def main(_lock: int, listening: int, config: int) -> None:
+    """Run the process; the lock is released when it ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     with os.fdopen(config, "rb") as file:
         given: dict[str, Any] = json.load(file)

@@ -256,4 +256,3 @@ def _start(place: Place, path: str, lock: int) -> None:
             process.wait()
         finally:
             os.close(config)
-

@@ -28,6 +28,8 @@ MOST_TRIES, MOST_PAUSE_S, FIRST_PAUSE_S = 10, 20.0, 0.1
 # The bytes in flight are doubled as long as that makes the rate grow by a factor, measured for so
 # long; once the bucket has refused requests, they grow by a step each time.
 PROBE_S, GROWTH, STEP_BYTES = 0.5, 1.1, 4 * MIB
+# The shortest wait: what is due may not be possible at once.
+LEAST_WAIT_S = 0.005
 # Hedges: a second request is sent after twice the 95th percentile, for few of all requests.
 HEDGE_AFTER, HEDGE_SHARE, LEAST_KNOWN, KNOWN = 2.0, 0.02, 20, 128
 
@@ -169,7 +171,7 @@ class Requests:
         times += [flight.began + after for flight, after in self._hedgeable()]
         times += [when for when, _, _ in self._later[:1]]
         times += [self._resumes] if self._queue and self._resumes > now else []
-        return min(times, default=math.inf)
+        return max(min(times, default=math.inf), now + LEAST_WAIT_S)
 
     def _tune(self, now: float) -> None:
         """Change the limit if a probe has ended."""
@@ -383,6 +385,7 @@ class Residency:
         self._in_memory: set[int] = set()
         self._used: dict[int, int] = {}  # blocks on disk, and the last epoch that used each
         self._epoch: int | None = None
+        self._swept: int | None = None
 
     def register(self, client: int, room: int) -> None:
         """Give a client room for windows."""
@@ -439,20 +442,22 @@ class Residency:
         self._used[block] = self._epoch or 0
 
     def stale(self) -> list[int]:
-        """Return blocks on disk that were not used in this epoch nor in the one before.
+        """Forget blocks on disk that were not used in this epoch nor in the one before; return them.
 
         They belong to ranks that are elsewhere now.
         """
         oldest = (self._epoch or 0) - 1
-        return [
+        if self._swept == self._epoch:
+            return []
+        self._swept = self._epoch
+        found = [
             block
             for block, epoch in self._used.items()
             if epoch < oldest and not self._holders[block]
         ]
-
-    def forget(self, block: int) -> None:
-        """Note that a block is no longer on disk."""
-        self._used.pop(block, None)
+        for block in found:
+            del self._used[block]
+        return found
 
     def _admit(self, client: int) -> list[tuple[int, Rank]]:
         """Hold the next windows of a client, as far as there is room; one is always held."""
