@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 # The public names of each module, with their types in `__init__.pyi`.
 _NAMES = {
-    "caching.reader": ("CachedDataset", "open_cache"),
+    "caching.dataset": ("CachedDataset", "open_cache"),
     "errors": (
         "BusyError",
         "ChangedError",

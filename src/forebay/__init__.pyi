@@ -1,7 +1,7 @@
 # The types of the public names; `__init__.py` imports each when it is used.
 from forebay import collate as collate
-from forebay.caching.reader import CachedDataset as CachedDataset
-from forebay.caching.reader import open_cache as open_cache
+from forebay.caching.dataset import CachedDataset as CachedDataset
+from forebay.caching.dataset import open_cache as open_cache
 from forebay.errors import BusyError as BusyError
 from forebay.errors import ChangedError as ChangedError
 from forebay.errors import FailuresError as FailuresError

@@ -496,7 +496,7 @@ def _depth_in_forebay() -> int:
     return depth
 
 
-def parse_bytes(size: float | str) -> int:
+def parse_bytes(size: float | str, name: str = "buffer") -> int:
     """Return a number of bytes written as a number, or as a string such as "30GB" or "50%"."""
     value = -1.0
     if isinstance(size, int | float) and not isinstance(size, bool):
@@ -504,22 +504,22 @@ def parse_bytes(size: float | str) -> int:
     elif isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match and match[2] == "%":
-            value = float(match[1]) / 100 * _memory_for(size) / ranks_on_node()
+            value = float(match[1]) / 100 * _memory_for(size, name) / ranks_on_node()
         elif match and match[2].upper() in _UNITS:
             value = float(match[1]) * _UNITS[match[2].upper()]
     if not 1 <= value < MOST_BYTES:
         raise OptionError(
-            f"buffer={size!r} is not a size; it must be a whole number of bytes, or a string such "
+            f"{name}={size!r} is not a size; it must be a whole number of bytes, or a string such "
             "as '800MB', '30GB', '30GiB' or '50%'"
         )
     return int(value)
 
 
-def _memory_for(size: str) -> int:
+def _memory_for(size: str, name: str) -> int:
     memory = usable_memory()
     if memory is None:
         raise OptionError(
-            f"buffer={size!r}: the system does not report how much memory it has\n"
+            f"{name}={size!r}: the system does not report how much memory it has\n"
             "  Give a size, such as '30GB'."
         )
     return memory

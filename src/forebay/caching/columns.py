@@ -20,7 +20,6 @@ import struct
 import sys
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +30,17 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
 from forebay.base.files import Folder, Store
-from forebay.base.output_names import PRIVATE
 from forebay.caching import layout
+from forebay.caching.blocks import (
+    BLOCK,
+    BLOCKS,
+    DAMAGES,
+    INDEX,
+    INDEX_BYTES,
+    Blocks,
+    is_shard,
+    shard_name,
+)
 from forebay.caching.layout import MisfitError, Node
 from forebay.errors import InputError, shortened, shown_location
 
@@ -319,7 +327,7 @@ class Blocks:
         crc32: The CRC-32 of these bytes.
     """
 
-    def __init__(self, data: bytes, plan: CachePlan, sizes: Sequence[int]) -> None:
+    def __init__(self, data: bytes | memoryview, plan: CachePlan, sizes: Sequence[int]) -> None:
         """Check the table: it may be anybody's."""
         table = np.frombuffer(data, BLOCK)
         self.first, self.offset = table["first"].view("<i8"), table["offset"].view("<i8")
@@ -378,22 +386,7 @@ def checksums(data: memoryview, places: Iterable[tuple[int, int]]) -> tuple[list
 #
 # Without it, the cache is not finished. A second call reads only this file.
 
-INDEX, BLOCKS = f"{PRIVATE}/cache.json", f"{PRIVATE}/blocks.bin"
 INDEX_FORMAT = 2
-# The most that is read: more than a million shards take.
-INDEX_BYTES = 64 << 20
-# Exceptions of wrong types, missing keys, huge numbers and deep nesting.
-_DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
-
-
-def shard_name(number: int) -> str:
-    """Return the name of a shard's file."""
-    return f"shard-{number:05}.arrow"
-
-
-def is_shard(name: str) -> bool:
-    """Return whether a file has the name of a shard."""
-    return name.startswith("shard-") and name.endswith(".arrow") and "/" not in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +452,7 @@ class Index:
     def of(cls, plan: CachePlan, shards: Sequence[Any], data: bytes, *others: Any) -> Index:
         """Return the index of a cache, given the record and size of each shard, and its blocks."""
         sizes = tuple(size for _, size in shards)
-        Blocks(data, plan, sizes)
+        Blocks(data, plan.samples, plan.per_shard, sizes)
         outside = tuple(int(record["outside"]) for record, _ in shards)
         specs = tuple([from_json(spec) for spec in record["columns"]] for record, _ in shards)
         blocks = len(data) // BLOCK.itemsize, zlib.crc32(data)
@@ -483,10 +476,10 @@ class Index:
         return json.dumps(record).encode()
 
     @classmethod
-    def from_json(cls, data: bytes, path: str) -> Index:
+    def from_json(cls, data: bytes | memoryview, path: str) -> Index:
         """Return the index that `to_json` wrote to a path or URL."""
         try:
-            found = json.loads(data)
+            found = json.loads(bytes(data))
             if found["format"] != INDEX_FORMAT:
                 raise InputError(
                     f"{path!r} has format {found['format']}; this forebay reads format "
@@ -510,7 +503,7 @@ class Index:
             return cls(plan, sizes, outside, specs, blocks, str(found["fingerprint"]), version)
         except InputError:
             raise
-        except _DAMAGES as error:
+        except DAMAGES as error:
             raise InputError(
                 f"{path!r} is damaged: {shortened(error)}\n"
                 "  Remove it and call forebay.cache again: completed shards are kept."
@@ -534,11 +527,15 @@ class Index:
         """Return where the blocks are; of a local cache, this reads the whole file."""
         path = shown_location(place.locate(BLOCKS))
         try:
-            data = place.read(BLOCKS, self.block_bytes) or b""
-            if (len(data) // BLOCK.itemsize, zlib.crc32(data)) != self.blocks:
-                raise ValueError("its checksum or size is not that of the index")
-            return Blocks(data, self.plan, self.sizes)
-        except (OSError, *_DAMAGES) as error:
+            return self.blocks_in(place.read(BLOCKS, self.block_bytes) or b"", path)
+        except OSError as error:
+            raise InputError(f"{path!r} cannot be read: {error.strerror}") from error
+
+    def blocks_in(self, data: bytes | memoryview, path: str) -> Blocks:
+        """Return where the blocks are, given the content of the file that lists them."""
+        try:
+            return Blocks(data, self.plan.samples, self.plan.per_shard, self.sizes, self.blocks)
+        except DAMAGES as error:
             raise InputError(
                 f"{path!r} is damaged: {shortened(error)}\n"
                 "  Remove it and call forebay.cache again: completed shards are kept."

@@ -15,10 +15,9 @@ import math
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import index as as_index
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
-from forebay.base.files import Folder, Store, open_regular, place_of
-from forebay.base.formatting import counted, summary
+from forebay.base.files import Folder, open_regular
+from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
 from forebay.caching import layout
+from forebay.caching.blocks import Blocks, shard_name
 from forebay.caching.columns import (
     CachePlan,
     Index,
@@ -40,12 +39,9 @@ from forebay.caching.columns import (
     arrow_type,
     from_json,
     schema_of,
-    shard_name,
     widened,
 )
-from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
-from forebay.errors import InputError, OptionError, shown_location
-from forebay.failures import short_tracebacks
+from forebay.errors import InputError
 
 FORMAT = 1
 # The key in a shard's schema under which its columns are described.
@@ -102,7 +98,7 @@ class Shard:
                 _check_number(plan, number, header, ends[-1] if ends else 0)
             self._getters = [
                 [
-                    _getter(spec, column, self._map)
+                    getter_of(spec, column, self._map)
                     for spec, column in zip(self.specs, batch.columns, strict=True)
                 ]
                 for batch in batches
@@ -159,21 +155,21 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 class Shards:
-    """The shards of a cache, each mapped when it is first read. Pickled as its plan."""
+    """The shards of a local cache, each mapped when it is first read. Pickled as its plan."""
 
-    def __init__(self, folder: Path | str, plan: CachePlan) -> None:
-        self._folder, self._plan = folder, plan
+    owns = False  # what is read views the map
+
+    def __init__(self, location: Path, plan: CachePlan) -> None:
+        self.location, self._plan = location, plan
         self._open: dict[int, Shard] = {}
 
     def __reduce__(self) -> Any:
-        return Shards, (self._folder, self._plan)
+        return Shards, (self.location, self._plan)
 
     def __getitem__(self, number: int) -> Shard:
         shard = self._open.get(number)
         if shard is None:
-            if isinstance(self._folder, str):
-                return remote_shard(self._folder, self._plan, number)
-            shard = Shard(self._folder / shard_name(number), self._plan, number)
+            shard = Shard(self.location / shard_name(number), self._plan, number)
             if len(self._open) >= MOST_MAPS:
                 with suppress(RuntimeError):  # another thread is removing one, too
                     self._open.pop(next(iter(self._open)), None)
@@ -183,14 +179,27 @@ class Shards:
     def __len__(self) -> int:
         return self._plan.shards
 
+    def leaves(self, position: int) -> list[Any]:
+        """Return the leaves of a sample."""
+        number, row = divmod(position, self._plan.per_shard)
+        return self[number].leaves(row)
 
-def remote_shard(url: str, plan: CachePlan, number: int) -> Shard:
-    """Return a shard of a cache in a bucket, to be read block by block."""
-    # TO BE WRITTEN: a cache in a bucket is only copied as a whole (disk="all") until then.
-    raise NotImplementedError(
-        f"{shown_location(url)!r} cannot be read without a copy yet\n"
-        '  Use forebay.open_cache(location, directory="/a/local/folder", disk="all").'
-    )
+    def many(self, positions: Sequence[int]) -> list[list[Any]]:
+        """Return the leaves of each sample."""
+        return [*map(self.leaves, positions)]
+
+    def table(self) -> pa.Table:
+        """Return all samples as one Arrow table."""
+        return table_of([self[at] for at in range(len(self))])
+
+    @property
+    def blocks(self) -> Blocks:
+        """Where the blocks are."""
+        folder = Folder(self.location)
+        index = Index.read(folder)
+        if index is None:
+            raise InputError(f"{str(self.location)!r} holds no finished cache now")
+        return index.read_blocks(folder)
 
 
 def _mapped(path: Path) -> Bytes:
@@ -209,42 +218,50 @@ _BLOCK_BYTES = 24
 
 
 def record_batches(data: memoryview) -> list[tuple[int, int]]:
-    """Return offset and length of each record batch of a file; ValueError if one is compressed.
-
-    To read that, Arrow would decompress it: a few bytes may become gigabytes, and a shard of a
-    cache is not compressed.
-    """
-
-    def number(form: str, at: int) -> int:
-        return int(struct.unpack_from(f"<{form}", data, at)[0])
-
-    def target(at: int) -> int:
-        return at + number("I", at)
-
-    def field(table: int, index: int) -> int:
-        """Return where a field of a table is; 0 if the table does not have it."""
-        fields, at = table - number("i", table), 4 + 2 * index
-        offset = number("H", fields + at) if at < number("H", fields) else 0
-        return offset and table + offset
-
+    """Return offset and length of each record batch of a file; ValueError if one is compressed."""
     end = len(data) - 10  # its length, and "ARROW1"
-    footer = target(end - number("i", end))
-    if (at := field(footer, _DICTIONARIES)) and number("I", target(at)):
+    footer = _target(data, end - _number(data, "i", end))
+    if (at := _field(data, footer, _DICTIONARIES)) and _number(data, "I", _target(data, at)):
         raise ValueError("it has dictionaries")
-    blocks, found = target(field(footer, _BATCHES)), []
-    for block in range(number("I", blocks)):
+    blocks, found = _target(data, _field(data, footer, _BATCHES)), []
+    for block in range(_number(data, "I", blocks)):
         start, metadata, body = struct.unpack_from(
             "<qi4xq", data, blocks + 4 + block * _BLOCK_BYTES
         )
-        message = target(start + (8 if number("i", start) == -1 else 4))
-        batch = target(field(message, _HEADER))
-        if field(batch, _COMPRESSION) or field(message, _CUSTOM):  # as Arrow 0.17 had it
-            raise ValueError("its columns are compressed")
+        refuse_compressed(data, start)
         found.append((start, metadata + body))
     return found
 
 
-def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
+def refuse_compressed(data: memoryview, start: int = 0) -> None:
+    """Raise ValueError if a record batch is compressed.
+
+    To read that, Arrow would decompress it: a few bytes may become gigabytes, and a shard of a
+    cache is not compressed.
+    """
+    message = _target(data, start + (8 if _number(data, "i", start) == -1 else 4))
+    batch = _target(data, _field(data, message, _HEADER))
+    # As Arrow has it, and as Arrow 0.17 had it.
+    if _field(data, batch, _COMPRESSION) or _field(data, message, _CUSTOM):
+        raise ValueError("its columns are compressed")
+
+
+def _number(data: memoryview, form: str, at: int) -> int:
+    return int(struct.unpack_from(f"<{form}", data, at)[0])
+
+
+def _target(data: memoryview, at: int) -> int:
+    return at + _number(data, "I", at)
+
+
+def _field(data: memoryview, table: int, index: int) -> int:
+    """Return where a field of a table is; 0 if the table does not have it."""
+    fields, at = table - _number(data, "i", table), 4 + 2 * index
+    offset = _number(data, "H", fields + at) if at < _number(data, "H", fields) else 0
+    return offset and table + offset
+
+
+def getter_of(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
     """Return a function that returns the value of a row; `column` is Arrow's view of `whole`."""
     if spec.kind == "none":
         return lambda _: None
@@ -370,199 +387,3 @@ def _cast(chunk: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
     lists = pa.LargeListArray.from_arrays(ends, values)
     mask = chunk.is_null() if chunk.null_count else None
     return pa.StructArray.from_arrays([lists, shapes], fields=list(kind), mask=mask)
-
-
-# ---- dataset -------------------------------------------------------------------------------------
-# `CachedDataset`: the samples of a finished cache, over memory-mapped files.
-#
-# index ── // per_shard ──> shard, mapped when first read ──> leaves ──> sample ──> transform
-
-
-class CachedDataset(Dataset[Any]):
-    """The samples of a cache, as the dataset returned them; made by `cache` and `open_cache`.
-
-    Tensors and arrays are contiguous and view the file's pages in memory, which all processes
-    share. They may be written to: neither the file nor other processes change, but this process
-    sees the change when it reads the sample again, so `clone()` what you change in place. A
-    `transform` need not: it receives copies.
-
-    It is pickled as the names of its files, so little is sent to spawned workers. It keeps no file
-    open.
-
-    Attributes:
-        directory: Where the files are: a folder, or the URL of one.
-        transform: Called with each sample, each time it is read; may be set at any time.
-    """
-
-    def __init__(
-        self,
-        directory: Path | str,
-        plan: CachePlan,
-        transform: Callable[[Any], Any] | None = None,
-        classes: Classes | None = None,
-    ) -> None:
-        self.directory = directory
-        self.transform = transform
-        self._plan = plan
-        known = ((each, loaded_class(each)) for each in namedtuples_of(plan.structure))
-        self._classes = {**{each: cls for each, cls in known if cls}, **(classes or {})}
-        self._shards = Shards(directory, plan)
-        self._rebuild = rebuilder(plan.structure, self._classes)
-
-    def __len__(self) -> int:
-        return self._plan.samples
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a sample."""
-        sample = self._read(self._position(index))
-        return sample if self.transform is None else self.transform(_own(sample))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples, in the order asked for."""
-        samples = [self._read(self._position(index)) for index in indices]
-        if self.transform is None:
-            return samples
-        return [self.transform(_own(sample)) for sample in samples]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-    def table(self) -> pa.Table:
-        """Return all samples as an Arrow table over the mapped files: one row each, in order."""
-        return table_of([self._shards[at] for at in range(len(self._shards))])
-
-    def __repr__(self) -> str:
-        shards = counted(len(self._shards), "shard")
-        where = shown_location(str(self.directory))
-        return f"<CachedDataset {where!r}: {len(self):,} samples in {shards}>"
-
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        facts = {
-            "samples": len(self),
-            "shards": len(self._shards),
-            "directory": shown_location(str(self.directory)),
-            "transform": self.transform,
-        }
-        return summary("CachedDataset", facts)
-
-    def __reduce__(self) -> Any:
-        classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
-        return CachedDataset, (self.directory, self._plan, self.transform, classes)
-
-    def _position(self, index: int) -> int:
-        at = as_index(index)  # also of a tensor, as the indices of a Subset may be
-        position = at if at >= 0 else at + self._plan.samples
-        if not 0 <= position < self._plan.samples:
-            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
-        return position
-
-    def _read(self, position: int) -> Any:
-        number, row = divmod(position, self._plan.per_shard)
-        return self._rebuild(iter(self._shards[number].leaves(row)))
-
-
-@short_tracebacks
-def open_cache(
-    location: str | os.PathLike[str],
-    transform: Callable[[Any], Any] | None = None,
-    *,
-    directory: str | os.PathLike[str] | None = None,
-    disk: int | str = 0,
-    progress: bool = True,
-) -> CachedDataset:
-    """Open a finished cache without the dataset that it was made from.
-
-    With `disk="all"`, a cache in a bucket is copied to a local folder, once: the first process of a
-    node does that, and the others wait for it. Each file is checked before it gets its name, and
-    after a kill the same call continues. The copy is an ordinary cache, which
-    `open_cache(directory)` opens without the bucket. The same call again reads one small file of
-    the bucket, to notice that the cache was made again since.
-
-    Args:
-        location: The folder, or its URL.
-        transform: As in `cache`.
-        directory: For a URL: the local folder for the copy, on a disk that no other node uses;
-            created if missing.
-        disk: For a URL: "all" for a copy of the whole cache.
-        progress: Show on stderr how far the copy is, in shards.
-
-    Returns:
-        The dataset. A NamedTuple has the user's own class if its module was imported before,
-        and otherwise a substitute with the same name and fields.
-
-    Raises:
-        OptionError: A setting is impossible.
-        InputError: There is no finished cache; it cannot be reached; or a file of it is missing,
-            truncated or, in a bucket, not what was written.
-        ChangedError: The cache in the bucket is not the one of which `directory` has a copy, or
-            was made again while it was copied.
-        OutputError: The folder cannot be written to, or its disk is too small.
-    """
-    place = place_of(location, InputError)
-    if isinstance(place, Store) and disk == "all":
-        from forebay.caching.copies import copy_cache
-
-        folder = _local_folder(directory)
-        if (index := copy_cache(place, folder, progress)) is None:
-            raise _no_cache(place)
-        return CachedDataset(folder, index.plan, transform)
-    if isinstance(place, Folder) and (directory is not None or disk != 0):
-        raise OptionError(
-            f"directory= and disk= are for a cache in a bucket, and {str(place.path)!r} is a "
-            "folder\n  Leave them out: the cache is read from there."
-        )
-    index = Index.read(place)
-    if index is None:
-        raise _no_cache(place)
-    if isinstance(place, Store):
-        return CachedDataset(place.url, index.plan, transform)
-    lost = index.missing(place)
-    if lost:
-        raise InputError(
-            f"the cache {str(place.path)!r} lacks {lost[0]}: {len(lost)} of its "
-            f"{len(index.sizes) + 1} files are missing\n"
-            "  Call forebay.cache again, with the same dataset and location: it writes the "
-            "missing files again. If this is a copy, copy the whole folder."
-        )
-    return CachedDataset(place.path, index.plan, transform)
-
-
-def _no_cache(place: Store | Folder) -> InputError:
-    """Return the error for a place without a finished cache."""
-    where, advice = shown_location(place.locate("")), ""
-    if isinstance(place, Store) and not place.top():
-        advice = "  There is nothing at all: check the URL, the bucket and your credentials.\n"
-    return InputError(
-        f"{where.rstrip('/')!r} holds no finished cache\n{advice}"
-        "  forebay.cache(dataset, location) creates one, or finishes an incomplete one. If this is "
-        "a copy, copy its .forebay folder too."
-    )
-
-
-def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
-    """Return the folder for a copy."""
-    place = None if directory is None else place_of(directory)
-    if not isinstance(place, Folder):
-        raise OptionError(
-            f'directory={directory!r} is no local folder, and disk="all" copies the cache to one\n'
-            '  Nothing was started. Name one, as in directory="/nvme/cache".'
-        )
-    return place.path
-
-
-def _own(sample: Any) -> Any:
-    """Return a sample with copies of its tensors and arrays."""
-    if isinstance(sample, torch.Tensor):
-        return sample.clone()
-    if isinstance(sample, np.ndarray):
-        return sample.copy()
-    if isinstance(sample, dict):
-        for key, value in sample.items():  # it was created by this call
-            sample[key] = _own(value)
-        return sample
-    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return type(sample)(*map(_own, sample))
-    if isinstance(sample, list | tuple):
-        return type(sample)(map(_own, sample))
-    return sample

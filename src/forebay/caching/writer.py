@@ -25,17 +25,8 @@ import pyarrow as pa
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.caching import columns
-from forebay.caching.columns import (
-    BLOCK,
-    MOST_BLOCK_BYTES,
-    CachePlan,
-    Column,
-    Spec,
-    checksums,
-    shard_name,
-    spec_of,
-    widened,
-)
+from forebay.caching.blocks import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
+from forebay.caching.columns import CachePlan, Column, Spec, spec_of, widened
 from forebay.caching.layout import MisfitError, Node, leaves_of, names_of, to_json
 from forebay.caching.reader import FORMAT, KEY, Shard, record_batches
 from forebay.errors import FailuresError

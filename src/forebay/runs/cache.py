@@ -18,9 +18,10 @@ from typing import Any, Literal
 from forebay.base.datasets import is_map_style
 from forebay.base.files import Folder, Store, place_of, read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.caching.columns import BLOCKS, INDEX, CachePlan, Index, check_size, nbytes_of
+from forebay.caching.blocks import BLOCKS, INDEX
+from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
+from forebay.caching.dataset import CachedDataset, cached_dataset
 from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.reader import CachedDataset
 from forebay.caching.writer import ShardWork, line_of, sample_failure, specs_of, wider
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
@@ -111,8 +112,7 @@ def cache(
         where = place.url if isinstance(place, Store) else place.path
         with Session(dataset, where, options, described=lambda: work, verb="cache") as session:
             index = _made(session, dataset, samples, work, classes, place)
-    where = place.url if isinstance(place, Store) else place.path
-    return CachedDataset(where, index.plan, transform, classes)
+    return cached_dataset(place, index.plan, transform, classes)
 
 
 def _length_of(dataset: Any) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import socket
 import struct
@@ -41,7 +42,7 @@ _ERRORS = {each.__name__: each for each in (ChangedError, InputError, OutputErro
 
 _BOOT = (
     "import os, sys; os.fork() and os._exit(0); sys.path[:] = sys.argv[4:]; "
-    "from forebay.bucket.fetcher import main; main(*map(int, sys.argv[1:4]))"
+    "from forebay.caching.fetcher import main; main(*map(int, sys.argv[1:4]))"
 )
 
 
@@ -223,8 +224,10 @@ def _connected(place: Place) -> socket.socket:
         lock_path = Path(path).with_suffix(".lock")
         with lock_path.open("ab", buffering=0) as lock, suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _start(place, path, lock.fileno())
-            continue
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), lock_path.stat()):
+                    _start(place, path, lock.fileno())
+            continue  # otherwise a fetcher that ended has removed the file
         if time.monotonic() > until:
             raise LinkBrokenError(f"the fetcher of {shown_location(place.url)} does not answer")
         time.sleep(LOOK_S)  # another process is about to start it
@@ -256,3 +259,20 @@ def _start(place: Place, path: str, lock: int) -> None:
             process.wait()
         finally:
             os.close(config)
+
+
+# ---- table ---------------------------------------------------------------------------------------
+
+# For each block, where it lies: 0, or page << 22 | generation << 2 | one of these.
+IN_MEMORY, ON_DISK = 1, 2
+GENERATIONS = 1 << 20
+
+
+def entry_of(offset: int, generation: int, kind: int) -> int:
+    """Return the entry of a block in the table."""
+    return offset // mmap.PAGESIZE << 22 | generation % GENERATIONS << 2 | kind
+
+
+def place_of(entry: int) -> tuple[int, int]:
+    """Return kind and offset of a block that has an entry."""
+    return entry & 3, (entry >> 22) * mmap.PAGESIZE

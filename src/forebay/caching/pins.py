@@ -21,6 +21,7 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.base.files import atomic_file, open_regular, read_regular
 from forebay.base.process import kernel
@@ -69,7 +70,13 @@ class Pins:
         unverified: Blocks that were there before the machine restarted.
     """
 
-    def __init__(self, folder: Path, identity: str, nbytes: int, lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: str,
+        nbytes: int,
+        lengths: Sequence[int] | npt.NDArray[np.int64],
+    ) -> None:
         """Open the files; make them anew if they are of another cache.
 
         Args:
@@ -140,7 +147,7 @@ class Pins:
         end = 0
         for block in blocks[np.argsort(found["place"][blocks], kind="stable")].tolist():
             place, check = int(found["place"][block]) - 1, int(found["check"][block])
-            length = rounded(self._lengths[block])
+            length = rounded(int(self._lengths[block]))
             if place % PAGE or check != self._check(block, place) or place < end:
                 continue
             if place + length > size:
@@ -151,7 +158,7 @@ class Pins:
         for place, block in sorted((place, block) for block, place in self._places.items()):
             if place > at:
                 self._extents.give_back(at, place - at)
-            at = place + rounded(self._lengths[block])
+            at = place + rounded(int(self._lengths[block]))
         if size > at:
             self._extents.give_back(at, size - at)
 
@@ -170,11 +177,11 @@ class Pins:
 
     def take(self, block: int) -> int | None:
         """Return where to write a block; None if there is no space."""
-        return self._extents.take(rounded(self._lengths[block]))
+        return self._extents.take(rounded(int(self._lengths[block])))
 
     def give_back(self, block: int, place: int) -> None:
         """Return space that `take` returned and that was not used."""
-        self._extents.give_back(place, rounded(self._lengths[block]))
+        self._extents.give_back(place, rounded(int(self._lengths[block])))
 
     def add(self, block: int, place: int) -> None:
         """Note that a block has been written."""

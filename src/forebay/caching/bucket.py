@@ -2,7 +2,7 @@
 
 Only the fetcher's process uses this: the libraries start threads of their own, and must not be
 forked. They make no attempts of their own, and every exception becomes a `BucketError`, so that
-`policy.py` decides what to try again.
+`fetch_policy.py` decides what to try again.
 
 obstore in threads takes a tenth of s3fs's processor time for a request (docs/design/0012).
 """
@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from forebay.base.files import connect
-from forebay.bucket.policy import BROKEN, DENIED, MISSING, THROTTLED
+from forebay.caching.fetch_policy import BROKEN, DENIED, MISSING, THROTTLED
 from forebay.errors import shown_location, without_credentials
 
-# Longer than `policy` lets a request take.
+# Longer than `fetch_policy` lets a request take.
 _TIMEOUT = timedelta(seconds=120)
 _THROTTLED = re.compile(r"\b(?:503|429)\b|SlowDown|TooManyRequests|RequestLimitExceeded", re.I)
 _DENIED = re.compile(
@@ -42,7 +42,7 @@ class BucketError(Exception):
     """A request failed.
 
     Attributes:
-        kind: What happened, as `policy` calls it.
+        kind: What happened, as `fetch_policy` calls it.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -52,7 +52,7 @@ class BucketError(Exception):
 
 
 def kind_of(error: BaseException) -> str:
-    """Return what `policy` calls an exception of a library."""
+    """Return what `fetch_policy` calls an exception of a library."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, FileNotFoundError):
         return MISSING

@@ -15,6 +15,7 @@ import mmap
 import os
 import queue
 import random
+import secrets
 import selectors
 import signal
 import socket
@@ -33,9 +34,10 @@ from zlib import crc32
 
 import numpy as np
 
-from forebay.bucket.link import START_S, Incoming, Place, described, packed
-from forebay.bucket.pins import PAGE, Pins
-from forebay.bucket.policy import (
+from forebay.base.output_names import PRIVATE
+from forebay.caching.blocks import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
+from forebay.caching.bucket import BucketError, bucket_at
+from forebay.caching.fetch_policy import (
     BROKEN,
     DENIED,
     MISSING,
@@ -52,28 +54,24 @@ from forebay.bucket.policy import (
     Unit,
     percentile,
 )
-from forebay.bucket.store import BucketError, bucket_at
-from forebay.caching.columns import BLOCKS, INDEX, Index, shard_name
-from forebay.errors import ChangedError, ForebayError, InputError, shown_location
+from forebay.caching.link import (
+    IN_MEMORY,
+    ON_DISK,
+    START_S,
+    Incoming,
+    Place,
+    described,
+    entry_of,
+    packed,
+)
+from forebay.caching.pins import Pins
+from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
-# An entry of the table: 0, or page << 22 | generation << 2 | one of these.
-IN_MEMORY, ON_DISK = 1, 2
-GENERATIONS = 1 << 20
 # How often clients hear what was fetched, and which answers the latencies are of.
 _FACTS_S, _LATEST = 1.0, 256
 _RECV_BYTES = 1 << 16
-
-
-def entry_of(offset: int, generation: int, kind: int) -> int:
-    """Return the entry of a block in the table."""
-    return offset // PAGE << 22 | generation % GENERATIONS << 2 | kind
-
-
-def place_of(entry: int) -> tuple[int, int]:
-    """Return kind and offset of a block that has an entry."""
-    return entry & 3, (entry >> 22) * PAGE
 
 
 class _Target(NamedTuple):
@@ -142,13 +140,23 @@ class Fetcher:
         self._place, self._listening = place, listening
         self._bucket = bucket_at(place.url)
         self._index_bytes = self._read(INDEX)
-        index = Index.from_json(self._index_bytes, f"{shown_location(place.url)}/{INDEX}")
         self._blocks_bytes = self._read(BLOCKS)
-        self._blocks = index.blocks_in(self._blocks_bytes, f"{shown_location(place.url)}/{BLOCKS}")
+        try:  # readers look at the rest of the index, and say more
+            index = json.loads(self._index_bytes)
+            samples, per_shard = (int(index["plan"][name]) for name in ("samples", "per_shard"))
+            known = int(index["blocks"]["count"]), int(index["blocks"]["crc32"])
+            sizes = [*map(int, index["sizes"])]
+            self._blocks = Blocks(self._blocks_bytes, samples, per_shard, sizes, known)
+        except DAMAGES as error:
+            raise InputError(
+                f"{shown_location(place.url)}/{PRIVATE}: the index of the cache is damaged: "
+                f"{shortened(error)}\n  Call forebay.cache with the same dataset and URL."
+            ) from error
         self._lengths = self._blocks.length.astype(np.int64)
-        self._shards = self._blocks.first // index.plan.per_shard
+        self._shards = self._blocks.first // per_shard
         self._slab = Slab()
         self._slab.record_size(int(self._lengths.max()))
+        self._id = secrets.token_hex(8)
         self._slots: dict[int, Slot] = {}
         self._pins: Pins | None = None
         if place.directory is not None and place.disk:
@@ -171,7 +179,7 @@ class Fetcher:
         self._began: dict[int, float] = {}
         self._hits = 0
         for block, offset in self._pinned().items():
-            if block not in self._pins.unverified:
+            if self._pins is not None and block not in self._pins.unverified:
                 self._residency.put_on_disk(block)
                 self._publish(block, _Target(ON_DISK, offset))
 
@@ -245,7 +253,7 @@ class Fetcher:
             return
         self._number += 1
         client = self._clients[accepted] = _Client(self._number, accepted)
-        facts = {"extent": self._slab.extent, "capacity": self._slab.largest}
+        facts = {"id": self._id, "extent": self._slab.extent}
         shared = [
             _in_memory("index", self._index_bytes),
             _in_memory("blocks", self._blocks_bytes),
@@ -426,20 +434,24 @@ class Fetcher:
 
     def _send(self, get: Get, now: float) -> None:
         """Have a thread perform a request."""
-        targets = {unit.key: self._target(unit.key) for unit in get.units if _is_block(unit)}
+        targets = {
+            unit.key: self._target(unit.key) for unit in get.units if isinstance(unit.key, int)
+        }
         self._targets[get.number], self._began[get.number] = targets, now
         self._threads.submit(self._perform, get, targets)
 
     def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
         """Fetch units, verify them and put them where they belong; in a thread."""
-        first, wrong, parts = get.units[0], {}, {}
+        first = get.units[0]
+        wrong: dict[Key, int] = {}
+        parts: dict[Key, memoryview] = {}
         error: BucketError | None = None
         try:
             data = self._bucket.read(shard_name(first.shard), first.offset, get.length)
             for unit in get.units:
                 start = unit.offset - first.offset
                 found = data[start : start + unit.length]
-                if not _is_block(unit):
+                if not isinstance(unit.key, int):
                     parts[unit.key] = found
                     continue
                 checksum = crc32(found)
@@ -481,7 +493,7 @@ class Fetcher:
             self._latencies.append(now - began)
             done, lost = self._requests.arrived(landed.number, landed.wrong, now)
         for unit in done:
-            if _is_block(unit):
+            if isinstance(unit.key, int):
                 if targets[unit.key].kind == ON_DISK or self._residency.is_held(unit.key):
                     self._keep(unit.key, targets.pop(unit.key))
                 self._settle(unit.key, None)
@@ -489,8 +501,8 @@ class Fetcher:
                 self._settle(unit.key, landed.parts[unit.key])
         for block, target in targets.items():
             self._give_back(block, target)
-        for unit in lost:
-            self._give_up(unit)
+        for each in lost:
+            self._give_up(each)
 
     def _note_verified(self, found: _Verified) -> None:
         assert self._pins is not None
@@ -575,10 +587,6 @@ class Fetcher:
             self._bucket.renew()
 
 
-def _is_block(unit: Unit) -> bool:
-    return isinstance(unit.key, int)
-
-
 def _refused(where: str, kind: str, words: str) -> ForebayError:
     advice = {
         DENIED: "Check the credentials: those of the environment count, or of fsspec's settings.",
@@ -614,8 +622,9 @@ def main(_lock: int, listening: int, config: int) -> None:
             fetcher.run()
     except BaseException:  # noqa: BLE001 - readers start another, which may say more
         traceback.print_exc()
-    with suppress(OSError):
-        os.unlink(path)
+    for each in (path, Path(path).with_suffix(".lock")):
+        with suppress(OSError):
+            os.unlink(each)
     server.close()
     sys.stderr.flush()
     os._exit(0)

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 MIB = 1 << 20
 # Bytes in flight at first and at most, and how many requests: each has a thread.
 START_BYTES, MOST_BYTES, MOST_REQUESTS = 64 * MIB, 512 * MIB, 256
@@ -378,7 +381,7 @@ class Residency:
         lengths: Bytes of each block.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int] | npt.NDArray[np.int64]) -> None:
         self._lengths = lengths
         self._clients: dict[int, _Client] = defaultdict(_Client)
         self._holders: Counter[int] = Counter()
@@ -442,7 +445,7 @@ class Residency:
         self._used[block] = self._epoch or 0
 
     def stale(self) -> list[int]:
-        """Forget blocks on disk that were not used in this epoch nor in the one before; return them.
+        """Forget blocks on disk that were used neither in this epoch nor in the last; return them.
 
         They belong to ranks that are elsewhere now.
         """
@@ -484,7 +487,7 @@ class Residency:
         self._epoch = max(self._epoch or 0, epoch)
 
     def _nbytes(self, blocks: Sequence[int]) -> int:
-        return sum(self._lengths[block] for block in blocks if block not in self._used)
+        return sum(int(self._lengths[block]) for block in blocks if block not in self._used)
 
     def _hold(self, blocks: Sequence[int], rank: Rank) -> list[tuple[int, Rank]]:
         self._holders.update(blocks)

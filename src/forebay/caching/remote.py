@@ -9,7 +9,6 @@ what it copied does not count. So reading a block that is there takes no message
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -21,12 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 
-from forebay.bucket.fetcher import IN_MEMORY, place_of
-from forebay.bucket.link import Link, LinkBrokenError, Place
-from forebay.caching.columns import Blocks, Index, Spec, schema_of
+from forebay.caching.blocks import Blocks
+from forebay.caching.columns import Index, Spec, schema_of
 from forebay.caching.layout import names_of
-from forebay.caching.reader import Bytes, Getter, getter_of, own, refuse_compressed
+from forebay.caching.link import IN_MEMORY, Link, LinkBrokenError, Place, place_of
+from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
 from forebay.errors import InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
@@ -67,10 +67,10 @@ class Shared:
         self.index = Index.from_json(_mapped(index).data, where)
         self.blocks = self.index.blocks_in(_mapped(blocks).data, where)
         self.table = _mapped(table).view(np.uint64)
-        capacity = link.facts["capacity"]
         self._slab = Slab.attach(memory, link.facts["extent"])
-        self._capacity = capacity
-        self._disk = _mapped(disk[0]) if disk and os.fstat(disk[0]).st_size else None
+        # Writable, since torch warns of what is not. It is only read.
+        is_disk = bool(disk) and os.fstat(disk[0]).st_size > 0
+        self._disk = _mapped(disk[0], mmap.ACCESS_WRITE) if is_disk else None
         for descriptor in (index, blocks, table, *disk):
             os.close(descriptor)
         names = names_of(self.index.plan.structure)
@@ -81,7 +81,7 @@ class Shared:
         kind, offset = place_of(entry)
         length = int(self.blocks.length[block])
         if kind == IN_MEMORY:
-            return np.frombuffer(self._slab.view(Slot(offset, self._capacity))[:length], np.uint8)
+            return np.frombuffer(self._slab.view(Slot(offset, length)), np.uint8)
         assert self._disk is not None
         return self._disk[offset : offset + length]
 
@@ -89,14 +89,21 @@ class Shared:
 class BucketReader:
     """The samples of a cache in a bucket. Pickled as the place of the cache."""
 
+    owns = True  # what is read owns its memory
+
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._process = 0
         self._begin()
+
+    @property
+    def location(self) -> str:
+        """The URL of the cache."""
+        return self.place.url
 
     def _begin(self) -> None:
         """Start without connections: in a new process, too."""
-        self._process, self._shared = os.getpid(), None
+        self._process = os.getpid()
+        self._shared: Shared | None = None
         self._local = threading.local()
         self._decoded: OrderedDict[int, _Block] = OrderedDict()
         self._heads: OrderedDict[int, bytes] = OrderedDict()
@@ -158,8 +165,12 @@ class BucketReader:
 
     # ---- samples -------------------------------------------------------------------------------
 
-    def leaves(self, positions: Sequence[int]) -> list[list[Any]]:
-        """Return the leaves of samples; they own their memory."""
+    def leaves(self, position: int) -> list[Any]:
+        """Return the leaves of a sample; they own their memory."""
+        return self.many((position,))[0]
+
+    def many(self, positions: Sequence[int]) -> list[list[Any]]:
+        """Return the leaves of each sample."""
         found: list[Any] = [None] * len(positions)
         left = self._by_block(positions)
         self.tried(lambda: self._read_all(left, found))
@@ -218,7 +229,7 @@ class BucketReader:
                     while len(self._decoded) > DECODED:
                         self._decoded.popitem(last=False)
                 for row, at in left[block]:
-                    found[at] = [own(get(row)) for get in known.getters]
+                    found[at] = [_own(get(row)) for get in known.getters]
             if int(shared.table[block]) == entry:
                 if any(found[at] is None for _, at in left[block]):
                     raise self._damaged(block)
@@ -294,7 +305,7 @@ class BucketReader:
         for block, rows in wanted.items():
             getters = [getter_of(*each, buffers[block]) for each in columns[block]]
             for row, at in rows:
-                found[at] = [own(get(row)) for get in getters]
+                found[at] = [_own(get(row)) for get in getters]
 
     def _fill(
         self, link: Link, buffers: dict[int, Bytes], spans: dict[int, list[tuple[int, int]]]
@@ -320,9 +331,15 @@ class BucketReader:
             at += nbytes
 
 
-def _mapped(descriptor: int) -> Bytes:
-    """Return a file as an array; a write to it stays in this process."""
-    return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8)
+def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:
+    return np.frombuffer(mmap.mmap(descriptor, 0, access=access), np.uint8)
+
+
+def _own(leaf: Any) -> Any:
+    """Return a leaf that does not view a block."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 # Exceptions of NumPy and Arrow for bytes that are not those of a block.

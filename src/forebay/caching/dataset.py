@@ -1,0 +1,324 @@
+"""The samples of a finished cache, in a folder or in a bucket.
+
+index ──> source: mapped shards of a folder, or blocks of a bucket ──> leaves ──> sample
+                                                        each time it is read: ──> transform
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from operator import index as as_index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset
+
+from forebay.base.files import Folder, Store, place_of
+from forebay.base.formatting import byte_size, counted, summary
+from forebay.caching.columns import CachePlan, Index
+from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
+from forebay.caching.reader import Shards
+from forebay.errors import InputError, OptionError, shown_location
+from forebay.failures import short_tracebacks
+from forebay.options import parse_bytes
+
+if TYPE_CHECKING:
+    from forebay.caching.remote import BucketReader
+    from forebay.windows import Windows
+
+# What `window="auto"` is for a cache in a bucket.
+WINDOW = 4_000_000_000
+
+
+class CachedDataset(Dataset[Any]):
+    """The samples of a cache, as the dataset returned them; made by `cache` and `open_cache`.
+
+    Tensors and arrays are contiguous. Those of a cache in a folder view the file's pages in memory,
+    which all processes share. They may be written to: neither the file nor other processes change,
+    but this process sees the change when it reads the sample again, so `clone()` what you change in
+    place. A `transform` need not: it receives copies. Those of a cache in a bucket are copies.
+
+    It is pickled as the location of its files, so little is sent to spawned workers. It keeps no
+    file open.
+
+    Attributes:
+        directory: Where the files are: a folder, or the URL of one.
+        transform: Called with each sample, each time it is read; may be set at any time.
+        window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
+    """
+
+    def __init__(
+        self,
+        source: Shards | BucketReader,
+        plan: CachePlan,
+        transform: Callable[[Any], Any] | None = None,
+        classes: Classes | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.transform, self.window = transform, window
+        self._source, self._plan = source, plan
+        known = ((each, loaded_class(each)) for each in namedtuples_of(plan.structure))
+        self._classes = {**{each: cls for each, cls in known if cls}, **(classes or {})}
+        self._rebuild = rebuilder(plan.structure, self._classes)
+        self._orders: dict[tuple[int, int], Windows] = {}
+
+    @property
+    def directory(self) -> Path | str:
+        """Where the files are."""
+        return self._source.location
+
+    def __len__(self) -> int:
+        return self._plan.samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample."""
+        return self._transformed(self._rebuild(iter(self._source.leaves(self._position(index)))))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples, in the order asked for."""
+        found = self._source.many([*map(self._position, indices)])
+        return [self._transformed(self._rebuild(iter(leaves))) for leaves in found]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def table(self) -> pa.Table:
+        """Return all samples as an Arrow table: one row each, in order.
+
+        Of a cache in a folder, it is over the mapped files.
+
+        Raises:
+            OptionError: The cache is in a bucket.
+        """
+        if not isinstance(self._source, Shards):
+            raise OptionError(
+                f"{shown_location(str(self.directory))!r} is in a bucket, and a table is of mapped "
+                'files\n  Copy the cache first: forebay.open_cache(url, directory=..., disk="all").'
+            )
+        return self._source.table()
+
+    def windows(self, batch: int) -> Windows | None:
+        """Return the order of samples for global batches of a size; None for an exact one."""
+        if self.window is None:
+            return None
+        key = batch, self.window
+        if key not in self._orders:
+            from forebay.windows import Windows, lanes_for
+
+            blocks = self._source.blocks
+            starts = np.append(blocks.first, len(self))
+            mean = int(blocks.length.sum(dtype=np.int64)) / len(blocks)
+            together = max(int(self.window / mean), 1)
+            lanes = lanes_for(batch, len(blocks), together)
+            self._orders = {key: Windows(starts, batch, lanes, max(together // lanes, 1))}
+        return self._orders[key]
+
+    @property
+    def remote(self) -> BucketReader | None:
+        """What reads a cache in a bucket; None for one in a folder."""
+        return None if isinstance(self._source, Shards) else self._source
+
+    def __repr__(self) -> str:
+        shards = counted(self._plan.shards, "shard")
+        where = shown_location(str(self.directory))
+        order = "" if self.window is None else f", shuffled by {byte_size(self.window)}"
+        return f"<CachedDataset {where!r}: {len(self):,} samples in {shards}{order}>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {
+            "samples": len(self),
+            "shards": self._plan.shards,
+            "directory": shown_location(str(self.directory)),
+            "transform": self.transform,
+            "window": "all" if self.window is None else byte_size(self.window),
+        }
+        return summary("CachedDataset", facts)
+
+    def __reduce__(self) -> Any:
+        classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
+        return CachedDataset, (self._source, self._plan, self.transform, classes, self.window)
+
+    def _position(self, index: int) -> int:
+        at = as_index(index)  # also of a tensor, as the indices of a Subset may be
+        position = at if at >= 0 else at + self._plan.samples
+        if not 0 <= position < self._plan.samples:
+            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
+        return position
+
+    def _transformed(self, sample: Any) -> Any:
+        if self.transform is None:
+            return sample
+        return self.transform(_own(sample) if not self._source.owns else sample)
+
+
+@short_tracebacks
+def open_cache(
+    location: str | os.PathLike[str],
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    directory: str | os.PathLike[str] | None = None,
+    disk: float | str = 0,
+    window: float | str | None = "auto",
+    progress: bool = True,
+) -> CachedDataset:
+    """Open a finished cache without the dataset that it was made from.
+
+    A cache in a bucket is read in one of three ways:
+
+    - `disk="all"` copies it to a local folder, once: the first process of a node does that, and the
+      others wait for it. Each file is checked before it gets its name, and after a kill the same
+      call continues. The copy is an ordinary cache, which `open_cache(directory)` opens without the
+      bucket. The same call again reads one small file of the bucket, to notice that the cache was
+      made again since.
+    - `disk="200GB"` keeps as much of it in a local folder as fits, from epoch to epoch and from job
+      to job, and fetches the rest when it is needed.
+    - `disk=0` keeps nothing on disk.
+
+    In the last two, one process of the node fetches blocks of about 4 MiB for all others, checks
+    them, and shares them in memory. It starts with the first read and ends with the last process
+    that reads. With `disk=0`, the default, nothing is written to any disk; the memory that a
+    training takes is up to twice `window`, divided among the nodes, and as little as a few blocks
+    for other reads.
+
+    A `DataLoader` with `shuffle=True` and `seed=` takes samples from a window: some blocks that are
+    in memory together, other ones in each epoch. Whatever the number of ranks and workers, and
+    whatever is cached, the batches are the same.
+
+    Args:
+        location: The folder, or its URL.
+        transform: As in `cache`.
+        directory: For a URL: the local folder for what is kept, on a disk that no other node uses;
+            created if missing.
+        disk: For a URL: "all" for a copy of the whole cache, or how much of it to keep in
+            `directory`: bytes, or a string such as "200GB". The files there never take more.
+        window: How much is shuffled together, over all ranks: bytes of samples, or a string such as
+            "4GB"; None for an exact shuffle of all samples, in which each is fetched by itself.
+            "auto" is 4 GB for a URL, and None for a folder. With a window, a cache in a folder that
+            is larger than memory is read block by block, instead of at random.
+        progress: Show on stderr how far the copy is, in shards.
+
+    Returns:
+        The dataset. A NamedTuple has the user's own class if its module was imported before,
+        and otherwise a substitute with the same name and fields.
+
+    Raises:
+        OptionError: A setting is impossible.
+        InputError: There is no finished cache; it cannot be reached; or a file of it is missing,
+            truncated or, in a bucket, not what was written.
+        ChangedError: The cache in the bucket is not the one of which `directory` has a copy, or
+            was made again while it was copied.
+        OutputError: The folder cannot be written to, or its disk is too small.
+    """
+    place = place_of(location, InputError)
+    together = _window_of(window, WINDOW if isinstance(place, Store) else None)
+    if isinstance(place, Store):
+        if disk == "all":
+            from forebay.caching.copies import copy_cache
+
+            folder = _local_folder(directory)
+            if (index := copy_cache(place, folder, progress)) is None:
+                raise _no_cache(place)
+            own_window = None if window == "auto" else together
+            return CachedDataset(
+                Shards(folder, index.plan), index.plan, transform, None, own_window
+            )
+        return CachedDataset(*_in_bucket(place.url, directory, disk), transform, None, together)
+    if directory is not None or disk != 0:
+        raise OptionError(
+            f"directory= and disk= are for a cache in a bucket, and {str(place.path)!r} is a "
+            "folder\n  Leave them out: the cache is read from there."
+        )
+    index = Index.read(place)
+    if index is None:
+        raise _no_cache(place)
+    lost = index.missing(place)
+    if lost:
+        raise InputError(
+            f"the cache {str(place.path)!r} lacks {lost[0]}: {len(lost)} of its "
+            f"{len(index.sizes) + 1} files are missing\n"
+            "  Call forebay.cache again, with the same dataset and location: it writes the "
+            "missing files again. If this is a copy, copy the whole folder."
+        )
+    return CachedDataset(Shards(place.path, index.plan), index.plan, transform, None, together)
+
+
+def cached_dataset(
+    place: Store | Folder,
+    plan: CachePlan,
+    transform: Callable[[Any], Any] | None,
+    classes: Classes,
+) -> CachedDataset:
+    """Return the dataset of a finished cache; one in a bucket is connected to when it is read."""
+    if isinstance(place, Folder):
+        return CachedDataset(Shards(place.path, plan), plan, transform, classes)
+    from forebay.caching.link import Place
+    from forebay.caching.remote import BucketReader
+
+    return CachedDataset(BucketReader(Place(place.url)), plan, transform, classes, WINDOW)
+
+
+def _window_of(window: float | str | None, usual: int | None) -> int | None:
+    return usual if window == "auto" else None if window is None else parse_bytes(window, "window")
+
+
+def _in_bucket(
+    url: str, directory: str | os.PathLike[str] | None, disk: float | str
+) -> tuple[BucketReader, CachePlan]:
+    """Return what reads a cache in a bucket, after reading its index."""
+    from forebay.caching.link import Place
+    from forebay.caching.remote import BucketReader
+
+    nbytes = parse_bytes(disk, "disk") if disk else 0
+    if bool(nbytes) != (directory is not None):
+        raise OptionError(
+            f"disk={disk!r} with directory={directory!r}: blocks are kept in a directory, and "
+            "one is for a size\n  Nothing was started. Give both, or neither."
+        )
+    folder = None if directory is None else str(_local_folder(directory))
+    reader = BucketReader(Place(url, folder, nbytes))
+    return reader, reader.shared.index.plan
+
+
+def _no_cache(place: Store | Folder) -> InputError:
+    """Return the error for a place without a finished cache."""
+    where, advice = shown_location(place.locate("")), ""
+    if isinstance(place, Store) and not place.top():
+        advice = "  There is nothing at all: check the URL, the bucket and your credentials.\n"
+    return InputError(
+        f"{where.rstrip('/')!r} holds no finished cache\n{advice}"
+        "  forebay.cache(dataset, location) creates one, or finishes an incomplete one. If this is "
+        "a copy, copy its .forebay folder too."
+    )
+
+
+def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
+    """Return the folder for a copy."""
+    place = None if directory is None else place_of(directory)
+    if not isinstance(place, Folder):
+        raise OptionError(
+            f"directory={directory!r} is no local folder, and disk= keeps the cache in one\n"
+            '  Nothing was started. Name one, as in directory="/nvme/cache".'
+        )
+    return place.path
+
+
+def _own(sample: Any) -> Any:
+    """Return a sample with copies of its tensors and arrays."""
+    if isinstance(sample, torch.Tensor):
+        return sample.clone()
+    if isinstance(sample, np.ndarray):
+        return sample.copy()
+    if isinstance(sample, dict):
+        for key, value in sample.items():  # it was created by this call
+            sample[key] = _own(value)
+        return sample
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*map(_own, sample))
+    if isinstance(sample, list | tuple):
+        return type(sample)(map(_own, sample))
+    return sample
