@@ -20,7 +20,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -303,82 +303,6 @@ def from_json(found: Any) -> Spec:
     if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
         raise ValueError(f"a shape of {shortened(sizes)}")
     return Spec(kind, dtype, sizes)
-
-
-# ---- blocks --------------------------------------------------------------------------------------
-# A block is a record batch of a shard: it can be read, and checked, without the rest of the file.
-#
-#     .forebay/blocks.bin    24 bytes for each block, in order of samples, little-endian
-
-BLOCK = np.dtype([("first", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4")])
-# A block has a little more than its values: its length has to fit in 32 bits.
-MOST_BLOCK_BYTES = 4_000_000_000
-_LEAST_BLOCK_BYTES = 64  # Arrow's metadata alone has more
-_MOST_SHARD_BYTES = 1 << 62
-
-
-class Blocks:
-    """Where the blocks of a cache are, in order of samples; ValueError if that cannot be.
-
-    Attributes:
-        first: The index of each block's first sample.
-        offset: Where its message begins in the file of its shard, in bytes.
-        length: Bytes of the message, metadata and body.
-        crc32: The CRC-32 of these bytes.
-    """
-
-    def __init__(self, data: bytes | memoryview, plan: CachePlan, sizes: Sequence[int]) -> None:
-        """Check the table: it may be anybody's."""
-        table = np.frombuffer(data, BLOCK)
-        self.first, self.offset = table["first"].view("<i8"), table["offset"].view("<i8")
-        self.length, self.crc32 = table["length"], table["crc32"]
-        self._plan, self._per_shard = plan, min(plan.per_shard, plan.samples)
-        first, offset, length = self.first, self.offset, self.length.astype(np.int64)
-        samples = np.diff(first, append=plan.samples)
-        shard = np.clip(first // self._per_shard, 0, len(sizes) - 1)
-        size = np.array(sizes, np.int64)[shard]
-        begins = np.flatnonzero(np.diff(shard, prepend=-1))
-        starts = np.arange(len(sizes)) * self._per_shard
-        if not np.array_equal(first[begins], starts):
-            raise ValueError("not every shard begins with a block")
-        is_next = np.diff(shard, prepend=-1) == 0
-        for is_wrong, what in (
-            ((first < 0) | (samples <= 0), "is not in order of samples"),
-            ((offset < 0) | (length == 0) | (offset > size - length), "lies outside its shard"),
-            (is_next & (offset < np.roll(offset + length, 1)), "overlaps the block before it"),
-        ):
-            if is_wrong.any():
-                raise ValueError(f"block {int(is_wrong.argmax()):,} {what}")
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def block_of(self, sample: int) -> int:
-        """Return the block that holds a sample."""
-        return bisect_right(self.first, sample) - 1
-
-    def rows(self, block: int) -> int:
-        """Return how many samples a block holds."""
-        end = self.first[block + 1] if block + 1 < len(self) else self._plan.samples
-        return int(end - self.first[block])
-
-    def of_shard(self, number: int) -> slice:
-        """Return which blocks a shard consists of."""
-        ends = (self._per_shard * each for each in (number, number + 1))
-        return slice(*(bisect_left(self.first, end) for end in ends))
-
-
-def checksums(data: memoryview, places: Iterable[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the CRC-32 of each block of a shard, and that of all bytes outside of them.
-
-    Args:
-        places: Offset and length of each block, in order.
-    """
-    found, outside, end = [], 0, 0
-    for offset, length in places:
-        outside, end = zlib.crc32(data[end:offset], outside), offset + length
-        found.append(zlib.crc32(data[offset:end]))
-    return found, zlib.crc32(data[end:], outside)
 
 
 # ---- index ---------------------------------------------------------------------------------------
