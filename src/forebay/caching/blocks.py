@@ -23,8 +23,8 @@ DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 BLOCK = np.dtype([("first", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4")])
 # A block has a little more than its values: its length has to fit in 32 bits.
 MOST_BLOCK_BYTES = 4_000_000_000
-_LEAST_BLOCK_BYTES = 64  # Arrow's metadata alone has more
-_MOST_SHARD_BYTES = 1 << 62
+LEAST_BLOCK_BYTES = 64  # Arrow's metadata alone has more
+MOST_SHARD_BYTES = 1 << 62
 
 
 class Blocks:

@@ -37,6 +37,8 @@ from forebay.caching.blocks import (
     DAMAGES,
     INDEX,
     INDEX_BYTES,
+    LEAST_BLOCK_BYTES,
+    MOST_SHARD_BYTES,
     Blocks,
     is_shard,
     shard_name,
@@ -419,9 +421,9 @@ class Index:
                 raise ValueError(f"{len(sizes)} sizes")
             if {*map(len, specs)} != {len(plan.specs)}:
                 raise ValueError("the columns of a shard")
-            if not all(0 <= size < _MOST_SHARD_BYTES for size in sizes):
+            if not all(0 <= size < MOST_SHARD_BYTES for size in sizes):
                 raise ValueError("the size of a shard")
-            if not plan.shards <= blocks[0] <= sum(sizes) // _LEAST_BLOCK_BYTES:
+            if not plan.shards <= blocks[0] <= sum(sizes) // LEAST_BLOCK_BYTES:
                 raise ValueError(f"{blocks[0]} blocks")
             version = found["version"]
             return cls(plan, sizes, outside, specs, blocks, str(found["fingerprint"]), version)
