@@ -364,6 +364,8 @@ class Plan:
 
     Attributes:
         by_epoch: Whether samples depend on the epoch, which is then part of an index.
+        order: Returns the samples at positions, by seed and epoch, if the order is random; None for
+            that of a `Permutation`.
         costs_of: What samples cost, by their indices: the ranks then share the samples of a global
             batch so that they cost each of them nearly the same. None: a rank has consecutive ones.
     """
@@ -378,6 +380,7 @@ class Plan:
     tail: str = "repeat"
     mixture: Mixture | None = None
     by_epoch: bool = False
+    order: Callable[[int, int, Integers], Integers] | None = None
     costs_of: Callable[[Integers], npt.NDArray[np.float64]] | None = None
 
     @property
@@ -463,7 +466,9 @@ class Plan:
             ]
             return np.stack(rows)
         numbers = starts[:, None] + np.arange(count)
-        if self.shuffle:
+        if self.shuffle and self.order is not None:
+            numbers = self.order(self.seed, drawn, numbers).astype(np.int64)
+        elif self.shuffle:
             order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
             numbers = order.at(numbers).astype(np.int64)
         return numbers + drawn * EPOCH if self.by_epoch else numbers

@@ -99,6 +99,11 @@ class Windows:
         object.__setattr__(self, "_totals", totals)
 
     @property
+    def state(self) -> tuple[int, ...]:
+        """What the order depends on beside seed and epoch."""
+        return self.batch, self.lanes, self.blocks, len(self.starts) - 1
+
+    @property
     def _each(self) -> int:
         """Samples of each lane in a global batch."""
         return self.batch // self.lanes
@@ -194,3 +199,28 @@ def lanes_for(batch: int, blocks: int, window: int) -> int:
     """
     most = min(batch & -batch, MOST_LANES, max(min(blocks, window) // LEAST_BLOCKS, 1))
     return 1 << (most.bit_length() - 1)
+
+
+class InOrder:
+    """The blocks of samples that are read in order, as `Windows` says it of others.
+
+    Args:
+        starts: As of `Windows`.
+        batch: The global batch size.
+    """
+
+    def __init__(self, starts: npt.NDArray[np.int64], batch: int) -> None:
+        self.starts, self.batch, self.lanes = starts, batch, 1
+
+    def lanes_of(self, first: int, count: int) -> range:
+        """Return the only lane."""
+        return range(1)
+
+    def windows(
+        self, seed: int, epoch: int, lanes: Iterable[int], batch: int = 0
+    ) -> Iterator[Window]:
+        """Yield each block as a window."""
+        first = int(np.searchsorted(self.starts, batch * self.batch, "right")) - 1
+        for block in range(max(first, 0), len(self.starts) - 1):
+            due, until = self.starts[block], self.starts[block + 1] - 1
+            yield Window(int(due) // self.batch, int(until) // self.batch, np.array([block]))

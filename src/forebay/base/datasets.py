@@ -39,6 +39,12 @@ def sequence_rows(dataset: Any) -> Any | None:
     return dataset if lengths is not None and type(dataset) is lengths.SequenceRows else None
 
 
+def cached_samples(dataset: Any) -> Any | None:
+    """Return a dataset if it is one of `cache` or `open_cache`, else None."""
+    caching = sys.modules.get("forebay.caching.dataset")
+    return dataset if caching is not None and type(dataset) is caching.CachedDataset else None
+
+
 def names_of(dataset: Any) -> NameOf | None:
     """Return the function from a sample's index to its name; None if the Dataset knows no names.
 

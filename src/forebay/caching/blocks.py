@@ -80,6 +80,11 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of a block, on average."""
+        return int(self.length.sum(dtype=np.int64)) / len(self)
+
     def block_of(self, sample: int) -> int:
         """Return the block that holds a sample."""
         return bisect_right(self.first, sample) - 1

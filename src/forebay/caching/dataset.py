@@ -27,7 +27,9 @@ from forebay.failures import short_tracebacks
 from forebay.options import parse_bytes
 
 if TYPE_CHECKING:
-    from forebay.caching.remote import BucketReader
+    import numpy.typing as npt
+
+    from forebay.caching.remote import BucketReader, Lookahead
     from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.
@@ -110,12 +112,32 @@ class CachedDataset(Dataset[Any]):
             from forebay.windows import Windows, lanes_for
 
             blocks = self._source.blocks
-            starts = np.append(blocks.first, len(self))
-            mean = int(blocks.length.sum(dtype=np.int64)) / len(blocks)
-            together = max(int(self.window / mean), 1)
+            together = max(int(self.window / blocks.mean_bytes), 1)
             lanes = lanes_for(batch, len(blocks), together)
-            self._orders = {key: Windows(starts, batch, lanes, max(together // lanes, 1))}
+            order = Windows(self._starts, batch, lanes, max(together // lanes, 1))
+            self._orders = {key: order}
         return self._orders[key]
+
+    @property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.append(self._source.blocks.first, len(self))
+
+    def lookahead(self, batch: int, first: int, count: int, shuffle: bool) -> Lookahead | None:
+        """Return what has blocks fetched for a loader; None if each sample is fetched by itself.
+
+        Args:
+            batch: The global batch size.
+            first: The first sample of the loader's rank in each global batch.
+            count: How many samples that rank has there.
+            shuffle: Whether the order is random.
+        """
+        from forebay.caching.remote import Lookahead
+        from forebay.windows import InOrder
+
+        order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
+        if order is None or self.remote is None:
+            return None
+        return Lookahead(self.remote, order, order.lanes_of(first, count), self.window)
 
     @property
     def remote(self) -> BucketReader | None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import mmap
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -140,6 +141,13 @@ class Link:
         if "error" in answer:
             raise error_of(answer)
         return answer, payload
+
+    def heard(self) -> dict[str, Any] | None:
+        """Return the last message that came by itself; None if there is none."""
+        found = None
+        while select.select([self._socket], [], [], 0)[0]:
+            found = self._message(self._received(_HEAD.size))[0]
+        return found
 
     def _message(self, head: bytes | bytearray) -> tuple[dict[str, Any], bytearray]:
         json_bytes, payload_bytes = _HEAD.unpack(head)

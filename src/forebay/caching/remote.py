@@ -9,11 +9,12 @@ what it copied does not count. So reading a block that is there takes no message
 
 from __future__ import annotations
 
+import heapq
 import math
 import mmap
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -27,9 +28,10 @@ from forebay.caching.columns import Index, Spec, schema_of
 from forebay.caching.layout import names_of
 from forebay.caching.link import IN_MEMORY, Link, LinkBrokenError, Place, place_of
 from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
-from forebay.errors import InputError, shown_location
+from forebay.errors import ForebayError, InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
+from forebay.windows import InOrder, Window, Windows
 
 # A block is fetched whole if so large a share of it is read at once, or if it is read in order.
 WHOLE_SHARE = 0.25
@@ -41,6 +43,8 @@ HEAD_BYTES = 4096
 GAP_BYTES = 16 << 10
 # How often a fetcher may end before a reader gives up.
 MOST_ENDS = 5
+# What is fetched ahead of a loader that reads in order, and in how many epochs at a time.
+AHEAD_BYTES, MOST_EPOCHS = 256 << 20, 64
 
 Part = tuple[int, int, int]  # shard, offset, length
 
@@ -329,6 +333,133 @@ class BucketReader:
         for block, start, nbytes in places:
             buffers[block][start : start + nbytes] = np.frombuffer(data, np.uint8, nbytes, at)
             at += nbytes
+
+
+# ---- lookahead -----------------------------------------------------------------------------------
+
+
+class _Sent(NamedTuple):
+    """A window of which the fetcher knows."""
+
+    number: int
+    epoch: int  # counted by the lookahead
+    due: int
+    blocks: list[int]
+    nbytes: int
+
+
+class Lookahead:
+    """Tells the fetcher which blocks a loader needs, before it needs them, and which no more.
+
+    Nothing depends on it but how long reading takes. For one thread at a time.
+
+    Args:
+        order: How samples are read.
+        lanes: The lanes that this loader reads.
+        window: Bytes of the windows of all lanes; None for a few blocks.
+
+    Attributes:
+        facts: What the fetcher said last of what it fetched.
+    """
+
+    def __init__(
+        self, reader: BucketReader, order: Windows | InOrder, lanes: range, window: int | None
+    ) -> None:
+        self.facts: dict[str, Any] = {}
+        self._reader, self._order, self._lanes = reader, order, lanes
+        share = len(lanes) / order.lanes
+        self._room = int(2 * share * window) if window and share else AHEAD_BYTES
+        self._link: Link | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epochs: deque[int] = deque()  # those of which windows are sent, in order
+        self._coming: Iterator[Window] = iter(())
+        self._sent: dict[int, _Sent] = {}
+        self._ends: list[tuple[int, int, int]] = []  # epoch, last batch and number of each
+        self._count = self._nbytes = self._number = 0
+        self._seed: int | None = None
+
+    def reached(self, seed: int, epoch: int, sample: int) -> None:
+        """Note that a loader has made all batches before a sample of an epoch."""
+        batch = sample // self._order.batch
+        if seed != self._seed or epoch not in self._epochs:
+            self.close()
+            self._seed = seed
+            self._open(epoch, batch)
+        ended: list[int] = []
+        while self._epochs[0] != epoch:
+            self._epochs.popleft()
+            self._count += 1
+        while self._ends and self._ends[0][:2] < (self._count, batch):
+            number = heapq.heappop(self._ends)[2]
+            self._nbytes -= self._sent.pop(number).nbytes
+            ended.append(number)
+        new = self._next()
+        if ended or new or self._link is None:
+            self._tell(ended, new)
+        else:
+            self._hear()
+
+    def _open(self, epoch: int, batch: int) -> None:
+        self._epochs.append(epoch)
+        assert self._seed is not None
+        self._coming = self._order.windows(self._seed, epoch, self._lanes, batch)
+
+    def _next(self) -> list[_Sent]:
+        """Return the windows to send now."""
+        new: list[_Sent] = []
+        lengths = self._reader.blocks.length
+        while self._nbytes < 2 * self._room and len(self._epochs) < MOST_EPOCHS:
+            window = next(self._coming, None)
+            if window is None:
+                self._open(self._epochs[-1] + 1, 0)
+                continue
+            self._number += 1
+            nbytes = int(lengths[window.blocks].sum(dtype=np.int64))
+            epoch = self._count + len(self._epochs) - 1
+            new.append(_Sent(self._number, epoch, window.due, window.blocks.tolist(), nbytes))
+            self._nbytes += nbytes
+            self._sent[self._number] = new[-1]
+            heapq.heappush(self._ends, (epoch, window.until, self._number))
+        return new
+
+    def _tell(self, ended: list[int], new: Sequence[_Sent]) -> None:
+        try:
+            if self._link is None:
+                self._link = Link(self._reader.place)
+                for descriptor in self._link.descriptors:
+                    os.close(descriptor)
+                self._link.post("room", bytes=self._room)
+                ended, new = [], [*self._sent.values()]
+            for each in new:
+                self._link.post(
+                    "window",
+                    number=each.number,
+                    epoch=each.epoch,
+                    due=each.due,
+                    blocks=each.blocks,
+                )
+            if ended:
+                self._link.post("ended", numbers=ended)
+            self._hear()
+        except (LinkBrokenError, ForebayError):  # a reader says what is wrong
+            self._leave()
+
+    def _hear(self) -> None:
+        """Read what the fetcher says of itself."""
+        if self._link is not None and (facts := self._link.heard()) is not None:
+            self.facts = facts
+
+    def _leave(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def close(self) -> None:
+        """Let the fetcher forget all windows."""
+        self._leave()
+        self._begin()
 
 
 def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:

@@ -276,7 +276,8 @@ class Pipeline:
         if settings.is_iterable:
             return IterableSource(settings.batch_size if settings.auto_collation else None)
         if settings.plan is not None:
-            return PlanSource(self._plan(settings), settings.auto_collation, settings.is_sliced)
+            plan, ahead = self._plan(settings), settings.lookahead()
+            return PlanSource(plan, settings.auto_collation, settings.is_sliced, ahead)
         return SamplerSource(
             settings.index_sampler,
             None if settings.by_torchs_rules else self.seed,

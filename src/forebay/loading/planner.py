@@ -229,6 +229,7 @@ class Planner:
     def detach(self) -> None:
         """Forget the closed feed; the position is kept."""
         self._feed = None
+        self.source.close()
 
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""
@@ -338,6 +339,7 @@ class Planner:
         missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
         if missing or at_least:
             self._request(max(missing, at_least))
+        self.source.reached(self.start, self.batch - self.start.batch + ready - ends)
 
     def _request(self, count: int) -> None:
         """Request `count` batches, of later epochs too if that is allowed."""

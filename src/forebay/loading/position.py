@@ -47,6 +47,7 @@ class MadeWith:
         global_batch_size: Samples of one step over all ranks; None with a batch sampler.
         length: Samples in the dataset; None if the number is not known.
         shuffle: Whether the order is random; None if a sampler of the user decides that.
+        windows: Of what samples are shuffled in: see `Windows.state`; None for an exact order.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class MadeWith:
     shuffle: bool | None = None
     sources: dict[str, int] | None = None
     in_order: bool = True
+    windows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +422,7 @@ MADE_WITH: Checks = {
     "shuffle": (True, _is_flag),
     "sources": (True, _is_sources),
     "in_order": (False, _is_flag),
+    "windows": (True, lambda value: _is_list(value, _is_positive) and len(value) == 4),
 }
 POSITION: Checks = {
     "made_with": (False, _is_anything),

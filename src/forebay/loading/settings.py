@@ -25,7 +25,7 @@ from torch.utils.data import (
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.batches import nbytes
-from forebay.base.datasets import sequence_rows
+from forebay.base.datasets import cached_samples, sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.collating.padding import slicing
 from forebay.devices.device import check_loader_device
@@ -175,10 +175,24 @@ class Settings:
             by_epoch=plan.by_epoch,
             costs_of=plan.costs_of,
         )
+        if plan.shuffle and (windows := self._windows(whole.global_batch_size)) is not None:
+            whole = replace(whole, order=windows.at)
         if plan.mixture is None or not dataset.schedule:
             return whole
         stages = tuple((whole.position_of(at), weights) for at, weights in dataset.schedule)
         return replace(whole, mixture=replace(plan.mixture, schedule=stages))
+
+    def _windows(self, batch: int) -> Any:
+        cached = cached_samples(self.loader.dataset)
+        return None if cached is None else cached.windows(batch)
+
+    def lookahead(self) -> Any:
+        """Return what has blocks of a bucket fetched before they are needed; None for others."""
+        cached, plan = cached_samples(self.loader.dataset), self.plan
+        if cached is None or cached.remote is None or plan is None:
+            return None
+        first = plan.rank * plan.batch_size
+        return cached.lookahead(plan.global_batch_size, first, plan.batch_size, plan.shuffle)
 
     @property
     def steps(self) -> int:
@@ -273,7 +287,15 @@ class Settings:
             length=None if self.is_iterable else self.plan.length if self.plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
             in_order=self.in_order,
+            windows=self._order_state(),
         )
+
+    def _order_state(self) -> tuple[int, ...] | None:
+        plan = self.plan
+        if plan is None or plan.order is None:
+            return None
+        state: tuple[int, ...] = self._windows(plan.global_batch_size).state
+        return state
 
     @property
     def length(self) -> int | None:

@@ -118,6 +118,12 @@ class Source(ABC):
         """Return after how many batches of an epoch the source is read to see whether it ends."""
         return math.inf
 
+    def reached(self, start: Start, batches: int) -> None:  # noqa: B027 - nothing to prepare
+        """Note that so many batches of an epoch and of those after it are made."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to close
+        """Stop preparing what comes; `reached` begins again."""
+
     def sampler_states(self) -> SamplerStates | None:
         """Return the states that samplers keep from epoch to epoch; None if they keep none."""
         return None
@@ -131,15 +137,35 @@ class PlanSource(Source):
 
     kind = "plan"
 
-    def __init__(self, plan: Plan, auto_collation: bool, as_tensors: bool) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: Plan, auto_collation: bool, as_tensors: bool, lookahead: Any = None
+    ) -> None:
+        self.plan, self.lookahead = plan, lookahead
+        self._orders: dict[int, int] = {}  # of epochs for which `set_epoch` was called
         self.auto_collation, self.as_tensors = auto_collation, as_tensors
         self.count = len if auto_collation else _one
 
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`. If the sampler's `set_epoch` was called, its argument decides the order."""
         order = next((value for value in values[:2] if value is not None), None)
+        if order is not None:
+            self._orders[start.epoch] = order
         return Reader(self._selections(self._plan_of(start), start, order))
+
+    def reached(self, start: Start, batches: int) -> None:
+        """See `Source`."""
+        if self.lookahead is None:
+            return
+        epoch, sample = start.epoch, start.sample + batches * self.plan.global_batch_size
+        end = self.end_of(start)
+        while sample >= end > 0:
+            epoch, sample, end = epoch + 1, max(sample - end, 0), self.plan.end()
+        self.lookahead.reached(self.plan.seed, self._orders.get(epoch, epoch), sample)
+
+    def close(self) -> None:
+        """See `Source`."""
+        if self.lookahead is not None:
+            self.lookahead.close()
 
     def samples_returned(self, start: Start, batches: int, samples: int) -> int:
         """See `Source`."""
