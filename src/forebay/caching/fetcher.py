@@ -307,8 +307,8 @@ class Fetcher:
                 self._fetch(fetched)
             case "need":
                 blocks = self._known(message["blocks"])
-                if not message["whole"]:  # only what comes anyway
-                    blocks = [each for each in blocks if self._residency.is_held(each)]
+                whole = {*self._known(message["whole"])}  # the others only if they come anyway
+                blocks = [each for each in blocks if each in whole or self._residency.is_held(each)]
                 self._fetch(self._residency.need(client.number, blocks))
                 missing = {each for each in blocks if not self._table[each]}
                 self._ask(_Question(client, message["id"], set(missing), blocks))

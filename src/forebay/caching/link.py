@@ -102,12 +102,16 @@ class Link:
     def _welcomed(self) -> tuple[dict[str, Any], list[int]]:
         until = time.monotonic() + START_S
         while True:
-            with suppress(TimeoutError):
+            try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1, _MOST_DESCRIPTORS)
                 if not data:
                     raise LinkBrokenError("the fetcher ended before it answered")
                 head = data + self._received(_HEAD.size - 1)
                 return self._message(head)[0], descriptors
+            except TimeoutError:
+                pass
+            except OSError as error:
+                raise LinkBrokenError(str(error)) from error
             if time.monotonic() > until:
                 raise LinkBrokenError(f"the fetcher did not answer in {START_S:g} s")
 

@@ -190,27 +190,27 @@ class BucketReader:
         return by_block
 
     def _read_all(self, left: dict[int, list[tuple[int, int]]], found: list[Any]) -> None:
-        """Read rows; a block is taken from `left` once its rows are read."""
+        """Read rows; a block is removed from `left` once its rows are read."""
         link = self.link()
         self._read_here(left, found)
-        if not left:
-            return
-        whole = [block for block, rows in left.items() if self._is_whole(block, rows)]
-        answer, _ = link.ask("need", blocks=[*left], whole=whole)
-        held = self._local.held
-        for block in answer["blocks"]:
-            held[block] = held.pop(block, 0) + 1
-        parted = {block: left.pop(block) for block in [*left] if block not in answer["blocks"]}
-        self._read_here(left, found)
-        released = []
-        while len(held) > HELD:
-            block, count = held.popitem(last=False)
-            released += [block] * count
-        if released:
-            link.post("release", blocks=released)
-        if parted:
-            self._read_parts(link, parted, found)
-        self._read_all(left, found) if left else None
+        while left:  # again for what was dropped while it was read
+            whole = [block for block, rows in left.items() if self._is_whole(block, rows)]
+            answer, _ = link.ask("need", blocks=[*left], whole=whole)
+            held = self._local.held
+            for block in answer["blocks"]:
+                held[block] = held.pop(block, 0) + 1
+            parted = {block: rows for block, rows in left.items() if block not in held}
+            self._read_here(left, found)
+            released = []
+            while len(held) > HELD:
+                block, count = held.popitem(last=False)
+                released += [block] * count
+            if released:
+                link.post("release", blocks=released)
+            if parted := {block: rows for block, rows in parted.items() if block in left}:
+                self._read_parts(link, parted, found)
+                for block in parted:
+                    del left[block]
 
     def _is_whole(self, block: int, rows: list[tuple[int, int]]) -> bool:
         first, last = min(rows)[0], max(rows)[0]
@@ -395,11 +395,7 @@ class Lookahead:
             number = heapq.heappop(self._ends)[2]
             self._nbytes -= self._sent.pop(number).nbytes
             ended.append(number)
-        new = self._next()
-        if ended or new or self._link is None:
-            self._tell(ended, new)
-        else:
-            self._hear()
+        self._tell(ended, self._next())
 
     def _open(self, epoch: int, batch: int) -> None:
         self._epochs.append(epoch)
@@ -425,6 +421,7 @@ class Lookahead:
         return new
 
     def _tell(self, ended: list[int], new: Sequence[_Sent]) -> None:
+        """Send windows, and read what the fetcher says of itself."""
         try:
             if self._link is None:
                 self._link = Link(self._reader.place)
@@ -442,19 +439,14 @@ class Lookahead:
                 )
             if ended:
                 self._link.post("ended", numbers=ended)
-            self._hear()
+            self.facts = self._link.heard() or self.facts
         except (LinkBrokenError, ForebayError):  # a reader says what is wrong
             self._leave()
 
-    def _hear(self) -> None:
-        """Read what the fetcher says of itself."""
-        if self._link is not None and (facts := self._link.heard()) is not None:
-            self.facts = facts
-
     def _leave(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
     def close(self) -> None:
         """Let the fetcher forget all windows."""
