@@ -105,7 +105,10 @@ def test_ranks_share_the_same_global_batches(world):
     ]
     whole = int(rows.sum()) // 48
     ranks = [[row for block in plan.blocks(0) for row in block.indices][:whole] for plan in plans]
-    assert np.concatenate(ranks, axis=1).ravel().tolist() == order.at(3, 0, np.arange(48 * whole)).tolist()
+    assert (
+        np.concatenate(ranks, axis=1).ravel().tolist()
+        == order.at(3, 0, np.arange(48 * whole)).tolist()
+    )
 
 
 def test_a_rank_reads_few_lanes():

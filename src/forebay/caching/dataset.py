@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.caching.remote import BucketReader, Lookahead
+    from forebay.observe.record import Fetched
     from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.
@@ -122,7 +123,9 @@ class CachedDataset(Dataset[Any]):
     def _starts(self) -> npt.NDArray[np.int64]:
         return np.append(self._source.blocks.first, len(self))
 
-    def lookahead(self, batch: int, first: int, count: int, shuffle: bool) -> Lookahead | None:
+    def lookahead(
+        self, batch: int, first: int, count: int, shuffle: bool, fetched: Fetched
+    ) -> Lookahead | None:
         """Return what has blocks fetched for a loader; None if each sample is fetched by itself.
 
         Args:
@@ -130,6 +133,7 @@ class CachedDataset(Dataset[Any]):
             first: The first sample of the loader's rank in each global batch.
             count: How many samples that rank has there.
             shuffle: Whether the order is random.
+            fetched: Where to note what is fetched.
         """
         from forebay.caching.remote import Lookahead
         from forebay.windows import InOrder
@@ -137,7 +141,8 @@ class CachedDataset(Dataset[Any]):
         order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
         if order is None or self.remote is None:
             return None
-        return Lookahead(self.remote, order, order.lanes_of(first, count), self.window)
+        lanes = order.lanes_of(first, count)
+        return Lookahead(self.remote, order, lanes, self.window, fetched)
 
     @property
     def remote(self) -> BucketReader | None:

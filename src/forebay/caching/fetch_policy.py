@@ -78,12 +78,14 @@ class Counts:
     """What happened so far.
 
     Attributes:
+        busy_s: Seconds for which any request was under way.
         lost_s: Seconds for which requests that failed were under way, and pauses after them.
     """
 
     requests: int = 0
     nbytes: int = 0
     hedges: int = 0
+    busy_s: float = 0.0
     lost_s: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
 
@@ -128,6 +130,7 @@ class Requests:
         self._resumes = self._halved = -math.inf
         self._probe_began, self._probe_bytes, self._best = 0.0, 0, 0.0
         self._was_full = self._was_throttled = False
+        self._busy_since = 0.0
 
     # ---- what is wanted ------------------------------------------------------------------------
 
@@ -222,6 +225,7 @@ class Requests:
     def _send(self, units: Sequence[Unit], now: float) -> Get:
         self._number += 1
         get = Get(self._number, tuple(units))
+        self._busy_since = self._busy_since if self._flights else now
         self._flights[get.number] = _Flight(get, now)
         self._in_flight += get.length
         self.counts.requests += 1
@@ -262,7 +266,7 @@ class Requests:
             wrong: The checksums of units that are not as they were written. Such a unit is
                 fetched again, until it arrives with the same wrong checksum twice.
         """
-        flight = self._land(number)
+        flight = self._land(number, now)
         if flight is None:
             return [], []
         self._latencies[flight.get.length.bit_length()].append(now - flight.began)
@@ -289,7 +293,7 @@ class Requests:
 
     def failed(self, number: int, kind: str, message: str, now: float) -> list[GivenUp]:
         """Return the units of a failed request that are given up; the others are tried again."""
-        flight = self._land(number)
+        flight = self._land(number, now)
         if flight is None:
             return []
         self.counts.failed[kind] += 1
@@ -328,9 +332,11 @@ class Requests:
         """
         return self._random.uniform(0, min(MOST_PAUSE_S, FIRST_PAUSE_S * 2**tries))
 
-    def _land(self, number: int) -> _Flight | None:
+    def _land(self, number: int, now: float) -> _Flight | None:
         flight = self._flights.pop(number, None)
         if flight is not None:
+            self.counts.busy_s += now - self._busy_since
+            self._busy_since = now
             self._in_flight -= flight.get.length
             for unit in flight.get.units:
                 if (known := self._wanted.get(unit.key)) is not None:

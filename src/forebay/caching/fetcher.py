@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -114,7 +114,7 @@ class _Client:
     socket: socket.socket
     incoming: Incoming = field(default_factory=Incoming)
     outgoing: deque[memoryview] = field(default_factory=deque)
-    hears: bool = False  # whether it is sent facts
+    since: Counter[str] | None = None  # totals at its beginning; None if it is sent no facts
 
 
 @dataclass(eq=False, slots=True)
@@ -294,7 +294,7 @@ class Fetcher:
     def _obey(self, client: _Client, message: dict[str, Any]) -> None:
         match message["op"]:
             case "room":
-                client.hears = True
+                client.since = self._totals()
                 self._residency.register(client.number, int(message["bytes"]))
             case "window":
                 blocks = self._known(message["blocks"])
@@ -363,24 +363,27 @@ class Fetcher:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
         self._selector.modify(client.socket, events)
 
-    def _tell_facts(self) -> None:
+    def _totals(self) -> Counter[str]:
         counts = self._requests.counts
-        facts = {
-            "op": "facts",
-            "requests": counts.requests,
-            "nbytes": counts.nbytes,
-            "hits": self._hits,
-            "hedges": counts.hedges,
-            "lost_s": counts.lost_s,
-            "failed": dict(counts.failed),
-            "p50_s": percentile(self._latencies, 0.5) if self._latencies else 0.0,
-            "p95_s": percentile(self._latencies, 0.95) if self._latencies else 0.0,
-            "on_disk": len(self._pinned()),
-            "cpu_s": time.process_time(),
-        }
+        return Counter(
+            requests=counts.requests,
+            nbytes=counts.nbytes,
+            hits=self._hits,
+            busy_s=counts.busy_s,  # type: ignore[arg-type] # seconds
+            lost_s=counts.lost_s,  # type: ignore[arg-type]
+            throttled=counts.failed[THROTTLED],
+            broken=counts.failed[BROKEN] + counts.failed[WRONG],
+        )
+
+    def _tell_facts(self) -> None:
+        """Tell trainers what was fetched since they began, for all of the node."""
+        totals, latencies = self._totals(), self._latencies or (0.0,)
+        now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
+        now["on_disk"] = sum(int(self._lengths[block]) for block in self._pinned())
         for client in list(self._clients.values()):
-            if client.hears and not client.outgoing:
-                self._tell(client, facts)
+            if client.since is not None and not client.outgoing:
+                since = {name: total - client.since[name] for name, total in totals.items()}
+                self._tell(client, {"op": "facts", **since, **now})
 
     # ---- blocks --------------------------------------------------------------------------------
 

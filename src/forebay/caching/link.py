@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -39,6 +40,8 @@ START_S, LOOK_S = 60.0, 0.02
 # Reads and writes return that often, so that Ctrl-C is noticed.
 _STEP_S = 1.0
 _MOST_DESCRIPTORS = 8
+# Variables of the environment that say how to reach a bucket.
+_SETTINGS = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "GCS_")
 _ERRORS = {each.__name__: each for each in (ChangedError, InputError, OutputError)}
 
 _BOOT = (
@@ -63,9 +66,19 @@ class Place:
 
     @property
     def name(self) -> str:
-        """A file name for this cache in this directory."""
-        text = json.dumps([self.url, self.directory and os.path.realpath(self.directory)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """The name of the folder of this cache in its directory."""
+        return _hashed(self.url)
+
+    @property
+    def socket_name(self) -> str:
+        """The name of the socket of its fetcher: another one for other credentials or endpoints."""
+        folder = self.directory and os.path.realpath(self.directory)
+        environment = sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS))
+        return _hashed(self.url, folder, environment)
+
+
+def _hashed(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 class LinkBrokenError(ConnectionError):
@@ -78,6 +91,7 @@ class Link:
     Attributes:
         facts: What the fetcher said first.
         descriptors: Of what it shares; they belong to the caller.
+        close: Closes the connection, which the end of this object does, too.
     """
 
     def __init__(self, place: Place) -> None:
@@ -88,6 +102,7 @@ class Link:
             LinkBrokenError: It did not answer.
         """
         self._socket = _connected(place)
+        self.close = weakref.finalize(self, self._socket.close)
         self._number = 0
         try:
             self._socket.settimeout(_STEP_S)
@@ -172,10 +187,6 @@ class Link:
             raise LinkBrokenError(str(error)) from error
         return data
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
 
 def packed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
     """Return a message as it is sent, before its payload."""
@@ -225,7 +236,7 @@ def _connected(place: Place) -> socket.socket:
             "no private folder for the socket of a cache can be made\n"
             "  Nothing was fetched. Set XDG_RUNTIME_DIR, or TMPDIR, to a folder that you own."
         )
-    path = os.path.join(folder, f"{place.name}.socket")
+    path = os.path.join(folder, f"{place.socket_name}.socket")
     until = time.monotonic() + START_S
     while True:
         found = socket.socket(socket.AF_UNIX)

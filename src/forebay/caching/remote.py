@@ -31,6 +31,7 @@ from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
 from forebay.errors import ForebayError, InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
+from forebay.observe.record import Fetched
 from forebay.windows import InOrder, Window, Windows
 
 # A block is fetched whole if so large a share of it is read at once, or if it is read in order.
@@ -357,15 +358,19 @@ class Lookahead:
         order: How samples are read.
         lanes: The lanes that this loader reads.
         window: Bytes of the windows of all lanes; None for a few blocks.
-
-    Attributes:
-        facts: What the fetcher said last of what it fetched.
+        fetched: Where to note what the fetcher says of itself.
     """
 
     def __init__(
-        self, reader: BucketReader, order: Windows | InOrder, lanes: range, window: int | None
+        self,
+        reader: BucketReader,
+        order: Windows | InOrder,
+        lanes: range,
+        window: int | None,
+        fetched: Fetched,
     ) -> None:
-        self.facts: dict[str, Any] = {}
+        self._fetched = fetched
+        fetched.total = int(reader.blocks.length.sum(dtype=np.int64))
         self._reader, self._order, self._lanes = reader, order, lanes
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES
@@ -439,7 +444,9 @@ class Lookahead:
                 )
             if ended:
                 self._link.post("ended", numbers=ended)
-            self.facts = self._link.heard() or self.facts
+            for name, value in (self._link.heard() or {}).items():
+                if name in Fetched.__slots__:
+                    setattr(self._fetched, name, value)
         except (LinkBrokenError, ForebayError):  # a reader says what is wrong
             self._leave()
 

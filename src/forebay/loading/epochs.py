@@ -276,7 +276,7 @@ class Pipeline:
         if settings.is_iterable:
             return IterableSource(settings.batch_size if settings.auto_collation else None)
         if settings.plan is not None:
-            plan, ahead = self._plan(settings), settings.lookahead()
+            plan, ahead = self._plan(settings), settings.lookahead(self._trace)
             return PlanSource(plan, settings.auto_collation, settings.is_sliced, ahead)
         return SamplerSource(
             settings.index_sampler,

@@ -134,6 +134,7 @@ class Position:
         try:
             made: Any = _checked(state["made_with"], MADE_WITH)
             values = _checked(state, POSITION)
+            made["windows"] = made["windows"] and tuple(made["windows"])
             values["made_with"] = MadeWith(**made)
             values["set_epoch"] = tuple(values["set_epoch"])
             values["outstanding"] = tuple(values["outstanding"])
@@ -246,6 +247,14 @@ class Position:
                 f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
                 "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
                 "it was."
+            )
+        if self.batch and was.shuffle and was.windows != now.windows:
+            raise OptionError(
+                f"the state has samples shuffled {_shown_windows(was)}, the loader has them "
+                f"shuffled {_shown_windows(now)}\n"
+                f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
+                "changed: the rest of the epoch would lose and repeat samples. Open the cache with "
+                "the same window=, and use the same global batch size."
             )
         if strict and differing:
             raise OptionError(self._mismatch(*pairs[differing[0]], differing[0], world_size))
@@ -471,6 +480,14 @@ def _mixture_of(state: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _shown(sources: Mapping[str, int] | None) -> str:
     shown = ", ".join(f"{name!r} ({length:,} samples)" for name, length in (sources or {}).items())
     return shown or "no sources"
+
+
+def _shown_windows(made: MadeWith) -> str:
+    if made.windows is None:
+        return "exactly"
+    batch, lanes, blocks, total = made.windows
+    window = counted(lanes * blocks, "block")
+    return f"in windows of {window} of {total:,}, for global batches of {batch:,} samples"
 
 
 def _divisors(number: int) -> str:

@@ -186,13 +186,14 @@ class Settings:
         cached = cached_samples(self.loader.dataset)
         return None if cached is None else cached.windows(batch)
 
-    def lookahead(self) -> Any:
+    def lookahead(self, trace: Trace) -> Any:
         """Return what has blocks of a bucket fetched before they are needed; None for others."""
         cached, plan = cached_samples(self.loader.dataset), self.plan
         if cached is None or cached.remote is None or plan is None:
             return None
         first = plan.rank * plan.batch_size
-        return cached.lookahead(plan.global_batch_size, first, plan.batch_size, plan.shuffle)
+        own = plan.global_batch_size, first, plan.batch_size, plan.shuffle
+        return cached.lookahead(*own, trace.fetched)
 
     @property
     def steps(self) -> int:

@@ -52,6 +52,11 @@ FIGURES = (
     Figure("num_workers", "workers", _count, "loader", "worker"),
     Figure("restarts", "restarts", _count, "loader", "restart", is_rare=True, in_top=True),
     Figure("failures", "skipped samples", _count, "loader", "skipped sample", is_rare=True),
+    Figure("fetched_bytes", "fetched from the bucket", byte_size, "loader", is_rare=True),
+    Figure("fetch_rate", "fetched per second", byte_size, "loader", is_rare=True, in_top=True),
+    Figure("fetch_p95_s", "95% of requests are shorter", duration, "loader", is_rare=True),
+    Figure("throttled", "throttled", _count, "loader", "throttled", is_rare=True, in_top=True),
+    Figure("disk_bytes", "of the cache on disk", byte_size, "loader", is_rare=True),
     Figure("rate", "{unit}s/s", short_number, "run"),
     Figure("done", "done", _count, "run"),
     Figure("failed", "failed", _count, "run"),
@@ -140,6 +145,17 @@ class Statistics:
             memory is not.
         pinned_bytes: Bytes of the memory of batches that are page-locked now.
         pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
+        fetched_bytes: For a cache in a bucket: bytes that were fetched since the loader began, for
+            all processes of the node that read that cache, as the following. It is told once in a
+            second.
+        fetch_requests: Requests for them, those that failed included.
+        fetch_hits: Blocks that were there already when they were needed for a window.
+        fetch_rate: Bytes per second while any request was under way.
+        fetch_p50_s: The median time of the last 256 requests, in seconds.
+        fetch_p95_s: The 95th percentile of these times.
+        fetch_lost_s: Seconds that requests took which failed, and pauses after them, in total.
+        throttled: Requests that the bucket refused because there were too many.
+        disk_bytes: Bytes of the cache that are on disk.
         sources: For a mixture: by name, how many samples of each source were returned over all
             ranks, and how many epochs of the source that is.
         tokens: For rows of `pack_sequences`, and batches of `batch_by_length`: by name of the
@@ -174,6 +190,15 @@ class Statistics:
     staged_bytes: int = 0
     pinned_bytes: int = 0
     pinned_reason: str = ""
+    fetched_bytes: int = 0
+    fetch_requests: int = 0
+    fetch_hits: int = 0
+    fetch_rate: float = 0.0
+    fetch_p50_s: float = 0.0
+    fetch_p95_s: float = 0.0
+    fetch_lost_s: float = 0.0
+    throttled: int = 0
+    disk_bytes: int = 0
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     tokens: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
@@ -220,6 +245,14 @@ class Statistics:
                 f"copies     {self.copied_batches:,}, {byte_size(self.copied_bytes)} in "
                 f"{duration(self.copy_s)}; {byte_size(self.pinned_bytes)} pinned, "
                 f"{byte_size(self.staged_bytes)} staged"
+            )
+        if self.fetch_requests:
+            p50, p95 = map(duration, (self.fetch_p50_s, self.fetch_p95_s))
+            lines.append(
+                f"bucket     {byte_size(self.fetched_bytes)} in "
+                f"{counted(self.fetch_requests, 'request')}, {byte_size(self.fetch_rate)}/s; 50% "
+                f"within {p50}, 95% within {p95}; {self.throttled:,} throttled, "
+                f"{duration(self.fetch_lost_s)} lost; {byte_size(self.disk_bytes)} on disk"
             )
         for name, (samples, epochs) in self.sources.items():
             lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")

@@ -192,6 +192,42 @@ class Transfers:
     reason: str | None = None
 
 
+# ---- fetched -------------------------------------------------------------------------------------
+# What was fetched from a bucket since a loader began, for all processes of the node.
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What the fetcher of a cache said last.
+
+    Attributes:
+        hits: Blocks that were there when a window needed them.
+        busy_s: Seconds for which any request was under way.
+        lost_s: Seconds for which requests that failed were under way, and pauses after them.
+        broken: Requests that failed, except those that the bucket refused as too many.
+        p50_s: The median time of the last requests; `p95_s` likewise.
+        on_disk: Bytes of blocks that stay on disk.
+        total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+    hits: int = 0
+    busy_s: float = 0.0
+    lost_s: float = 0.0
+    throttled: int = 0
+    broken: int = 0
+    p50_s: float = 0.0
+    p95_s: float = 0.0
+    on_disk: int = 0
+    total: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second while any request was under way."""
+        return self.nbytes / self.busy_s if self.busy_s else 0.0
+
+
 # ---- trace ---------------------------------------------------------------------------------------
 
 # How many of the last batches, and of the last steps, are kept one by one.
@@ -325,6 +361,7 @@ class Trace(Record):
         self._cores_idle_s: float | None = None
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
+        self.fetched = Fetched()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -461,6 +498,7 @@ class Trace(Record):
         ends += [batch.ended_at for batch in list(self.batches)[-1:]]
         seconds = max([self.began_at, *ends]) - self.began_at
         waits, copies = sorted(self.waits) or [0.0], self.transfers
+        fetched = self.fetched
         return {
             "seconds": seconds,
             "made": self.made_count,
@@ -475,6 +513,15 @@ class Trace(Record):
             "staged_bytes": copies.staged_bytes,
             "pinned_bytes": copies.pinned_bytes,
             "pinned_reason": copies.reason or "",
+            "fetched_bytes": fetched.nbytes,
+            "fetch_requests": fetched.requests,
+            "fetch_hits": fetched.hits,
+            "fetch_rate": fetched.rate,
+            "fetch_p50_s": fetched.p50_s,
+            "fetch_p95_s": fetched.p95_s,
+            "fetch_lost_s": fetched.lost_s,
+            "throttled": fetched.throttled,
+            "disk_bytes": fetched.on_disk,
             "decisions": tuple(reason for _, reason in list(self.decisions)),
         }
 

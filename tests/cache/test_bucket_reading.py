@@ -1,0 +1,486 @@
+"""A cache in a bucket that is not copied: the same samples and batches, whatever is cached or dies."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.range_faults import Fault
+from benchmarks.range_server import RangeServer
+
+import forebay
+from buckets import PATIENCE_S
+from cached import Made, Point
+from forebay.caching import writer
+
+SAMPLES = 600
+
+
+def sample(index):
+    """Return a sample with leaves of every kind, some of which vary or are missing."""
+    rng = np.random.default_rng(index)
+    return {
+        "image": torch.from_numpy(rng.integers(0, 256, (3, 5, 5), np.uint8)),
+        "jpeg": rng.bytes(int(rng.integers(0, 3000))),
+        "words": torch.arange(index % 7),
+        "name": f"sample {index}",
+        "at": Point(index, index / 2),
+        "is_odd": bool(index % 2),
+        "rare": None if index % 3 else index,
+        "vector": rng.standard_normal(3),
+        "logical": torch.tensor([bool(index % 2)]),
+    }
+
+
+def equal(one, other):
+    """Return whether two samples are the same, types included."""
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert type(value) is type(other[key]), key
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == other[key].dtype
+            assert torch.equal(value, other[key]), key
+        elif isinstance(value, np.ndarray):
+            assert np.array_equal(value, other[key]), key
+        else:
+            assert value == other[key], key
+    return True
+
+
+def texts(samples):
+    """Return what a batch has, as bytes."""
+    return [repr(each).encode() for each in samples]
+
+
+def hashed(loader):
+    """Return a hash of the batches of an epoch."""
+    found = hashlib.sha256()
+    for batch in loader:
+        for each in batch:
+            found.update(each)
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Make a folder with a bucket, and in it a cache whose shards have several blocks."""
+    folder = tmp_path_factory.mktemp("buckets")
+    dataset = Made(sample, SAMPLES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "BATCH_BYTES", 8000)
+        patch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
+        forebay.cache(dataset, folder / "bucket" / "cache", num_workers=0, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(root):
+    """Serve it."""
+    with RangeServer(root) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running, monkeypatch):
+    """Have the server without faults, and clients find it."""
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    running.set()
+    yield running
+    gc.collect()
+    await_no_fetcher()
+
+
+@pytest.fixture
+def local(root):
+    """Open the cache as files."""
+    return forebay.open_cache(root / "bucket" / "cache")
+
+
+URL = "s3://bucket/cache"
+
+
+def fetchers():
+    """Return the processes that fetch."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if any(b"forebay.caching.fetcher" in word for word in words):
+                found.append(int(folder.name))
+        except OSError:
+            pass
+    return found
+
+
+def await_no_fetcher():
+    """Wait until the last one has ended: it notices at once that nobody reads any more."""
+    until = time.monotonic() + PATIENCE_S
+    while fetchers():
+        assert time.monotonic() < until, fetchers()
+        time.sleep(0.01)
+
+
+def ask(dataset, batch=24, epochs=1, **arguments):
+    """Return the hash of each epoch of a loader."""
+    usual = {"batch_size": batch, "shuffle": True, "seed": 3, "collate_fn": texts}
+    with forebay.DataLoader(dataset, **usual | arguments) as loader:
+        return [hashed(loader) for _ in range(epochs)]
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["one by one", "batches", "in order", "backwards"])
+def test_samples_are_those_of_the_files(server, local, way):
+    """By whole blocks or by parts of them; they own their memory."""
+    cached = forebay.open_cache(URL)
+    order = [*range(SAMPLES)]
+    random.Random(1).shuffle(order)
+    if way == "one by one":
+        assert all(equal(cached[index], local[index]) for index in order[:60])
+    elif way == "batches":
+        for first in range(0, 300, 50):
+            some = order[first : first + 50]
+            found = cached.__getitems__(some)
+            assert all(equal(*each) for each in zip(found, local.__getitems__(some), strict=True))
+    else:
+        step = 1 if way == "in order" else -1
+        assert all(equal(cached[at], local[at]) for at in range(SAMPLES)[::step])
+    one = cached[0]["image"]
+    one += 1
+    assert equal(cached[0], local[0])
+
+
+def test_a_sample_is_read_by_the_parts_that_it_needs(server, root):
+    """Not by its whole block; in order, each block is fetched once."""
+    cached = forebay.open_cache(URL)
+    server.set()
+    cached[100]
+    sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
+    assert server.counters()["bytes"] < 8000
+    server.set()
+    assert len(list(cached)) == SAMPLES
+    assert server.counters()["bytes"] <= sizes
+
+
+def test_other_readers_work(server, local):
+    """Subset, mixtures, replay, predict, spawned and forked workers."""
+    cached = forebay.open_cache(URL, window="60KB")
+    subset = torch.utils.data.Subset(cached, [7, 3, 500])
+    assert all(equal(*each) for each in zip(subset, (local[7], local[3], local[500]), strict=True))
+    mixed = forebay.mix({"a": (cached, 0.5), "b": (local, 0.5)})
+    same = forebay.mix({"a": (local, 0.5), "b": (local, 0.5)})
+    assert ask(mixed, num_workers=1) == ask(same)
+    for start in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(
+            cached, 100, num_workers=1, collate_fn=texts, multiprocessing_context=start
+        )
+        assert [*loader] == [
+            texts(local[at] for at in range(b, b + 100)) for b in range(0, 600, 100)
+        ]
+    with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
+        batches = [*loader]
+        assert loader.replay(epoch=0, batch=5) == batches[5]
+
+
+def test_a_transform_gets_samples_that_it_may_change(server, local):
+    """As of files."""
+
+    def negate(each):
+        each["image"] ^= 255
+        return each
+
+    cached = forebay.open_cache(URL, transform=negate)
+    for _ in range(2):
+        assert torch.equal(cached[5]["image"], local[5]["image"] ^ 255)
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disk", [0, "300KB", "50MB"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_do_not_depend_on_what_is_cached(server, root, tmp_path, disk, workers):
+    """Nor on workers, nor on whether the cache is in a bucket."""
+    files = forebay.open_cache(root / "bucket" / "cache", window="150KB")
+    folder = tmp_path if disk else None
+    cached = forebay.open_cache(URL, disk=disk, directory=folder, window="150KB")
+    arguments = {"num_workers": workers, **({"buffer": "1MB"} if workers else {})}
+    assert ask(cached, epochs=2, **arguments) == ask(files, epochs=2)
+
+
+def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(server, local):
+    """As with an exact shuffle."""
+    cached = forebay.open_cache(URL, window="100KB")
+    with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=list) as loader:
+        one, other = ([each["at"].x for batch in loader for each in batch] for _ in range(2))
+    assert sorted(one) == sorted(other) == [*range(SAMPLES)]
+    assert one != other
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8])
+def test_ranks_share_the_same_global_batches(server, world):
+    """3 and 6 do not divide the lanes."""
+    cached = forebay.open_cache(URL, window="150KB")
+    ranks = [
+        forebay.DataLoader(
+            cached,
+            48 // world,
+            shuffle=True,
+            seed=3,
+            collate_fn=texts,
+            world_size=world,
+            rank=rank,
+            drop_last=True,
+        )
+        for rank in range(world)
+    ]
+    together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    found = hashlib.sha256(b"".join(each for batch in together for each in batch)).hexdigest()
+    assert found == ask(cached, 48, drop_last=True)[0]
+
+
+def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
+    """Whoever needs it: they share one process that fetches."""
+    cached = forebay.open_cache(URL, window="150KB")
+    cached[0]
+    server.set()
+    ranks = [
+        forebay.DataLoader(
+            cached, 12, shuffle=True, seed=3, collate_fn=texts, world_size=4, rank=rank
+        )
+        for rank in range(4)
+    ]
+    for parts in zip(*ranks, strict=True):
+        assert len(parts) == 4
+    assert len(fetchers()) == 1
+    for rank in ranks:
+        rank.close()
+    sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
+    # What is fetched for the next epoch, at its end, is on top: up to two windows.
+    assert server.counters()["bytes"] <= 1.03 * sizes + 2 * 150_000
+
+
+def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
+    """Three ranks, then four, then two, in the middle of an epoch."""
+    whole = ask(forebay.open_cache(URL, window="150KB"), 48, drop_last=True)[0]
+    found, state = hashlib.sha256(), None
+    for number, (world, steps) in enumerate(((3, 4), (4, 3), (2, 5))):
+        cached = forebay.open_cache(
+            URL, disk="500KB", directory=tmp_path / str(number), window="150KB"
+        )
+        ranks = [
+            forebay.DataLoader(
+                cached,
+                48 // world,
+                shuffle=True,
+                seed=3,
+                collate_fn=texts,
+                world_size=world,
+                rank=rank,
+                drop_last=True,
+            )
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            if state is not None:
+                rank.load_state_dict(state)
+        for at, parts in enumerate(zip(*ranks, strict=True), 1):
+            for each in sum(parts, []):
+                found.update(each)
+            if at == steps:
+                break
+        states = [rank.state_dict() for rank in ranks]
+        assert all(each == states[0] for each in states)
+        state = states[0]
+        for rank in ranks:
+            rank.close()
+    assert found.hexdigest() == whole
+
+
+def test_a_state_of_another_window_is_refused_within_an_epoch(server):
+    """Samples would be lost and repeated."""
+    one, other = (forebay.open_cache(URL, window=size) for size in ("150KB", "60KB"))
+    with forebay.DataLoader(one, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with forebay.DataLoader(other, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
+        with pytest.raises(forebay.OptionError, match="window"):
+            loader.load_state_dict(state)
+
+
+# ---- what may go wrong ---------------------------------------------------------------------------
+
+
+def test_broken_answers_change_no_batch(server):
+    """503, resets, short bodies, flipped bits: a tenth of all answers and more."""
+    cached = forebay.open_cache(URL, window="150KB")
+    whole = ask(cached)
+    kinds = "slowdown", "reset", "short", "flip"
+    server.set(faults=[Fault(kind, share=0.05, keys="*/shard-*") for kind in kinds])
+    assert ask(cached, num_workers=2, buffer="1MB") == whole
+    assert {*server.counters()["faults"]} == {*kinds}
+
+
+@pytest.mark.parametrize("who", ["fetcher", "worker"])
+def test_a_kill_costs_no_batch(server, tmp_path, who):
+    """The fetcher is started again by whoever needs it; what is on disk is adopted."""
+    cached = forebay.open_cache(URL, disk="200KB", directory=tmp_path, window="150KB")
+    whole = ask(cached)[0]
+    arguments = {"shuffle": True, "seed": 3, "collate_fn": texts, "num_workers": 2}
+    with forebay.DataLoader(cached, 24, buffer="1MB", **arguments) as loader:
+        found = hashlib.sha256()
+        for number, batch in enumerate(loader):
+            if number in (2, 9, 16):
+                pool = loader._loader_progress.pipeline.feed.pool
+                victims = fetchers() if who == "fetcher" else [pool.processes[0].pid]
+                for pid in victims:
+                    os.kill(pid, signal.SIGKILL)
+            for each in batch:
+                found.update(each)
+        assert found.hexdigest() == whole
+
+
+def test_a_trainer_that_is_killed_leaves_nothing(server, tmp_path):
+    """No process, no shared memory; and its disk is adopted by the next."""
+    program = f"""
+        import forebay
+        if __name__ == "__main__":
+            cached = forebay.open_cache({URL!r}, disk="50MB", directory={str(tmp_path)!r})
+            loader = forebay.DataLoader(cached, 24, shuffle=True, seed=3, num_workers=2,
+                                        collate_fn=list, buffer="1MB")
+            for batch in loader:
+                pass
+            print("read", flush=True)
+            next(iter(loader))
+            input()
+    """
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(program))
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"read\\n"
+        assert len(fetchers()) == 1
+        process.kill()
+    await_no_fetcher()
+    server.set()
+    cached = forebay.open_cache(URL, disk="50MB", directory=tmp_path)
+    assert len(list(cached)) == SAMPLES
+    assert not [key for key in server.counters()["bytes_by_key"] if "shard" in key]
+
+
+def test_threads_of_a_process_read_at_once(server, local):
+    """Each has its own connection."""
+    cached, found = forebay.open_cache(URL), []
+
+    def read(first):
+        found.append(all(equal(cached[at], local[at]) for at in range(first, SAMPLES, 25)))
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == [True] * 8
+    assert len(fetchers()) == 1
+
+
+ERRORS = [
+    ({"faults": [Fault("missing", keys="*/cache.json")]}, "there is no such object"),
+    ({"faults": [Fault("denied")]}, "denied: .*credentials"),
+    ({"faults": [Fault("missing", keys="*/shard-00003*")]}, "shard-00003.arrow, bytes .*missing"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), ERRORS)
+def test_what_cannot_be_read_is_an_error_with_its_key(server, settings, words):
+    """Early, and never with credentials."""
+    server.set(**settings)
+    with pytest.raises(forebay.InputError, match=f"(?s){words}") as raised:
+        [*forebay.open_cache("s3://bucket/cache")]
+    assert "Call" in str(raised.value) or "Check" in str(raised.value)
+
+
+def test_expired_credentials_are_renewed_once(server):
+    """The next try has new ones."""
+    cached = forebay.open_cache(URL)
+    server.set(faults=[Fault("expired", count=1, keys="*/shard-*")])
+    assert len(list(cached)) == SAMPLES
+    assert server.counters()["faults"] == {"expired": 1}
+
+
+@pytest.fixture
+def copied(root, tmp_path, server, monkeypatch):
+    """Serve a copy of the cache that a test may change."""
+    subprocess.run(["cp", "-r", root / "bucket", tmp_path / "bucket"], check=True)
+    with RangeServer(tmp_path) as other:
+        for name, value in other.environment.items():
+            monkeypatch.setenv(name, value)
+        yield tmp_path / "bucket" / "cache"
+        gc.collect()
+        await_no_fetcher()
+
+
+def test_a_damaged_shard_is_an_error_that_names_the_bytes_and_both_checksums(copied):
+    """After a second try."""
+    shard = copied / "shard-00002.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(forebay.InputError) as raised:
+        [*forebay.open_cache(URL)]
+    first = str(raised.value).splitlines()[0]
+    assert "shard-00002.arrow: bytes" in first
+    assert "have the checksum" in first
+
+
+def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(copied, tmp_path):
+    """A job that reads the old one ends with an error."""
+    cached = forebay.open_cache(URL)
+    cached[0]
+    other = Made(lambda index: sample(index + 1), SAMPLES)
+    forebay.cache(other, tmp_path / "new", num_workers=0, progress=False)
+    for path in copied.glob("shard-*"):
+        path.unlink()
+    subprocess.run(["cp", "-rT", tmp_path / "new", copied], check=True)
+    with pytest.raises(forebay.ChangedError, match="written anew"):
+        [*cached]
+
+
+def test_the_index_may_be_anybodys(copied):
+    """Damaged or hostile: an error, and no process that stays."""
+    blocks = copied / ".forebay" / "blocks.bin"
+    blocks.write_bytes(bytes(len(blocks.read_bytes())))
+    with pytest.raises(forebay.InputError, match="damaged"):
+        forebay.open_cache(URL)
+
+
+@pytest.mark.parametrize("given", [{"disk": "1GB"}, {"directory": "x"}, {"window": "all"}])
+def test_settings_that_do_not_fit_are_refused(server, given):
+    """Before anything is fetched."""
+    with pytest.raises(forebay.OptionError):
+        forebay.open_cache(URL, **given)
+    assert server.counters()["requests"] == {}
+
+
+def test_what_it_is_is_shown(server):
+    """In the repr, with the order that a loader has."""
+    cached = forebay.open_cache(URL, window="150KB")
+    assert repr(cached).startswith("<CachedDataset 's3://bucket/cache': 600 samples in 8 shards")
+    assert "150 kB" in repr(cached)
+    assert Counter(type(value).__name__ for value in cached[0].values())["Tensor"] == 3
