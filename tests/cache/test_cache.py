@@ -321,7 +321,7 @@ def test_a_damaged_index_is_an_error(pictures, change):
     path.unlink()
     with path.open("wb") as file:
         file.truncate(5 << 30)
-    with pytest.raises(forebay.InputError, match=r"it has more than 16,777,216 bytes"):
+    with pytest.raises(forebay.InputError, match=r"it has more than 67,108,864 bytes"):
         forebay.open_cache(folder)
 
 
@@ -341,17 +341,17 @@ class Counted(torch.utils.data.IterableDataset):
         (iter(()), {}, "needs a map-style Dataset"),
         (Counted(), {}, "needs a map-style Dataset, .* got Counted"),
         ("images", {}, r"got str\n.*from_folder"),
-        (Pictures(), {"directory": "s3://bucket/cache"}, "is a URL"),
-        (Pictures(), {"directory": None}, "None names no folder"),
-        (Pictures(), {"directory": b"cache"}, "b'cache' names no folder"),
-        (Pictures(), {"directory": "a\0b"}, "names no folder"),
+        (Pictures(), {"location": "memory://cache"}, "in the memory of this process"),
+        (Pictures(), {"location": None}, "None names no folder"),
+        (Pictures(), {"location": b"cache"}, "b'cache' names no folder"),
+        (Pictures(), {"location": "a\0b"}, "names no folder"),
         (Pictures(), {"shard_bytes": 0}, "shard_bytes=0"),
         (Pictures(), {"backend": "grid"}, "backend='grid'"),
     ],
 )
 def test_impossible_calls_start_nothing(dataset, options, words, tmp_path):
     """The message names the argument."""
-    arguments = {"directory": tmp_path / "cache"} | options
+    arguments = {"location": tmp_path / "cache"} | options
     with pytest.raises(forebay.OptionError, match=words):
         forebay.cache(dataset, **arguments)
     assert not (tmp_path / "cache").exists()

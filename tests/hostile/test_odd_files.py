@@ -15,7 +15,7 @@ from doctored import run
 
 import forebay
 from forebay.base.files import Store, open_regular, read_regular
-from forebay.caching.reader import _refuse_compressed
+from forebay.caching.reader import record_batches
 from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module
 from forebay.ledger.lock import find_holder
@@ -152,7 +152,7 @@ def test_a_huge_journal_is_not_copied(output):
 def test_a_huge_index_of_a_cache_is_not_read(cached):
     """It is an error that says so."""
     huge(cached / ".forebay" / "cache.json")
-    with little_memory(), pytest.raises(InputError, match="it has more than 16,777,216 bytes"):
+    with little_memory(), pytest.raises(InputError, match="it has more than 67,108,864 bytes"):
         forebay.open_cache(cached)
 
 
@@ -202,10 +202,10 @@ def test_dictionaries_are_refused_before_they_are_read():
             writer.write_table(table)
         data = memoryview(sink.getvalue())
         if words is None:
-            _refuse_compressed(data)
+            record_batches(data)
         else:
             with pytest.raises(ValueError, match=words):
-                _refuse_compressed(data)
+                record_batches(data)
 
 
 def encoded(table):

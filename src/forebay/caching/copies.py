@@ -112,7 +112,7 @@ class _Copy:
         """Copy what is missing."""
         try:
             lost = self._begin()
-            if BLOCKS in lost:
+            if BLOCKS in lost or self._damage_of_blocks(self._here.path / BLOCKS):
                 self._fetch(BLOCKS, self._damage_of_blocks)
             self._blocks = self._index.read_blocks(self._here)
             names = self._index.plan.names()
@@ -185,7 +185,7 @@ class _Copy:
         finally:
             self._ending.set()
             until = time.monotonic() + ENDING_S
-            for thread in threads:
+            for thread in filter(Thread.is_alive, threads):
                 thread.join(max(until - time.monotonic(), 0.0))
             shown.close()
 
@@ -225,7 +225,7 @@ class _Copy:
 
     def _check_ending(self) -> None:
         if self._ending.is_set():
-            raise InterruptedError("the copy has ended")
+            raise RuntimeError("the copy has ended")
 
     def _damage_of_blocks(self, path: Path) -> str:
         data = path.read_bytes() if path.stat().st_size == self._index.block_bytes else b""
@@ -251,10 +251,9 @@ class _Copy:
                     f"its bytes {offset:,} to {offset + length:,} have the checksum {now:08x} "
                     f"instead of {then:08x}"
                 )
-        then = self._index.outside[number]
-        return (
-            "" if outside == then else f"its schema has the checksum {outside:08x}, not {then:08x}"
-        )
+        if outside == (then := self._index.outside[number]):
+            return ""
+        return f"its schema or end has the checksum {outside:08x} instead of {then:08x}"
 
     def _check_unchanged(self) -> None:
         """Raise ChangedError if the bucket has another cache than when the copy began."""

@@ -155,7 +155,7 @@ def _made(
     else:
         with reading("the plan"):
             plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
-        there = dict(place.files())
+        there = dict(session.folder.files())
         for name, size, _ in ledger.outputs():
             if name in there:
                 check_size(place.locate(name), there[name], size)
