@@ -275,11 +275,13 @@ def _fingerprint(path: str) -> str:
 
 def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InputError if there are no columns, or one has no name or the name of another."""
+    known: set[str] = set()
     for number, column in enumerate(columns, 1):
         if not column.strip():
             refuse(name, f"column {number} has no name", "Give every column a name.")
-        if column in columns[: number - 1]:
+        if column in known:
             refuse(name, f"two columns are called {column!r}", "Rename one of them.")
+        known.add(column)
     if not columns:
         refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
 

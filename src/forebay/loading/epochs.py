@@ -520,7 +520,7 @@ class LoaderProgress:
 
     def _start(self, settings: Settings, epoch: int, origin: int) -> Position:
         """Return the position before an epoch that has not begun."""
-        loader, dataset = settings.loader, settings.loader.dataset
+        loader = settings.loader
         mixture = settings.plan.mixture if settings.plan else None
         if self.pipeline is not None:
             mixture = self.pipeline.mixture
@@ -532,7 +532,7 @@ class LoaderProgress:
             seed=loader.seed,
             set_epoch=self.recorders.values(),
             sampler=None if settings.is_iterable else states_of(settings.index_sampler),
-            dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
+            dataset=settings.dataset_state(),
             generator=state_of_generator(loader.generator) if draws else None,
             mixture=None if mixture is None else mixture.state(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import multiprocessing
@@ -255,6 +256,18 @@ class Settings:
         """Return whether the position includes the state of each worker's copy of the dataset."""
         is_copied = self.by_torchs_rules and not self.is_local
         return self.is_iterable or (is_copied and has_state(self.loader.dataset))
+
+    def dataset_state(self) -> Any:
+        """Return the state of this process's dataset; None if it has none."""
+        dataset = self.loader.dataset
+        if not has_state(dataset):
+            return None
+        try:
+            return copy.deepcopy(dataset.state_dict())
+        except Exception:
+            if self.is_local:
+                raise
+            return None  # an object that is filled where it is read, in workers
 
     @property
     def made_with(self) -> MadeWith:
