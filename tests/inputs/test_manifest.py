@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from forebay.errors import InputError
 from forebay.inputs.listing import indices, list_inputs
-from forebay.inputs.tables import open_manifest
+from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.records import Input
 
 
@@ -471,6 +471,26 @@ def test_a_parquet_manifest_that_is_wrong_is_refused_by_name(folder):
 
 
 # ---- all of them -------------------------------------------------------------------------------
+
+
+class Compared(str):
+    """A name that counts with how many others it is compared."""
+
+    count = 0
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_hundred_thousand_columns_are_checked_in_linear_time():
+    """A JSONL file of sparse features may have as many: each name is looked up once."""
+    check_columns("m.jsonl", [Compared(f"feature {number}") for number in range(100_000)])
+    assert Compared.count < 1000  # where two have one place in a table of hashes
+    with pytest.raises(InputError, match="two columns are called 'a'"):
+        check_columns("m.jsonl", ["a", "b", "a"])
 
 
 def test_a_manifest_is_read_as_a_stream():
