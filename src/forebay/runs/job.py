@@ -24,7 +24,7 @@ from forebay.base.randomness import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import located
-from forebay.outputs.staging import Output, Staging
+from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class PreprocessJob:
         self._work = work
         self._kind = kind
         self._outputs = outputs
-        outputs.function = _name_of(work, kind, save)
+        outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
         self._directory: str | None = None
         self._owned = OwnedGenerators()
@@ -275,10 +275,10 @@ class PreprocessJob:
     def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            sample = self._work[int(source if row is None else row)]
-            if self._save is not None:
-                sample = _exhausted(self._save(sample, out))
-            return sample, out.final_name
+            with current(out):
+                sample = self._work[int(source if row is None else row)]
+                returned = sample if self._save is None else self._save(sample, out)
+                return _exhausted(returned), out.final_name
         if row is not None:
             listed = located(json.loads(opens), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
@@ -318,7 +318,7 @@ class PreprocessJob:
             return False
 
 
-def _name_of(work: Any, kind: str, save: Any) -> str:
+def name_of_work(work: Any, kind: str, save: Any) -> str:
     """Return what messages call the user's code."""
     called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
     name = str(getattr(called, "__qualname__", type(called).__qualname__))

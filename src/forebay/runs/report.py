@@ -42,6 +42,23 @@ class Later:
         return vars(self)
 
 
+def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
+    """Return what to say of files that were written into the output folder directly.
+
+    Args:
+        call: What returns the path to write to instead, such as "out.file".
+    """
+    first = names[0]
+    was = "file was" if len(names) == 1 else "files were"
+    return (
+        f"{len(names):,} {was} written to {folder} without {call}(), such as {first!r}\n"
+        "  A kill leaves such a file incomplete, nothing removes it when its input changes, and "
+        "`forebay verify` counts it as an orphan.\n"
+        f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
+        "and remove what is there."
+    )
+
+
 def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list[str]:
     """Return what shows groups of failures, with so many examples of each; None for all."""
     lines: list[str] = []
@@ -67,6 +84,7 @@ class RunReport:
     elapsed_s: float
     later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -136,6 +154,8 @@ class Report(RunReport):
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        notes: What is probably not as it was meant, such as files that were written into the output
+            folder without `out.file`.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
             that they were idle, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
@@ -160,6 +180,7 @@ class Report(RunReport):
             f"outputs   {shown_location(self.output)}",
             f"metadata  {shown_location(str(self.metadata_path))}",
         ]
+        lines += (f"note      {each}" for each in self.notes)
         again = "To try them again, repeat the call or use `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 

@@ -58,8 +58,8 @@ from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference
-from forebay.runs.job import PreprocessJob
-from forebay.runs.report import FailureBudget, Later, Report
+from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.report import FailureBudget, Later, Report, note_on_strays
 from forebay.show.page import LiveRun
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Session:
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self.verb = verb == "preprocess", verb
-        self._kind = ""  # what the inputs are; set by `start_workers`
+        self._kind = self._function = ""  # of the inputs, of the user; set by `start_workers`
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -326,7 +326,7 @@ class Session:
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        self._kind = kind
+        self._kind, self._function = kind, name_of_work(self._work, kind, save)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = Download(self.folder.private / "staging" / "fetched")
@@ -434,6 +434,11 @@ class Session:
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
+        notes = []
+        if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
+            calls = "forebay.get_output().file" if self._kind == "indices" else "out.file"
+            where = shown_location(self.output)
+            notes.append(note_on_strays(strays, where, self._function, calls))
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -445,6 +450,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
             later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
             decisions=times["decisions"],
+            notes=tuple(notes),
         )
 
     def _run(
