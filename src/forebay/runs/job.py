@@ -40,7 +40,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
     None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
-    each; anything else is one row with the value in the column `metadata`.
+    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
+    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
+    one value they would have no type but JSON.
     """
     if returned is None:
         return None
@@ -52,7 +54,8 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
             "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
         )
-    if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
+    is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
+    if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
     mappings = sum(isinstance(value, Mapping) for value in values)
@@ -64,6 +67,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must all be dicts, but one of {len(values)} values is of type "
             f"{type(other).__name__}"
         )
+    dimensions = {getattr(value, "ndim", -1) for value in values}
+    if len(dimensions) > 1 and max(dimensions) > 0:
+        return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
 
 
@@ -105,12 +111,9 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
     if isinstance(value, os.PathLike):
         text = os.fspath(value)
         return final_name(text) or text
-    for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
-        if hasattr(value, method) and hasattr(value, "dtype"):
-            try:
-                return getattr(value, method)()
-            except (ValueError, RuntimeError):
-                continue
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
+        with suppress(ValueError, RuntimeError):
+            return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, Mapping):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.formatting import counted, duration, summary
+from forebay.base.formatting import byte_size, counted, duration, summary
 from forebay.errors import shown_location
 from forebay.failures import Failure, Group, grouped, short_tracebacks
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     from forebay.observe.diagnosis import Diagnosis
 
 
+# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
+# numbers of that image. An embedding is smaller.
+LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
+_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
 # Failures that a report lists in the terminal; more of them are grouped by their errors.
 SHOWN = 10
 
@@ -56,6 +61,31 @@ def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) 
         "`forebay verify` counts it as an orphan.\n"
         f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
         "and remove what is there."
+    )
+
+
+def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
+    """Return what to say if one of these metadata, as JSON, is large and has an array.
+
+    Args:
+        total: How many inputs there are.
+        call: As for `note_on_strays`.
+    """
+    largest = max(metadata, key=len, default="")
+    if len(largest) < LARGE_METADATA or not any(
+        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
+    ):
+        return None
+    way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
+    if call != "out.file":
+        way = (
+            f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
+        )
+    return (
+        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
+        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
+        "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
+        f"{way}."
     )
 
 

@@ -19,7 +19,7 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference
 from forebay.runs.job import PreprocessJob, name_of_work
-from forebay.runs.report import FailureBudget, Later, Report, note_on_strays
+from forebay.runs.report import FailureBudget, Later, Report, note_on_arrays, note_on_strays
 from forebay.show.page import LiveRun
 
 if TYPE_CHECKING:
@@ -283,7 +283,8 @@ class Session:
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self.verb = verb == "preprocess", verb
-        self._kind = self._function = ""  # of the inputs, of the user; set by `start_workers`
+        self._kind, self._notes = "", list[str]()  # `_kind`: of the inputs
+        self._user = "", ""  # the user's code in messages, and the call that names its files
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -326,7 +327,8 @@ class Session:
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        self._kind, self._function = kind, name_of_work(self._work, kind, save)
+        call = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
+        self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = Download(self.folder.private / "staging" / "fetched")
@@ -380,22 +382,23 @@ class Session:
         gone, kept = enrolment.gone, enrolment.same + enrolment.changed
         if not gone or self.starts_over:
             return
-        say = note if self.options.progress else log.warning
         if enrolment.new and not kept and listing.kind == "rows":
-            say(
-                f"{shown_location(self.output)}: of the {gone:,} rows of the earlier run "
-                "none is in the manifest now, so each of its rows is processed. A row with another "
-                "value, or with other columns, is another input."
+            self._say(
+                f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
+                "processed. A row with another value, or with other columns, is another input."
             )
         elif self._has_table:
             noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
-            say(
-                f"{shown_location(self.output)}: {gone:,} of the {counted(gone + kept, noun)} of "
-                f"the earlier run {'is' if gone == 1 else 'are'} not listed now, so the table is "
-                "without them; "
+            self._say(
+                f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+                f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
                 "their files stay in the folder. For one table of all, list them too; for two "
                 "tables, use another output folder."
             )
+
+    def _say(self, text: str) -> None:
+        say = note if self.options.progress else log.warning
+        say(f"{shown_location(self.output)}: {text}")
 
     def process_inputs(
         self,
@@ -434,11 +437,8 @@ class Session:
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
-        notes = []
         if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
-            calls = "forebay.get_output().file" if self._kind == "indices" else "out.file"
-            where = shown_location(self.output)
-            notes.append(note_on_strays(strays, where, self._function, calls))
+            self._notes.append(note_on_strays(strays, shown_location(self.output), *self._user))
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -450,7 +450,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
             later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
             decisions=times["decisions"],
-            notes=tuple(notes),
+            notes=tuple(self._notes),
         )
 
     def _run(
@@ -510,6 +510,7 @@ class Session:
                     engine.release(commit.delivered)
                     progress.update(commit.done, commit.failed, commit.metadata)
                     committed += len(commit.delivered) + commit.failed
+                    self._look_at_metadata(commit.metadata, progress.total)
                     self._stop_if_refused(commit, budget)
         finally:
             # However the run ends, including Ctrl-C: end all workers, and commit the results.
@@ -569,6 +570,13 @@ class Session:
         refused = {each.ordinal for each in commit.refused}
         if reason := budget.refused(commit.delivered, refused):
             raise _too_many(reason, name, failure)
+
+    def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
+        """Say once, early, that metadata are large arrays."""
+        if self._has_table and not self._notes:
+            self._notes += filter(None, [note_on_arrays(metadata, total, *self._user)])
+            for each in self._notes:
+                self._say(each)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
