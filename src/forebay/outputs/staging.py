@@ -450,7 +450,15 @@ class Staging:
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self.folders = StagingFolders(self._root, self._run, worker)
+        try:
+            self.folders = StagingFolders(self._root, self._run, worker)
+        except OSError as error:
+            raise OutputError(
+                f"a worker cannot make its folder for staged files: {error}\n"
+                "  Completed work is kept, and no input counts as failed.\n"
+                "  Free some space and inodes (see df -h and df -i), or make the output folder "
+                "writable; then make the same call again."
+            ) from error
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 

@@ -248,7 +248,8 @@ class PreprocessJob:
             full = isinstance(error, Exception) and self._is_environment(error)
             out.discard()
             if full:
-                raise Refusal("environment") from error
+                cause = error.__cause__ if isinstance(error, Refusal) else error
+                raise Refusal("environment") from cause
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
