@@ -6,14 +6,35 @@ that writes a table.
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.formatting import byte_size
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow
+
+# What Arrow takes beside the rows: for threads, hash tables, pages and compression of a column.
+_BESIDE_BYTES = 64 << 20
+
+
+def check_memory(nbytes: int) -> None:
+    """Raise MemoryError if there is none for so many bytes of rows, once they are loaded.
+
+    Arrow would end the process, since some of its destructors allocate memory.
+    """
+    needed = _BESIDE_BYTES + 2 * nbytes
+    try:
+        mmap.mmap(-1, needed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError(
+            f"{byte_size(needed)} of memory are needed, and the system grants less; see `ulimit -v`"
+        ) from error
+
 
 _TYPECODES = {"int64": "q", "double": "d"}
 

@@ -111,11 +111,12 @@ def write_metadata(
             final = {name: final_kind(kind) for name, kind in kinds.items()}
             with atomic_file(path) as file:
                 FORMATS[form].write(file, final, iter(kept))
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise OutputError(
-            f"the metadata table {path} cannot be written: {error.strerror or error}\n"
+            f"the metadata table {path} cannot be written: "
+            f"{getattr(error, 'strerror', None) or error}\n"
             "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
-            "  Free some space, or fix the folder's permissions, and run again to write it."
+            "  Free some space or memory, or fix the folder's permissions, and run again to write it."
         ) from error
 
 
