@@ -216,7 +216,8 @@ class PreprocessJob:
     def run(self, assignment: Assignment) -> Answer:
         """Return `((name, size, staged, place), …), metadata JSON` for one input.
 
-        Its payload is its source, its row, and, if it has credentials, what opens it.
+        Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
+        what opens it.
         """
         source, row, *others = assignment.payload
         opens = others[0] if others else source if row is None else row
@@ -275,7 +276,7 @@ class PreprocessJob:
     def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            sample = self._work[int(source if row is None else row)]
+            sample = self._work[int(opens)]
             if self._save is not None:
                 sample = _exhausted(self._save(sample, out))
             return sample, out.final_name
