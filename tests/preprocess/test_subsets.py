@@ -158,8 +158,10 @@ def test_each_sample_is_processed_once_by_any_calls(given_data):
     Items.loaded.clear()
     most: dict[tuple[str, int], int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(given_data.draw(st.integers(1, 4))):
+        for number in range(given_data.draw(st.integers(1, 4))):
             dataset = draw_tree(given_data.draw, leaves, 3)
+            if not number:  # later, one instead of another would be a change
+                dataset = data.Subset(data.ConcatDataset([*leaves, dataset]), [3, 7, -1])
             expected = expected_rows(dataset)
             assert rows_of(run(dataset, folder)) == expected
             firsts = [(row["name"], row["index"]) for row in expected if row["k"] == 0]
@@ -208,7 +210,7 @@ def test_what_a_wrapper_hides_is_a_short_error(tmp_path, wrap):
     ) as caught:
         run(wrap(items), tmp_path)
     assert len(str(caught.value)) < 1000
-    assert "class Subset" not in str(caught.value) and "torch/utils" not in str(caught.value)
+    assert "class Subset(" not in str(caught.value)
 
 
 SCRIPT = """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from torch.utils import data
 
 import forebay
 from forebay.ledger.records import Input
-from forebay.runs.fingerprint import Bases, Fingerprint, describe_parts, difference, number_bases
+from forebay.runs.fingerprint import Fingerprint, describe_bases, difference, number_bases
 from forebay.runs.ranges import sample_listing, samples_of
 
 
@@ -71,6 +70,22 @@ def trees(draw, leaves, depth=3):
     return data.Subset(part, form(indices))
 
 
+def described(dataset, *, fixed=False):
+    samples = samples_of(dataset)
+    return Fingerprint(
+        "x", None, (), (), describe_bases(samples.bases, samples.lengths, fixed=fixed)
+    )
+
+
+def numbered(known, dataset, *, accepts=False):
+    """Return the Datasets that a ledger has now, and the samples with their numbers there."""
+    found = described(dataset)
+    bases, numbers = number_bases(known, found.bases, accepts=accepts)
+    bases = Fingerprint.from_json(replace(found, bases=bases).to_json()).bases
+    extents = [bases[number].extents for number in numbers]
+    return bases, replace(samples_of(dataset), numbers=numbers, extents=extents)
+
+
 def made_of(dataset):
     """Return for each sample its base and the index there, as `samples_of` has them."""
     found = samples_of(dataset)
@@ -95,16 +110,13 @@ def test_wrappers_are_looked_through(dataset):
 @given(st.lists(trees(LEAVES), min_size=1, max_size=4))
 def test_a_sample_is_known_by_one_key_in_all_calls(datasets):
     """And two samples never by the same, unless one is there again."""
-    work, keys = None, {}
+    known, keys = (), {}
     for dataset in filter(len, datasets):
-        samples = samples_of(dataset)
-        found = describe_parts({"": Bases(samples.bases)})
-        work, numbers = number_bases(work, found, samples.lengths, accepts=False)
-        work = Fingerprint.from_json(work.to_json())
-        listed = list(sample_listing(samples.at(work, numbers)))
-        known = [each.source if each.row is None else each.row for each in listed]
-        assert len(set(known)) == len(known)
-        for key, sample in zip(known, (dataset[at] for at in range(len(dataset))), strict=True):
+        known, samples = numbered(known, dataset)
+        listed = list(sample_listing(samples))
+        found = [each.source if each.row is None else each.row for each in listed]
+        assert len(set(found)) == len(found)
+        for key, sample in zip(found, (dataset[at] for at in range(len(dataset))), strict=True):
             assert keys.setdefault(key.partition("#")[0], sample) == sample
     assert len({*keys.values()}) == len(keys)
 
@@ -117,23 +129,11 @@ def test_equal_names_are_numbered_in_the_order_of_the_dataset(names, chance):
     whole.source_of = names.__getitem__
     rows = [each.row for each in sample_listing(samples_of(whole))]
     assert rows == [
-        f'["{name}", 0, {names[: at + 1].count(name)}]' if name in names[:at] else f'["{name}"]'
-        for at, name in enumerate(names)
+        f'["{name}", 0, {names[: at + 1].count(name)}]' for at, name in enumerate(names)
     ]
     chosen = chance.sample(range(len(names)), chance.randint(1, len(names)))
     listed = sample_listing(samples_of(data.Subset(whole, chosen)))
     assert [each.row for each in listed] == [rows[at] for at in chosen]
-
-
-def test_many_names_are_counted_page_by_page(monkeypatch):
-    """A name that was there many pages before is found."""
-    monkeypatch.setattr("forebay.runs.ranges.PAGE", 7)
-    names = [str(at) for at in range(500)] * 2
-    whole = Items("x", 1000)
-    whole.source_of = names.__getitem__
-    rows = [each.row for each in sample_listing(samples_of(whole))]
-    assert rows[:500] == [f'["{name}"]' for name in names[:500]]
-    assert rows[500:] == [f'["{name}", 0, 2]' for name in names[500:]]
 
 
 def test_a_name_that_is_not_asked_for_may_be_missing():
@@ -141,7 +141,7 @@ def test_a_name_that_is_not_asked_for_may_be_missing():
     whole = Items("x", 3)
     whole.source_of = ["a", None, "a"].__getitem__
     listed = list(sample_listing(samples_of(data.Subset(whole, [2, 0]))))
-    assert listed == [Input("a", '["a", 0, 2]', "missing"), Input("a", '["a"]', "missing")]
+    assert listed == [Input("a", '["a", 0, 2]', "missing"), Input("a", '["a", 0, 1]', "missing")]
     with pytest.raises(forebay.InputError, match=r"source_of\(1\): got NoneType"):
         list(sample_listing(samples_of(data.Subset(whole, [1]))))
 
@@ -154,10 +154,10 @@ def test_a_sample_that_comes_again_has_a_number_more():
     listed = sample_listing(samples_of(data.Subset(both, [1, 2, 3, 1, 2])))
     assert [each[:2] for each in listed] == [
         ("1", "1"),
-        ("c 0", '["c 0", 1]'),
+        ("c 0", '["c 0", 1, 1]'),
         ("3", "3"),
         ("1#2", "1#2"),
-        ("c 0", '["c 0", 1]#2'),
+        ("c 0", '["c 0", 1, 1]#2'),
     ]
 
 
@@ -211,18 +211,14 @@ def test_a_subclass_that_only_selects_is_looked_through():
     assert made_of(Calm(whole, [4])) == [(whole, 4)]
 
 
-def described(dataset):
-    return describe_parts({"": Bases(samples_of(dataset).bases)})
-
-
 def test_wrappers_are_no_part_of_the_work():
     """Neither their code nor their indices; nor is the code of a library's Dataset."""
     whole = Items("x", 9)
     for dataset in (data.Subset(whole, [1]), data.ConcatDataset([whole, data.Subset(whole, [2])])):
         assert described(dataset) == described(whole)
     stacked = described(data.StackDataset(data.Subset(whole, [1])))
-    assert [label for label, _ in stacked.code] == ["test_samples.py:Items"]
-    assert described(data.TensorDataset(torch.zeros(3))).code == ()
+    assert [label for label, _ in stacked.bases[0].code] == ["test_samples.py:Items"]
+    assert described(data.TensorDataset(torch.zeros(3))).bases[0].code == ()
 
 
 def test_datasets_that_are_added_or_left_out_are_no_change():
@@ -234,10 +230,16 @@ def test_datasets_that_are_added_or_left_out_are_no_change():
     assert difference(few, described(c)) == 'parameter name: "a" -> "c"'
     assert difference(many, other) != ""
     assert difference(described(data.ConcatDataset([a, b])), other) == 'parameter name: "b" -> "c"'
-    assert (
-        difference(few, described(d))
-        == "the Datasets: test_samples.py:Items -> test_samples.py:Named"
-    )
+    assert "+class Named(Items)" in difference(few, described(d))
+
+
+def test_another_length_is_a_change_where_it_is_to_be():
+    """For a cache and for predictions, whose ranges are known by their places."""
+    dataset = Items("a", 2)
+    assert difference(described(dataset), described(Items("a", 2))) == ""
+    was = described(dataset, fixed=True)
+    dataset.__class__ = type("Items", (Items,), {"__len__": lambda self: 3})
+    assert "parameter len(): 2 -> 3" in difference(was, described(dataset, fixed=True))
 
 
 def test_equal_lambdas_of_different_code_are_different_datasets():
@@ -254,25 +256,19 @@ def test_equal_lambdas_of_different_code_are_different_datasets():
         described(data.ConcatDataset([other, one])),
     )
     assert difference(first, again) == ""
-    assert first.bases[::-1] == again.bases
-    assert first.bases[0] != first.bases[1]
-
-
-def numbers(known, dataset, *, accepts=False):
-    samples = samples_of(dataset)
-    work, found = number_bases(known, described(dataset), samples.lengths, accepts=accepts)
-    return work, found, [each.extents for each in work.bases]
+    assert [each.code for each in first.bases] == [each.code for each in again.bases[::-1]]
+    assert first.bases[0].code != first.bases[1].code
 
 
 def test_a_dataset_keeps_its_numbers_in_whatever_order():
     """A new one comes behind; one that grew has its new samples behind all others."""
     a, b = Items("a", 4), Items("b", 3)
-    work, found, extents = numbers(None, a)
-    assert (found, extents) == ((0,), [((0, 4),)])
-    work, found, extents = numbers(work, data.ConcatDataset([b, a]))
-    assert (found, extents) == ((1, 0), [((0, 4),), ((4, 3),)])
-    keys = samples_of(data.ConcatDataset([b, a])).at(work, found).keys()
-    assert keys.tolist() == [4, 5, 6, 0, 1, 2, 3]
+    known, samples = numbered((), a)
+    assert (samples.numbers, samples.extents) == ([0], [((0, 4),)])
+    known, samples = numbered(known, data.ConcatDataset([b, a]))
+    assert (samples.numbers, samples.extents) == ([1, 0], [((4, 3),), ((0, 4),)])
+    assert samples.keys().tolist() == [4, 5, 6, 0, 1, 2, 3]
+    assert numbered(known, b)[1].keys().tolist() == [4, 5, 6]
 
 
 class Growing(Items):
@@ -287,31 +283,29 @@ class Growing(Items):
 def test_a_dataset_that_grew_has_its_new_samples_behind_all_others(monkeypatch):
     """One that became shorter keeps its numbers."""
     a, b = Growing("a", 4), Items("b", 3)
-    work, _, _ = numbers(None, data.ConcatDataset([a, b]))
+    known, _ = numbered((), data.ConcatDataset([a, b]))
     monkeypatch.setattr(Growing, "more", 2)
-    work, found, extents = numbers(work, a)
-    assert (found, extents) == ((0,), [((0, 4), (7, 2)), ((4, 3),)])
-    assert samples_of(a).at(work, found).keys().tolist() == [0, 1, 2, 3, 7, 8]
+    known, samples = numbered(known, a)
+    assert samples.keys().tolist() == [0, 1, 2, 3, 7, 8]
     monkeypatch.setattr(Growing, "more", 5)
-    work, found, extents = numbers(work, data.ConcatDataset([b, a]))
-    assert (found, extents) == ((1, 0), [((0, 4), (7, 5)), ((4, 3),)])
-    keys = samples_of(data.ConcatDataset([b, a])).at(work, found).keys()
-    assert keys.tolist() == [4, 5, 6, 0, 1, 2, 3, 7, 8, 9, 10, 11]
+    known, samples = numbered(known, data.ConcatDataset([b, a]))
+    assert samples.keys().tolist() == [4, 5, 6, 0, 1, 2, 3, 7, 8, 9, 10, 11]
     monkeypatch.setattr(Growing, "more", 0)
-    work, found, _ = numbers(work, data.ConcatDataset([b, a]))
-    keys = samples_of(data.ConcatDataset([b, a])).at(work, found).keys()
-    assert keys.tolist() == [4, 5, 6, 0, 1, 2, 3]
+    _, samples = numbered(known, data.ConcatDataset([b, a]))
+    assert samples.keys().tolist() == [4, 5, 6, 0, 1, 2, 3]
 
 
 def test_an_accepted_change_is_of_the_dataset_that_it_can_only_be():
-    """Several that changed are told apart by their lengths; where one is more, all are new."""
-    whole = [Items("a", 4), Items("b", 3)]
-    work, _, _ = numbers(None, data.ConcatDataset(whole))
-    changed = [Items("x", 3), Items("y", 4)]
-    assert numbers(work, data.ConcatDataset(changed), accepts=True)[1] == (1, 0)
-    more = [Items("x", 5), Items("y", 6), Items("z", 7)]
-    assert numbers(work, data.ConcatDataset(more), accepts=True)[1] == (2, 3, 4)
-    assert numbers(numbers(None, whole[0])[0], Named("q", 9), accepts=True)[1] == (0,)
+    """Of one class, in their order; where there are more or fewer of it, all are new."""
+    whole = [Items("a", 4), Named("b", 3)]
+    known, _ = numbered((), data.ConcatDataset(whole))
+
+    def numbers(known, *datasets):
+        return numbered(known, data.ConcatDataset(datasets), accepts=True)[1].numbers
+
+    assert numbers(known, Named("x", 3), Items("y", 4)) == [1, 0]
+    assert numbers(known, Items("x", 5), Items("y", 6), Named("z", 7)) == [2, 3, 1]
+    assert numbers(numbered((), whole[0])[0], Named("q", 9)) == [0]
 
 
 def test_a_million_samples_are_no_objects():
@@ -329,48 +323,3 @@ def test_a_million_samples_are_no_objects():
         assert samples_of(dataset).places == expected
     chosen = random.Random(1).sample(range(10**12), 5)
     assert samples_of(data.Subset(whole, chosen)).places.tolist() == chosen
-
-
-class Rows:
-    """A stand-in for `datasets.arrow_dataset.Dataset`."""
-
-    def __init__(self, table, indices=None, **format):
-        self._data, self._indices = table, indices
-        self._fingerprint, self._format_type = str(random.random()), format.get("type")
-        self._format_kwargs, self._format_columns, self._output_all_columns = {}, None, False
-
-    def __len__(self):
-        return len(self._data if self._indices is None else self._indices)
-
-    def __getitem__(self, index):
-        at = index if self._indices is None else self._indices.column(0)[index].as_py()
-        return self._data.slice(at, 1).to_pylist()[0]
-
-
-Rows.__module__, Rows.__name__ = "datasets.arrow_dataset", "Dataset"
-
-
-def test_the_rows_of_a_hugging_face_dataset_are_known_by_their_place_in_its_table():
-    """Whatever is selected, and however often."""
-    table = pa.table({"x": range(10)})
-    chosen = Rows(table, pa.table({"indices": pa.array([7, 3], pa.uint64())}))
-    both = data.ConcatDataset([chosen, Rows(table)])
-    assert samples_of(chosen).places.tolist() == [7, 3]
-    assert samples_of(both).places.tolist() == [7, 3, *range(10)]
-    assert described(chosen) == described(Rows(table)) == described(both)
-    assert described(chosen).code == ()
-    assert difference(described(chosen), described(Rows(table, type="torch"))) != ""
-    other = pa.table({"x": range(1, 11)})
-    assert difference(described(chosen), described(Rows(other))) != ""
-
-
-def test_the_rows_of_a_real_hugging_face_dataset():
-    """As the stand-in has them."""
-    datasets = pytest.importorskip("datasets")
-    whole = datasets.Dataset.from_dict({"x": list(range(10))})
-    chosen = whole.select([7, 3])
-    assert isinstance(sys.modules["datasets"], ModuleType)
-    assert samples_of(chosen).places.tolist() == [7, 3]
-    assert samples_of(whole.shuffle(seed=1).select([0, 4, 2])).lengths == (10,)
-    assert described(chosen) == described(whole) == described(whole.train_test_split(0.3)["test"])
-    assert [whole[at]["x"] for at in samples_of(chosen).places.tolist()] == chosen["x"][:]

@@ -97,7 +97,8 @@ class Samples:
         keys = self.keys()
         again = None if type(keys) is range else _occurrences(keys)
         names = [_Names(*each) for each in zip(self.bases, self.lengths, self.numbers, strict=True)]
-        if again is None and not any(each.are_known for each in names):
+        some_known = any(each.are_known for each in names)
+        if again is None and not some_known:
             yield from map(Input, map(str, _integers(keys)))
             return
         firsts = [*accumulate(self.lengths[:-1], initial=0)]
@@ -107,8 +108,8 @@ class Samples:
             at = bisect_right(firsts, place) - 1
             if names[at].are_known:
                 yield names[at].input(place - firsts[at], more)
-            else:
-                yield Input(f"{key}{more}")
+            else:  # with a row, beside names, it is a string in the table, too
+                yield Input(text := f"{key}{more}", text if some_known else None)
 
 
 class _Names:
@@ -237,11 +238,12 @@ def _checked(indices: Any, length: int) -> Any:
 
 def _taken(places: Any, indices: Any) -> Any:
     """Return the places at these indices."""
-    if type(places) is range and type(indices) is range:
-        first, step = places.start, places.step
-        bounds = first + step * indices.start, first + step * indices.stop
-        return range(*bounds, step * indices.step)
-    return _array(places)[_array(indices)]
+    if type(places) is not range:
+        return places[_array(indices)]
+    first, step = places.start, places.step
+    if type(indices) is not range:
+        return first + step * indices
+    return range(first + step * indices.start, first + step * indices.stop, step * indices.step)
 
 
 def _joined(parts: list[Any]) -> Any:
