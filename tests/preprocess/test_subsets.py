@@ -265,8 +265,18 @@ def arguments(path, name, output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("killed", ["part", "whole"])
+@pytest.mark.parametrize(
+    ("killed", "point"),
+    [
+        ("part", "in the midst of publishing"),
+        ("whole", "after the record"),
+        *(
+            pytest.param(name, point, marks=pytest.mark.thorough)
+            for name in ("part", "whole")
+            for point in POINTS
+        ),
+    ],
+)
 def test_a_kill_in_either_run_is_made_good(script, tmp_path, point, killed):
     """Between the two, or in the midst of either: the outputs and the table of one run."""
     path, expected, expected_table = script
