@@ -21,7 +21,7 @@ class Input(NamedTuple):
     Attributes:
         source: The path or URL, without credentials: they may change, and the ledger keeps it.
         row: The table's row as a JSON object, columns in the table's order; for a sample that has
-            a name a JSON array, of that and of what tells it from others, or its source again if only
+            a name, that and what tells it from others of the name, or its source again if only
             others have names; None otherwise.
     """
 

@@ -133,7 +133,7 @@ class _Names:
         name = self._name(index)
         # Samples with one name are numbered in the order of the base.
         count = 1 if self._again is None else int(self._again[index])
-        row = f"{json.dumps([name, self._number, count])}{more}"
+        row = f"{self._number} {count}{more} {name}"
         return Input(name, row, "" if is_url(name) else identity_of(name))
 
     def _name(self, index: int) -> str:

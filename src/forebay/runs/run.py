@@ -189,9 +189,8 @@ def _payloads(
         if each.ordinal > progress.total:
             progress.total = each.ordinal
             budget.set_total(each.ordinal)
-        if each.opens is None and kind == "indices":
-            each = each._replace(opens=str(each.ordinal - 1))
-        yield each.ordinal, each[1:3] if each.opens is None else each[1:]
+        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
+        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
