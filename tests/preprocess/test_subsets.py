@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from crash_points import POINTS
 from driving import await_no_processes, call, finish, here, published, start, table
@@ -82,6 +83,8 @@ def test_a_subset_first_and_then_all_continues(tmp_path):
     assert (report.done, report.resumed) == (40, 2)
     assert sorted(Items.loaded) == [("a", at) for at in range(40)]
     assert rows_of(report) == expected_rows(items)
+    run(items, tmp_path / "once")
+    assert table(tmp_path) == table(tmp_path / "once")
 
 
 def test_with_a_new_version_all_are_processed_again(tmp_path):
@@ -115,6 +118,20 @@ def test_splits_are_parts_of_one_dataset(tmp_path):
     assert (report.done, report.resumed) == (30, 30)
     assert rows_of(report) == expected_rows(data.ConcatDataset([other, one]))
     assert len(Items.loaded) == 30
+
+
+def test_names_and_numbers_in_one_table_are_strings(tmp_path):
+    """Although the numbers were alone at first, and are again at last."""
+    items, named = Items("a", 3), Named("b", 2)
+    for dataset, sources in [
+        (items, [0, 1, 2]),
+        (data.ConcatDataset([items, named]), ["0", "1", "2", "b-0", "b-0"]),
+        (items, [0, 1, 2]),
+    ]:
+        report = run(dataset, tmp_path)
+        assert [*dict.fromkeys(report.metadata["source"].to_pylist())] == [*dict.fromkeys(sources)]
+        assert rows_of(report) == expected_rows(dataset)
+    assert len(Items.loaded) == 5
 
 
 def test_another_dataset_may_be_added_before_or_behind(tmp_path):
@@ -185,6 +202,23 @@ def test_failed_samples_are_tried_again_wherever_they_are_now(tmp_path):
     Items.refused = set()
     report = retry(data.Subset(items, [1, 12]), tmp_path, **QUIET)
     assert rows_of(report) == expected_rows(data.Subset(items, [15, 3, 7, 12]))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Items, "30"), (Named, "a-15")])
+def test_a_sample_is_redone_by_the_name_that_it_has_in_every_call(tmp_path, kind, name):
+    """Which is also that of its failure, and its source in the table."""
+    items = kind("a", 40)
+    Items.refused = {30}
+    report = run(data.Subset(items, [31, 30]), tmp_path)
+    assert [each.source for each in report.failures] == [name]
+    Items.refused = set()
+    run(items, tmp_path)
+    Items.loaded.clear()
+    report = run(data.Subset(items, range(20, 40)), tmp_path, redo=name)
+    assert {*Items.loaded} == ({("a", 30), ("a", 31)} if kind is Named else {("a", 30)})
+    assert rows_of(report) == expected_rows(data.Subset(items, range(20, 40)))
+    sources = report.metadata.filter(pc.equal(report.metadata["index"], 30))["source"]
+    assert {*map(str, sources.to_pylist())} == {name}
 
 
 class Louder(data.Dataset):

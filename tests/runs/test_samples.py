@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from dataclasses import replace
@@ -239,6 +240,19 @@ def test_another_length_is_a_change_where_it_is_to_be():
     was = described(dataset, fixed=True)
     dataset.__class__ = type("Items", (Items,), {"__len__": lambda self: 3})
     assert "parameter len(): 2 -> 3" in difference(was, described(dataset, fixed=True))
+
+
+@pytest.mark.parametrize("extents", [[[-1, 2]], [[0, -1]], [[0, 1 << 62]], [["a", 1]], [[0]], 7])
+def test_a_damaged_description_of_a_dataset_is_an_error(extents):
+    """Whoever wrote it."""
+    text = described(Items("a", 2)).to_json()
+    forged = json.loads(text)
+    forged["bases"][0][3] = extents
+    with pytest.raises(forebay.LedgerError, match="description of the work is damaged"):
+        Fingerprint.from_json(json.dumps(forged))
+    forged = json.loads(text) | {"codes": []}
+    with pytest.raises(forebay.LedgerError, match="description of the work is damaged"):
+        Fingerprint.from_json(json.dumps(forged))
 
 
 def test_equal_lambdas_of_different_code_are_different_datasets():

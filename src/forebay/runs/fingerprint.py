@@ -124,7 +124,7 @@ class Fingerprint:
                     raise ValueError(f"the samples {extents}")
                 bases.append(Base(str(name), codes[number], _pairs(given), extents))
             return cls(found["name"], found["reference"], code, parameters, tuple(bases))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, ArithmeticError, LookupError, TypeError) as error:
             raise LedgerError(
                 f"the ledger's description of the work is damaged: {error!r}\n"
                 "  Start over with resume=False."
@@ -163,7 +163,7 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
     compared: a folder that was moved is the same work. A Dataset that only one of them has is a
     change if the other one has another instead.
     """
-    pairs = _paired(old.bases, new.bases, [_exactly])
+    pairs = _paired(old.bases, new.bases, accepts=False)
     gained = [each for each, at in zip(new.bases, pairs, strict=True) if at is None]
     lost = [each for at, each in enumerate(old.bases) if at not in {*pairs}]
     compared: list[tuple[Any, Any]] = [(old, new)]
@@ -419,6 +419,15 @@ def describe_parts(parts: Mapping[str, Any]) -> Fingerprint:
 # Dataset has the same ones in every call, whichever others are used with it.
 
 
+# What two descriptions of one Dataset have in common; all but the first if it changed.
+_SAME: tuple[Callable[[Base], object], ...] = (
+    lambda base: (base.code, base.parameters),
+    lambda base: (base.name, base.parameters),
+    lambda base: base.name,
+    lambda _: None,
+)
+
+
 def describe_bases(
     datasets: Sequence[Any], lengths: Sequence[int], *, fixed: bool
 ) -> tuple[Base, ...]:
@@ -445,7 +454,7 @@ def number_bases(
     """
     bases, numbers = list(known), []
     end = max((first + count for each in known for first, count in each.extents), default=0)
-    pairs = _paired(known, found, [_exactly, *[_name, _any] * accepts])
+    pairs = _paired(known, found, accepts=accepts)
     for each, at in zip(found, pairs, strict=True):
         number = len(bases) if at is None else at
         extents = () if at is None else bases[at].extents
@@ -457,28 +466,14 @@ def number_bases(
     return tuple(bases), numbers
 
 
-def _exactly(base: Base) -> object:
-    return base.code, base.parameters
-
-
-def _name(base: Base) -> object:
-    return base.name
-
-
-def _any(_: Base) -> object:
-    return None
-
-
-def _paired(
-    known: Sequence[Base], found: Sequence[Base], rules: Sequence[Callable[[Base], object]]
-) -> list[int | None]:
+def _paired(known: Sequence[Base], found: Sequence[Base], *, accepts: bool) -> list[int | None]:
     """Return which of the known Datasets each found one is; None if it is new.
 
-    Two are the same one if a rule gives both the same value. If there are several, they are so in
-    their order; unless they are equal, only if there are as many in both.
+    Two are the same one if the first rule, or a later one, gives both the same value. Several are
+    so in their order, but by a later rule only if there are as many in both.
     """
     pairs: list[int | None] = [None] * len(found)
-    for rule in rules:
+    for number, rule in enumerate(_SAME if accepts else _SAME[:1]):
         left: dict[object, list[int]] = {}
         wanted: dict[object, list[int]] = {}
         taken = {*pairs}
@@ -490,7 +485,7 @@ def _paired(
                 wanted.setdefault(rule(each), []).append(place)
         for value, places in wanted.items():
             others = left.get(value, [])
-            if rule is _exactly or len(others) == len(places):
+            if number == 0 or len(others) == len(places):
                 for place, at in zip(places, others, strict=False):
                     pairs[place] = at
     return pairs

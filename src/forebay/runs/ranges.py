@@ -332,7 +332,7 @@ def sample_ranges(session: Session, cut: Cut, samples: Samples) -> Listing:
     if session.starts_over:
         return listing
     now = {each.row: each.identity for each in listing}
-    made = (each for each in session.ledger.listed() if each.state == DONE)
+    made = (each for each in session.ledger.listed() if each.state == DONE and each.identity)
     stale = [each for each in made if now.get(each.row) != each.identity]
     if not stale:
         return listing
