@@ -8,6 +8,7 @@ The source of the sample at a position depends only on the seed and the position
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -179,6 +180,7 @@ class MixedDataset(Dataset[Any]):
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:
+        index = operator.index(index)  # a Subset may have a tensor of indices
         epoch, at = divmod(index, EPOCH) if index >= 0 else (0, index + len(self))
         if not 0 <= at < len(self):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")

@@ -16,9 +16,10 @@ import pytest
 from pyarrow import parquet
 
 from forebay.errors import InputError
-from forebay.inputs.listing import indices, list_inputs
+from forebay.inputs.listing import list_inputs
 from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.records import Input
+from forebay.runs.ranges import sample_listing, samples_of
 
 
 @pytest.fixture
@@ -109,12 +110,12 @@ def test_no_inputs_are_refused(folder):
     write("d/.hidden")
     assert refused("d").startswith("d: no files in this folder (hidden ones are left out)\n")
     with pytest.raises(InputError, match="the Dataset has 0 samples"):
-        indices(0)
+        sample_listing(samples_of([]))
 
 
 def test_a_dataset_is_listed_by_its_indices():
     """An index has a source, and nothing to look at."""
-    listing = indices(2)
+    listing = sample_listing(samples_of([7, 8]))
     assert list(listing) == [Input("0"), Input("1")]
     assert (listing.kind, listing.description) == ("indices", "a Dataset of 2 samples")
 

@@ -1,4 +1,4 @@
-"""What forebay looks for in a user's dataset: its style, names of samples, its own generators."""
+"""What forebay looks for in a user's dataset: its style, and random generators of its own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ import functools
 import hashlib
 import random
 import sys
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
-
-# ---- sample names --------------------------------------------------------------------------------
-# Whether a Dataset is map-style, and the names of its samples, also if it is wrapped.
-#
-# Subset(ConcatDataset([named, unnamed]), indices) ──> indices[i] ──> named.source_of(…)
-
-NameOf = Callable[[int], object]
 
 
 def is_map_style(dataset: object) -> bool:
@@ -37,43 +28,6 @@ def sequence_rows(dataset: Any) -> Any | None:
     """Return a dataset if it is one of `pack_sequences` or `batch_by_length`, else None."""
     lengths = sys.modules.get("forebay.lengths")
     return dataset if lengths is not None and type(dataset) is lengths.SequenceRows else None
-
-
-def names_of(dataset: Any) -> NameOf | None:
-    """Return the function from a sample's index to its name; None if the Dataset knows no names.
-
-    That is its method `source_of`. A `Subset`, a `ConcatDataset` and a mixture have the names of
-    the Datasets that they are made of.
-    """
-    own = getattr(dataset, "source_of", None)
-    if callable(own):
-        return own  # type: ignore[no-any-return]
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is None:  # without torch there are no wrappers, and importing it takes seconds
-        return None
-    if isinstance(dataset, torch_data.Subset):
-        inner = names_of(dataset.dataset)
-        return None if inner is None else lambda index: inner(dataset.indices[index])
-    if isinstance(dataset, torch_data.ConcatDataset):
-        return _names_of_joined(dataset.datasets)
-    mixing = sys.modules.get("forebay.mixing")
-    is_mixed = mixing is not None and type(dataset) is mixing.MixedDataset
-    return _names_of_joined(dataset.datasets.values()) if is_mixed else None
-
-
-def _names_of_joined(datasets: Iterable[Any]) -> NameOf | None:
-    """Return the names of Datasets one after the other; the index where one knows no names."""
-    parts = list(datasets)
-    names, ends = [names_of(part) for part in parts], list(accumulate(map(len, parts)))
-    if not any(names):
-        return None
-
-    def name_of(index: int) -> object:
-        at = bisect_right(ends, index)
-        inner = names[at]
-        return index if inner is None else inner(index - (ends[at - 1] if at else 0))
-
-    return name_of
 
 
 # ---- owned generators ----------------------------------------------------------------------------

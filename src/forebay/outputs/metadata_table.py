@@ -231,8 +231,8 @@ class LedgerTable:
         for _, source, row, *_, metadata, _ in self._ledger.results():
             if kind != "indices":
                 yield source, row, metadata
-            else:  # the row of a sample that has a name is its index
-                yield int(source) if row is None else source, None, metadata
+            else:  # without a row, a sample is known by its number, perhaps there again: "7#2"
+                yield source if row else int(source.partition("#")[0]), None, metadata
 
     def _foreign(self, form: str) -> OutputError:
         path = str(self._folder.locate(table_name(form)))

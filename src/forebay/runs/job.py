@@ -219,7 +219,8 @@ class PreprocessJob:
     def run(self, assignment: Assignment) -> Answer:
         """Return `((name, size, staged, place), …), metadata JSON` for one input.
 
-        Its payload is its source, its row, and, if it has credentials, what opens it.
+        Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
+        what opens it.
         """
         source, row, *others = assignment.payload
         opens = others[0] if others else source if row is None else row
@@ -280,7 +281,7 @@ class PreprocessJob:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
             with current(out):
-                sample = self._work[int(source if row is None else row)]
+                sample = self._work[int(opens)]
                 returned = sample if self._save is None else self._save(sample, out)
                 return _exhausted(returned), out.final_name
         if row is not None:

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commit, Commits, perform_pending
-from forebay.runs.fingerprint import Fingerprint, difference
+from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.report import FailureBudget, Later, Report, note_on_arrays, note_on_strays
 from forebay.show.page import LiveRun
@@ -177,17 +178,19 @@ def workers_for(
 
 
 def _payloads(
-    listed: Iterable[Todo], progress: Progress, budget: FailureBudget
+    listed: Iterable[Todo], progress: Progress, budget: FailureBudget, kind: str
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
     """Yield ordinals and payloads, and raise the total if the listing turns out to be longer.
 
-    A payload is a source, a row and, only if there are credentials, what opens the input.
+    A payload is a source, a row and, only if there are credentials, what opens the input; for a
+    sample, the index of it, which is listed in the order of its Dataset.
     """
     for each in listed:
         if each.ordinal > progress.total:
             progress.total = each.ordinal
             budget.set_total(each.ordinal)
-        yield each.ordinal, each[1:3] if each.opens is None else each[1:]
+        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
+        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -380,25 +383,21 @@ class Session:
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
         gone, kept = enrolment.gone, enrolment.same + enrolment.changed
-        if not gone or self.starts_over:
+        if not gone or self.starts_over or not self._has_table:
             return
         if enrolment.new and not kept and listing.kind == "rows":
-            self._say(
+            self.say(
                 f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
                 "processed. A row with another value, or with other columns, is another input."
             )
-        elif self._has_table:
+        else:
             noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
-            self._say(
+            self.say(
                 f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
                 f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
                 "their files stay in the folder. For one table of all, list them too; for two "
                 "tables, use another output folder."
             )
-
-    def _say(self, text: str) -> None:
-        say = note if self.options.progress else log.warning
-        say(f"{shown_location(self.output)}: {text}")
 
     def process_inputs(
         self,
@@ -474,7 +473,8 @@ class Session:
             lookahead=LOOKAHEAD,
             max_suspects=1 if options.stops_at_first_failure else 64,
         )
-        engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+        payloads = _payloads(todo, progress, budget, self._kind)
+        engine = Engine(pool, limits, payloads, name_of=_name_of)
         trace.longest_task = engine.longest_task
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0
@@ -576,7 +576,7 @@ class Session:
         if self._has_table and not self._notes:
             self._notes += filter(None, [note_on_arrays(metadata, total, *self._user)])
             for each in self._notes:
-                self._say(each)
+                self.say(each)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
@@ -589,6 +589,11 @@ class Session:
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
         known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
         return partial(_details, *known, **others)
+
+    def say(self, text: str) -> None:
+        """Say something of the output: above the progress display, or in the log without one."""
+        say = note if self.options.progress else log.warning
+        say(f"{shown_location(self.output)}: {text}")
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
@@ -617,8 +622,8 @@ class Session:
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
-        # A range of samples is known by its indices alone.
-        only = "" if self.verb == "preprocess" else ", if every sample has the index that it had"
+        known = "name or index" if self.verb == "preprocess" else "index"
+        only = f", if every sample has the {known} that it had" if self._described.bases else ""
         raise ChangedError(
             f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
@@ -638,8 +643,17 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self._described.to_json(), verb=self.verb, **others)
+        ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
 
     @cached_property
     def _described(self) -> Fingerprint:
         return self._describe()
+
+    @cached_property
+    def work(self) -> tuple[Fingerprint, list[int]]:
+        """The description for the ledger, with Datasets of earlier calls; where its own are."""
+        was = None if self.starts_over else self.ledger.get_meta("work")
+        known = () if was is None else Fingerprint.from_json(was).bases
+        accepts = self.options.version is not None
+        bases, numbers = number_bases(known, self._described.bases, accepts=accepts)
+        return replace(self._described, bases=bases), numbers
