@@ -8,28 +8,32 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import index as as_index
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from forebay.base import trees
+from forebay.base.batches import items_in
 from forebay.base.datasets import is_map_style
 from forebay.base.formatting import counted, summary
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
+from forebay.packed import PackedSequence
 from forebay.plan import EPOCH, Integers
 from forebay.rows import (
-    Pattern,
+    PatternsOf,
     Rows,
+    arranged,
     grouped_patterns,
     merged,
     packed_patterns,
-    rows_of,
+    tally,
 )
 
 Long = Literal["split", "truncate", "drop", "raise"]
@@ -39,10 +43,6 @@ Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
 # How much longer the longest samples of a class of `batch_by_length` are than its shortest, at
 # most: about half of that is padding.
 RATIO = 1.03
-# Lengths up to this are looked up in a table; longer ones are searched for.
-MOST_COUNTED = 1 << 24
-# Samples to sort and to count at a time.
-CHUNK = 1 << 20
 # The first and last token of a piece have 32 bits.
 LONGEST = 2**31 - 1
 
@@ -98,17 +98,13 @@ def pack_sequences(
         raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
     known = _lengths(dataset, lengths)
     if long == "raise":
-        _check_longest(known, size, "size", 'long="split"')
+        _check_longest(known, size, "size")
     samples, begins, sizes = _pieces(known, size, long)
-    windows = None
-    if window is not None and window < len(known):
-        windows = (np.arange(len(known)) if samples is None else samples) // window
-    rows = _arranged(
-        sizes,
-        windows,
-        lambda lengths, counts: packed_patterns(lengths, counts, size),
-        cost,
-    )
+    begin: Integers = np.arange(0, len(known), window or len(known))
+    if samples is not None:
+        begin = np.unique(np.searchsorted(samples, begin))
+    patterns = partial(packed_patterns, size=size)
+    rows = _rows(sizes, cost, patterns, bounds=[*begin.tolist(), len(sizes)])
     tokens = int(sizes.sum())
     return SequenceRows(dataset, known, rows, size, tokens, samples=samples, begins=begins)
 
@@ -150,12 +146,9 @@ def batch_by_length(
     if max_samples is not None:
         check_positive("max_samples", max_samples, " or None")
     known = _lengths(dataset, lengths)
-    _check_longest(known, max_tokens, "max_tokens", "max_tokens")
-
-    def patterns(lengths: Sequence[int], counts: Sequence[int]) -> list[Pattern]:
-        return grouped_patterns(lengths, counts, max_tokens, max_samples)
-
-    rows = _arranged(known, None, patterns, cost, RATIO)
+    _check_longest(known, max_tokens, "max_tokens")
+    patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
+    rows = _rows(known, cost, patterns, ratio=RATIO)
     return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
@@ -174,7 +167,10 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         lengths = lengths(dataset)
     if isinstance(lengths, str):
         lengths = _column(dataset, lengths)
-    found = np.asarray(lengths)
+    try:
+        found = np.asarray(lengths)
+    except ValueError:  # lists of different lengths
+        found = np.array(lengths, object)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise OptionError(
             f"lengths takes one integer for each sample; got {found.dtype} of shape {found.shape}"
@@ -197,63 +193,71 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
     return found.astype(np.int32)
 
 
-def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
+def _column(dataset: Any, name: str) -> npt.NDArray[np.int64]:
     """Return the numbers in a column, or the lengths of its values, without reading a sample."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    table: Any = None
-    items = getattr(dataset, "items", None)  # the rows of a table
-    if isinstance(items, Sequence) and items and isinstance(items[0], Mapping):
-        if name not in items[0]:
-            raise _no_column(name, items[0])
-        return np.array([row[name] for row in items])
+    if isinstance(dataset, Subset):
+        return _column(dataset.dataset, name)[list(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_column(each, name) for each in dataset.datasets])
+    items = getattr(dataset, "items", None)
+    table: Any = {}
     if hasattr(dataset, "select_columns"):  # Hugging Face
         names = dataset.column_names
         if name in names:
             table = dataset.select_columns([name]).with_format("arrow")[:]
-    elif hasattr(dataset, "table"):
+    elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
         names = table.column_names
+    elif isinstance(items, PackedSequence):  # the rows of a table
+        names = getattr(dataset, "columns", ())
+        if name in names:
+            at = names.index(name)
+            table = {name: pa.chunked_array([[row[at] for row in items]])}
     else:
         raise OptionError(
             f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
     if name not in names:
-        raise _no_column(name, names)
-    column = table.column(name)
-    chunks = [
-        each.storage if isinstance(each, pa.ExtensionArray) else each for each in column.chunks
-    ]
-    found: list[Any] = []
-    for chunk in chunks:
-        kind = chunk.type
-        if pa.types.is_struct(kind):  # a cache's tensors of different shapes
-            shapes = chunk.field("shape")
-            found.append(pc.list_element(shapes, 0))
-        elif pa.types.is_integer(kind):
-            found.append(chunk)
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            found.append(pc.binary_length(chunk))
-        else:
-            found.append(pc.list_value_length(chunk))
-    return np.concatenate([each.to_numpy(zero_copy_only=False) for each in found])
+        known = ", ".join(names) or "none"
+        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
+    found = [_counted(chunk, name) for chunk in table[name].chunks]
+    numbers: npt.NDArray[np.int64] = pa.chunked_array(found, pa.int64()).to_numpy()
+    return numbers
 
 
-def _no_column(name: str, names: Iterable[str]) -> OptionError:
-    return OptionError(f"there is no column {name!r}; the columns are {', '.join(names)}")
+def _counted(values: Any, name: str) -> Any:
+    """Return the integers of an Arrow array, or the lengths of its lists or tensors; 0 for null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.array(np.full(len(values), kind.shape[0]))
+    if pa.types.is_struct(kind) and "shape" in kind.names:  # a cache's tensors
+        values = pc.list_element(values.field("shape"), 0)
+    elif not pa.types.is_integer(kind):
+        try:
+            values = pc.list_value_length(values)
+        except pa.ArrowNotImplementedError as error:
+            raise OptionError(
+                f"the column {name!r} has values of type {kind}, which have no number of tokens\n"
+                "  Name a column of integers, or of lists or tensors of tokens."
+            ) from error
+    return pc.fill_null(values.cast(pa.int64()), 0)
 
 
-def _check_longest(lengths: Integers, most: int, name: str, remedy: str) -> None:
+def _check_longest(lengths: Integers, most: int, name: str) -> None:
     too_long = lengths > most
     if too_long.any():
         at = int(np.argmax(too_long))
         raise InputError(
             f"sample {at} has {lengths[at]:,} tokens, more than {name}={most:,}; so have "
             f"{int(too_long.sum()):,} of {len(lengths):,} samples\n"
-            f"  Nothing was packed. Choose a larger {name}, shorten the samples"
-            f"{', or use ' + remedy if remedy != name else ''}."
+            f"  Nothing was packed. Choose a larger {name}, or shorten the samples: pack_sequences "
+            'does with long="split" or "truncate".'
         )
 
 
@@ -267,7 +271,7 @@ def _pieces(
     if long == "drop":
         kept = lengths <= size
         if not kept.any():
-            _check_longest(lengths, size, "size", 'long="split"')
+            _check_longest(lengths, size, "size")
         return np.flatnonzero(kept).astype(np.uint32), None, lengths[kept]
     if int(lengths.max()) <= size:
         return None, None, lengths
@@ -282,65 +286,33 @@ def _pieces(
     return pieces, begins, np.minimum(lengths[pieces] - begins, size)
 
 
-def _arranged(
+def _rows(
     lengths: Integers,
-    windows: Integers | None,
-    patterns_of: Callable[[Sequence[int], Sequence[int]], list[Pattern]],
     cost: Cost | None,
+    patterns_of: PatternsOf,
+    *,
+    bounds: Sequence[int] | None = None,
     ratio: float = 1.0,
 ) -> Rows:
-    """Return the rows of samples or pieces with these lengths, window by window."""
+    """Return the rows of samples or pieces of these lengths; see `arranged`."""
     most = int(lengths.max())
-    is_table = most <= MOST_COUNTED
-    different = np.flatnonzero(_counts(lengths, most + 1)) if is_table else np.unique(lengths)
+    is_table = most < 4 * len(lengths)  # ten times as fast as a search
+    different = np.flatnonzero(tally(lengths, most + 1)) if is_table else np.unique(lengths)
     classes = merged(different, ratio) if ratio > 1 else np.arange(len(different))
-    kinds = int(classes[-1]) + 1
-    longest = different[np.searchsorted(classes, np.arange(kinds), side="right") - 1]
-    number = classes.astype(np.min_scalar_type(kinds))  # 16 bits are sorted ten times as fast
+    longest = different[np.append(np.diff(classes), 1) > 0]
+    number = classes.astype(np.min_scalar_type(len(longest)))  # 16 bits are sorted fast
     if is_table:
         table = np.zeros(most + 1, number.dtype)
         table[different] = number
         own: Integers = table[lengths]
     else:
         own = number[np.searchsorted(different, lengths)]
-    if windows is not None:
-        own = own + windows * kinds
-    found = _counts(own, int(own.max()) + 1 if windows is not None else kinds)
-    patterns: list[Pattern] = []
-    for begin in range(0, len(found), kinds):
-        here = begin + np.flatnonzero(found[begin : begin + kinds])
-        for pattern in patterns_of(longest[here - begin].tolist(), found[here].tolist()):
-            parts = tuple((int(here[at]), each) for at, each in pattern.parts)
-            patterns.append(Pattern(parts, pattern.rows))
     each = longest.astype(np.float64)
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
-    if costs.shape != each.shape or not (costs >= 0).all():
+    if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    return rows_of(
-        _in_classes(own, found), found, patterns, np.resize(costs, len(found)), padded=ratio > 1
-    )
-
-
-def _counts(values: Integers, kinds: int) -> Integers:
-    """Return how often each number below `kinds` occurs, without a copy of the whole array."""
-    found = np.zeros(kinds, np.int64)
-    for begin in range(0, len(values), CHUNK):
-        found += np.bincount(values[begin : begin + CHUNK], minlength=kinds)
-    return found
-
-
-def _in_classes(own: Integers, counts: Integers) -> Integers:
-    """Return the places of each class's members, class after class, and ascending in each."""
-    members = np.empty(len(own), np.uint32)
-    at = np.cumsum(counts) - counts
-    for begin in range(0, len(own), CHUNK):
-        some = own[begin : begin + CHUNK]
-        order = np.argsort(some, kind="stable")
-        here = np.bincount(some, minlength=len(counts))
-        within = np.arange(len(some)) - np.repeat(np.cumsum(here) - here, here)
-        members[np.repeat(at, here) + within] = order + begin
-        at += here
-    return members
+    whole = bounds or [0, len(lengths)]
+    return arranged(own, whole, longest, costs, patterns_of, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------
@@ -408,7 +380,7 @@ class SequenceRows(Dataset[Any]):
     @property
     def filled(self) -> float:
         """The share of all rows that is tokens."""
-        return self.tokens / (len(self) * self.size)
+        return self.tokens / (len(self) * self.size if self.is_packed else self.rows.space)
 
     def __repr__(self) -> str:
         kind = "rows" if self.is_packed else "batches"
@@ -437,8 +409,9 @@ class SequenceRows(Dataset[Any]):
     def _cut(self, sample: Any, number: int, begin: int) -> Any:
         """Return the tokens of a sample from `begin` on that belong into a row."""
         length = int(self._lengths[number])
-        if not any(_tokens(value) == length for value in _values(sample)):
-            sizes = [count for value in _values(sample) if (count := _tokens(value)) is not None]
+        sizes = [items_in(leaf) for leaf in trees.leaves(sample, lists=False)]
+        if length not in sizes:
+            sizes = [each for each in sizes if each is not None]
             raise InputError(
                 f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its "
                 f"length was given as {length}\n"
@@ -448,29 +421,8 @@ class SequenceRows(Dataset[Any]):
         end = min(begin + self.size, length)
         if begin == 0 and end == length:
             return sample
-        return _mapped(
-            lambda value: value[begin:end] if _tokens(value) == length else value, sample
+        return trees.mapped(
+            lambda value: value[begin:end] if items_in(value) == length else value,
+            sample,
+            lists=False,
         )
-
-
-def _tokens(value: Any) -> int | None:
-    """Return the size of the first dimension of a tensor, an array or a list; None for others."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list) else None
-
-
-def _values(sample: Any) -> list[Any]:
-    """Return the leaves of a sample; a list is tokens."""
-    branch = None if isinstance(sample, list) else trees.opened(sample)
-    if branch is None:
-        return [sample]
-    return [leaf for value in branch.values for leaf in _values(value)]
-
-
-def _mapped(function: Callable[[Any], Any], sample: Any) -> Any:
-    """Return a sample with each leaf replaced; a list is tokens."""
-    branch = None if isinstance(sample, list) else trees.opened(sample)
-    if branch is None:
-        return function(sample)
-    return trees.rebuilt(sample, branch, [_mapped(function, value) for value in branch.values])

@@ -144,7 +144,7 @@ class MixedDataset(Dataset[Any]):
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
         sources = enumerate(self.datasets.values())
-        rows = frozenset(at for at, each in sources if sequence_rows(each) is not None)
+        rows = frozenset(at for at, each in sources if sequence_rows(each))
         self.mixture = Mixture(lengths=lengths, weights=weights, by_epoch=rows)
         # Only costs of one kind can be compared.
         self.costs_of = self._costs_of if len(rows) == len(lengths) else None

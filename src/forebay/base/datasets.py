@@ -33,10 +33,24 @@ def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def sequence_rows(dataset: Any) -> Any | None:
-    """Return a dataset if it is one of `pack_sequences` or `batch_by_length`, else None."""
+def sequence_rows(dataset: Any) -> dict[str, Any]:
+    """Return the datasets of `pack_sequences` and `batch_by_length`: this one, or those it mixes.
+
+    The name of one that is not in a mixture is "dataset".
+    """
     lengths = sys.modules.get("forebay.lengths")
-    return dataset if lengths is not None and type(dataset) is lengths.SequenceRows else None
+    parts = dataset.datasets if is_mixture(dataset) else {"dataset": dataset}
+    return {
+        name: each
+        for name, each in parts.items()
+        if lengths is not None and type(each) is lengths.SequenceRows
+    }
+
+
+def is_mixture(dataset: object) -> bool:
+    """Return whether a dataset was made by `forebay.mix`."""
+    mixing = sys.modules.get("forebay.mixing")
+    return mixing is not None and type(dataset) is mixing.MixedDataset
 
 
 def names_of(dataset: Any) -> NameOf | None:
@@ -56,9 +70,7 @@ def names_of(dataset: Any) -> NameOf | None:
         return None if inner is None else lambda index: inner(dataset.indices[index])
     if isinstance(dataset, torch_data.ConcatDataset):
         return _names_of_joined(dataset.datasets)
-    mixing = sys.modules.get("forebay.mixing")
-    is_mixed = mixing is not None and type(dataset) is mixing.MixedDataset
-    return _names_of_joined(dataset.datasets.values()) if is_mixed else None
+    return _names_of_joined(dataset.datasets.values()) if is_mixture(dataset) else None
 
 
 def _names_of_joined(datasets: Iterable[Any]) -> NameOf | None:
