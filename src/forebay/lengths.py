@@ -9,6 +9,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
 from typing import Any, Literal
@@ -21,20 +22,12 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from forebay.base import trees
 from forebay.base.batches import items_in
 from forebay.base.datasets import is_map_style
-from forebay.base.formatting import counted, summary
+from forebay.base.formatting import counted, noun_for, summary
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
 from forebay.plan import EPOCH, Integers
-from forebay.rows import (
-    PatternsOf,
-    Rows,
-    arranged,
-    grouped_patterns,
-    merged,
-    packed_patterns,
-    tally,
-)
+from forebay.rows import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 
 Long = Literal["split", "truncate", "drop", "raise"]
 _LONG = ("split", "truncate", "drop", "raise")
@@ -99,14 +92,12 @@ def pack_sequences(
     known = _lengths(dataset, lengths)
     if long == "raise":
         _check_longest(known, size, "size")
-    samples, begins, sizes = _pieces(known, size, long)
-    begin: Integers = np.arange(0, len(known), window or len(known))
-    if samples is not None:
-        begin = np.unique(np.searchsorted(samples, begin))
-    patterns = partial(packed_patterns, size=size)
-    rows = _rows(sizes, cost, patterns, bounds=[*begin.tolist(), len(sizes)])
-    tokens = int(sizes.sum())
-    return SequenceRows(dataset, known, rows, size, tokens, samples=samples, begins=begins)
+    firsts, sizes = _pieces(known, size, long)
+    bounds: Integers = np.append(np.arange(0, len(known), window or len(known)), len(known))
+    if firsts is not None:
+        bounds = np.unique(firsts[bounds])
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds.tolist())
+    return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
 
 
 def batch_by_length(
@@ -148,7 +139,7 @@ def batch_by_length(
     known = _lengths(dataset, lengths)
     _check_longest(known, max_tokens, "max_tokens")
     patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
-    rows = _rows(known, cost, patterns, ratio=RATIO)
+    rows = _rows(known, cost, patterns, [0, len(known)], ratio=RATIO)
     return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
@@ -182,14 +173,14 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         )
     if not len(found):
         raise InputError("the dataset has no samples\n  There is nothing to pack.")
-    for wrong, words in ((found < 1, "at least 1"), (found > LONGEST, f"at most {LONGEST:,}")):
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise InputError(
-                f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
-                f"lengths are wrong\n  A length is {words}. Leave out samples without tokens: "
-                "torch.utils.data.Subset(dataset, indices)."
-            )
+    wrong = (found < 1) | (found > LONGEST)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(
+            f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
+            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave out "
+            "samples without tokens: torch.utils.data.Subset(dataset, indices)."
+        )
     return found.astype(np.int32)
 
 
@@ -201,27 +192,21 @@ def _column(dataset: Any, name: str) -> npt.NDArray[np.int64]:
         return _column(dataset.dataset, name)[list(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_column(each, name) for each in dataset.datasets])
-    items = getattr(dataset, "items", None)
-    table: Any = {}
-    if hasattr(dataset, "select_columns"):  # Hugging Face
-        names = dataset.column_names
-        if name in names:
-            table = dataset.select_columns([name]).with_format("arrow")[:]
+    names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
+    if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
+        table = dataset.select_columns([name]).with_format("arrow")[:]
     elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
-        names = table.column_names
     elif isinstance(items, PackedSequence):  # the rows of a table
-        names = getattr(dataset, "columns", ())
-        if name in names:
-            at = names.index(name)
-            table = {name: pa.chunked_array([[row[at] for row in items]])}
+        own = [[row[names.index(name)] for row in items]] if name in names else []
+        table = pa.table(own, [name] * len(own))
     else:
         raise OptionError(
             f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
-    if name not in names:
-        known = ", ".join(names) or "none"
+    if name not in table.column_names:
+        known = ", ".join(names or table.column_names) or "none"
         raise OptionError(f"there is no column {name!r}; the columns are: {known}")
     found = [_counted(chunk, name) for chunk in table[name].chunks]
     numbers: npt.NDArray[np.int64] = pa.chunked_array(found, pa.int64()).to_numpy()
@@ -261,44 +246,38 @@ def _check_longest(lengths: Integers, most: int, name: str) -> None:
         )
 
 
-def _pieces(
-    lengths: Integers, size: int, long: Long
-) -> tuple[Integers | None, Integers | None, Integers]:
-    """Return of each piece its sample, its first token and its length.
+def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
+    """Return the first piece of each sample, and their number, and the length of each piece.
 
-    The samples are None if each is one piece, and the first tokens if all are 0.
+    The first pieces are None if each sample is one piece.
     """
-    if long == "drop":
-        kept = lengths <= size
-        if not kept.any():
-            _check_longest(lengths, size, "size")
-        return np.flatnonzero(kept).astype(np.uint32), None, lengths[kept]
     if int(lengths.max()) <= size:
-        return None, None, lengths
-    if long != "split":
-        return None, None, np.minimum(lengths, size)
-    counts = -(-lengths // size)
-    ends = np.cumsum(counts)
-    begins = np.arange(int(ends[-1]), dtype=np.int32)
-    begins -= np.repeat((ends - counts).astype(np.int32), counts)
-    begins *= size
-    pieces = np.repeat(np.arange(len(lengths), dtype=np.uint32), counts)
-    return pieces, begins, np.minimum(lengths[pieces] - begins, size)
+        return None, lengths
+    if long == "truncate":
+        return None, np.minimum(lengths, size)
+    counts = lengths <= size if long == "drop" else -(-lengths // size)
+    firsts = np.append(0, np.cumsum(counts)).astype(np.uint32)
+    if not firsts[-1]:
+        _check_longest(lengths, size, "size")
+    pieces = np.arange(firsts[-1], dtype=np.uint32)
+    pieces -= np.repeat(firsts[:-1], counts)
+    return firsts, np.minimum(np.repeat(lengths, counts) - pieces.view(np.int32) * size, size)
 
 
 def _rows(
     lengths: Integers,
     cost: Cost | None,
     patterns_of: PatternsOf,
-    *,
-    bounds: Sequence[int] | None = None,
+    bounds: Sequence[int],
     ratio: float = 1.0,
 ) -> Rows:
     """Return the rows of samples or pieces of these lengths; see `arranged`."""
     most = int(lengths.max())
     is_table = most < 4 * len(lengths)  # ten times as fast as a search
     different = np.flatnonzero(tally(lengths, most + 1)) if is_table else np.unique(lengths)
-    classes = merged(different, ratio) if ratio > 1 else np.arange(len(different))
+    classes: Integers = np.arange(len(different))
+    if ratio > 1:
+        classes = np.unique(np.floor(np.log(different) / np.log(ratio)), return_inverse=True)[1]
     longest = different[np.append(np.diff(classes), 1) > 0]
     number = classes.astype(np.min_scalar_type(len(longest)))  # 16 bits are sorted fast
     if is_table:
@@ -311,39 +290,33 @@ def _rows(
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
     if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    whole = bounds or [0, len(lengths)]
-    return arranged(own, whole, longest, costs, patterns_of, padded=ratio > 1)
+    return arranged(own, bounds, longest, costs, patterns_of, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------
 
 
+@dataclass(repr=False, eq=False)
 class SequenceRows(Dataset[Any]):
     """Rows of samples; made by `pack_sequences` and `batch_by_length`.
 
     Attributes:
         dataset: The dataset of the samples.
+        lengths: The tokens of each sample.
         rows: Which samples each row has, in every epoch.
         size: Tokens of a row, at most.
         tokens: Tokens of all rows.
+        firsts: The first piece of each sample, and their number; None if each is one piece.
         is_packed: Whether a row is packed; otherwise it is a batch to be padded.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        lengths: Integers,
-        rows: Rows,
-        size: int,
-        tokens: int,
-        *,
-        is_packed: bool = True,
-        samples: Integers | None = None,
-        begins: Integers | None = None,
-    ) -> None:
-        self.dataset, self.rows, self.size, self.tokens = dataset, rows, size, tokens
-        self.is_packed = is_packed
-        self._lengths, self._samples, self._begins = lengths, samples, begins
+    dataset: Any
+    lengths: Integers
+    rows: Rows
+    size: int
+    tokens: int
+    firsts: Integers | None = None
+    is_packed: bool = True
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -352,30 +325,29 @@ class SequenceRows(Dataset[Any]):
         """Return a row: a list of samples, cut where a sample was split.
 
         Args:
-            index: The number of the row; plus `2**40` times the epoch for another than epoch 0.
+            index: The number of the row; plus `10**12` times the epoch for another than epoch 0.
 
         Raises:
             InputError: A sample has another number of tokens than its length says.
         """
-        epoch, row = self._position(index)
-        members = self.rows.samples(row, epoch)
-        numbers = members if self._samples is None else self._samples[members].tolist()
+        numbers, begins = self._members(index)
         together = getattr(self.dataset, "__getitems__", None)
-        found = together(numbers) if together is not None else [self.dataset[at] for at in numbers]
+        try:
+            found = together(numbers) if together else [self.dataset[at] for at in numbers]
+        except Exception as error:
+            error.add_note(f"forebay: row {index % EPOCH} is made of samples {numbers}")
+            raise
         if not self.is_packed:
             return list(found)
-        begins = [0] * len(numbers) if self._begins is None else self._begins[members].tolist()
         return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    def members(self, index: int) -> list[int]:
+        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
+        return self._members(index)[0]
 
     def costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
         """Return what rows cost, by their indices: float64 [rows]."""
         return self.rows.costs_of(indices % EPOCH)
-
-    def members(self, index: int) -> list[int]:
-        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
-        epoch, row = self._position(index)
-        members = self.rows.samples(row, epoch)
-        return members if self._samples is None else self._samples[members].tolist()
 
     @property
     def filled(self) -> float:
@@ -383,32 +355,34 @@ class SequenceRows(Dataset[Any]):
         return self.tokens / (len(self) * self.size if self.is_packed else self.rows.space)
 
     def __repr__(self) -> str:
-        kind = "rows" if self.is_packed else "batches"
-        return (
-            f"<SequenceRows: {len(self.dataset):,} samples in {len(self):,} {kind} of up to "
-            f"{self.size:,} tokens, {self.filled:.2%} filled>"
-        )
+        return f"<SequenceRows: {self._text()}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        facts = {
-            "samples": len(self.dataset),
-            "rows" if self.is_packed else "batches": len(self),
-            "tokens of a row, at most": self.size,
-            "filled": f"{self.filled:.2%}",
-        }
-        return summary("SequenceRows", facts)
+        return summary("SequenceRows", {}, text=self._text())
 
-    def _position(self, index: int) -> tuple[int, int]:
+    def _text(self) -> str:
+        kind = noun_for(len(self), "row") if self.is_packed else "batch" + "es" * (len(self) != 1)
+        return (
+            f"{counted(len(self.dataset), 'sample')} in {len(self):,} {kind} of up to "
+            f"{self.size:,} tokens, {self.filled:.2%} filled"
+        )
+
+    def _members(self, index: int) -> tuple[list[int], list[int]]:
+        """Return a row's samples, and the first token of each that is in the row."""
         at = as_index(index)
         epoch, row = divmod(at, EPOCH) if at >= 0 else (0, at + len(self))
         if not 0 <= row < len(self):
             raise IndexError(f"there is no row {index}: there are {len(self):,}")
-        return epoch, row
+        pieces = self.rows.samples(row, epoch)
+        if self.firsts is None:
+            return pieces.tolist(), [0] * len(pieces)
+        samples = np.searchsorted(self.firsts, pieces, side="right") - 1
+        return samples.tolist(), ((pieces - self.firsts[samples]) * self.size).tolist()
 
     def _cut(self, sample: Any, number: int, begin: int) -> Any:
         """Return the tokens of a sample from `begin` on that belong into a row."""
-        length = int(self._lengths[number])
+        length = int(self.lengths[number])
         sizes = [items_in(leaf) for leaf in trees.leaves(sample, lists=False)]
         if length not in sizes:
             sizes = [each for each in sizes if each is not None]

@@ -91,14 +91,12 @@ def mix(
 
 def _checked_schedule(schedule: Any, names: Sequence[Any]) -> Schedule:
     """Return the weights of each stage, in the order of their steps and of the names."""
-    if not isinstance(schedule, Mapping):
-        raise OptionError(
-            f"schedule takes weights by step; got {type(schedule).__name__}\n"
-            "  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
-        )
-    for step in schedule:
+    for step in schedule if isinstance(schedule, Mapping) else [schedule]:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise OptionError(f"schedule has the step {step!r}; it takes integers from 0")
+            raise OptionError(
+                f"schedule has the step {step!r}; it takes weights by steps, which are integers "
+                "from 0\n  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
+            )
     return tuple((step, checked_weights(schedule[step], names)) for step in sorted(schedule))
 
 

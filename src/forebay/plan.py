@@ -65,9 +65,10 @@ def scrambled(value: int) -> int:
     return value ^ (value >> 31)
 
 
-# A dataset whose samples depend on the epoch gets the epoch, times EPOCH, added to each index. The
-# epoch is counted up to EPOCHS, so that an index has 62 bits.
-EPOCH, EPOCHS = 1 << 40, 1 << 22
+# A dataset whose samples depend on the epoch gets the epoch, times EPOCH, added to each index, as
+# messages show it: 3000000000007 is sample 7 of epoch 3. Epochs repeat after EPOCHS, so that an
+# index has 62 bits.
+EPOCH, EPOCHS = 10**12, 1 << 22
 
 Integers = npt.NDArray[np.integer]
 

@@ -101,39 +101,21 @@ def grouped_patterns(
         max_samples: The samples of a batch, at most.
     """
     patterns: list[Pattern] = []
-    rest: tuple[tuple[int, int], ...] = ()  # of the shorter classes
+    rest: tuple[tuple[int, int], ...] = ()
+    taken = 0  # samples of the rest
     for number, (length, count) in enumerate(zip(longest, counts, strict=True)):
-        room = min(max_tokens // length, max_samples or count + max_tokens)
-        taken = sum(each for _, each in rest)
-        if taken >= room:  # fewer of these fit than of the shorter ones
-            patterns.append(Pattern(rest, 1))
-            rest, taken = (), 0
-        if rest and taken + count >= room:
-            patterns.append(Pattern((*rest, (number, room - taken)), 1))
-            rest, count = (), count - (room - taken)
-        elif rest:
-            rest, count = (*rest, (number, count)), 0
-        if count >= room:
-            patterns.append(Pattern(((number, room),), count // room))
-        if count % room:
-            rest = ((number, count % room),)
+        room = min(max_tokens // length, max_samples or max_tokens)
+        while count:
+            if taken >= room:  # also if fewer of these fit than of the shorter ones
+                patterns.append(Pattern(rest, 1))
+                rest, taken = (), 0
+            if not taken and count >= room:
+                patterns.append(Pattern(((number, room),), count // room))
+                count %= room
+            else:
+                used = min(room - taken, count)
+                rest, taken, count = (*rest, (number, used)), taken + used, count - used
     return [*patterns, Pattern(rest, 1)] if rest else patterns
-
-
-def merged(lengths: Integers, ratio: float) -> Integers:
-    """Return the class of each length; the longest of a class is up to `ratio` times its shortest.
-
-    Args:
-        lengths: Different ones, ascending.
-        ratio: More than 1.
-    """
-    found = np.empty(len(lengths), np.int64)
-    begin, number = 0, 0
-    while begin < len(lengths):
-        end = max(int(np.searchsorted(lengths, lengths[begin] * ratio, side="right")), begin + 1)
-        found[begin:end] = number
-        begin, number = end, number + 1
-    return found
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -171,7 +153,7 @@ class Rows:
     def __len__(self) -> int:
         return int(self.row_starts[-1])
 
-    def samples(self, row: int, epoch: int) -> list[int]:
+    def samples(self, row: int, epoch: int) -> Integers:
         """Return the members of a row in an epoch, longest class first."""
         pattern = self._patterns_of(row)
         parts = slice(self.part_starts[pattern], self.part_starts[pattern + 1])
@@ -182,7 +164,7 @@ class Rows:
         keys = (own + 1).astype(np.uint64) * np.uint64(seed_of(ROWS, epoch) | 1)
         begins = self.starts[own]
         places = begins + permuted(numbers, self.starts[own + 1] - begins, keys).astype(np.int64)
-        found: list[int] = self.members[places].tolist()
+        found: Integers = self.members[places]
         return found
 
     def costs_of(self, rows: Integers) -> npt.NDArray[np.float64]:
