@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from forebay.base import trees
 from forebay.base.batches import items_in
 from forebay.base.datasets import is_map_style
-from forebay.base.formatting import counted, noun_for, summary
+from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
@@ -178,7 +178,7 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         at = int(np.argmax(wrong))
         raise InputError(
             f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
-            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave out "
+            f"lengths are wrong\n  Nothing was packed. A length is from 1 to {LONGEST:,}; leave out "
             "samples without tokens: torch.utils.data.Subset(dataset, indices)."
         )
     return found.astype(np.int32)
@@ -355,17 +355,10 @@ class SequenceRows(Dataset[Any]):
         return self.tokens / (len(self) * self.size if self.is_packed else self.rows.space)
 
     def __repr__(self) -> str:
-        return f"<SequenceRows: {self._text()}>"
-
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        return summary("SequenceRows", {}, text=self._text())
-
-    def _text(self) -> str:
         kind = noun_for(len(self), "row") if self.is_packed else "batch" + "es" * (len(self) != 1)
         return (
-            f"{counted(len(self.dataset), 'sample')} in {len(self):,} {kind} of up to "
-            f"{self.size:,} tokens, {self.filled:.2%} filled"
+            f"<SequenceRows: {counted(len(self.dataset), 'sample')} in {len(self):,} {kind} of up "
+            f"to {self.size:,} tokens, {self.filled:.2%} filled>"
         )
 
     def _members(self, index: int) -> tuple[list[int], list[int]]:
