@@ -178,8 +178,8 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         at = int(np.argmax(wrong))
         raise InputError(
             f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
-            f"lengths are wrong\n  Nothing was packed. A length is from 1 to {LONGEST:,}; leave out "
-            "samples without tokens: torch.utils.data.Subset(dataset, indices)."
+            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave "
+            "samples without tokens out: torch.utils.data.Subset(dataset, indices)."
         )
     return found.astype(np.int32)
 
