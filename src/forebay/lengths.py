@@ -184,7 +184,7 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
     return found.astype(np.int32)
 
 
-def _column(dataset: Any, name: str) -> npt.NDArray[np.int64]:
+def _column(dataset: Any, name: str) -> Any:
     """Return the numbers in a column, or the lengths of its values, without reading a sample."""
     import pyarrow as pa
 
@@ -209,8 +209,7 @@ def _column(dataset: Any, name: str) -> npt.NDArray[np.int64]:
         known = ", ".join(names or table.column_names) or "none"
         raise OptionError(f"there is no column {name!r}; the columns are: {known}")
     found = [_counted(chunk, name) for chunk in table[name].chunks]
-    numbers: npt.NDArray[np.int64] = pa.chunked_array(found, pa.int64()).to_numpy()
-    return numbers
+    return pa.chunked_array(found, pa.int64()).to_numpy()
 
 
 def _counted(values: Any, name: str) -> Any:

@@ -216,10 +216,9 @@ def arranged(
     firsts[order] = np.cumsum(taken[order]) - taken[order] - starts[classes[order]]
     begins, kind = part_starts[:-1], kinds[classes]
     samples = np.add.reduceat(each, begins)
+    row_costs = np.add.reduceat(each * costs[kind], begins)
     if padded:
         row_costs = samples * np.maximum.reduceat(costs[kind], begins)
-    else:
-        row_costs = np.add.reduceat(each * costs[kind], begins)
     space = int(np.sum(rows * samples * np.maximum.reduceat(longest[kind], begins)))
     return Rows(members, starts, row_starts, part_starts, classes, each, firsts, row_costs, space)
 

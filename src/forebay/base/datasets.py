@@ -38,13 +38,9 @@ def sequence_rows(dataset: Any) -> dict[str, Any]:
 
     The name of one that is not in a mixture is "dataset".
     """
-    lengths = sys.modules.get("forebay.lengths")
+    kind = getattr(sys.modules.get("forebay.lengths"), "SequenceRows", None)
     parts = dataset.datasets if is_mixture(dataset) else {"dataset": dataset}
-    return {
-        name: each
-        for name, each in parts.items()
-        if lengths is not None and type(each) is lengths.SequenceRows
-    }
+    return {name: each for name, each in parts.items() if type(each) is kind}
 
 
 def is_mixture(dataset: object) -> bool:

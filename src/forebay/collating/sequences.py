@@ -6,6 +6,7 @@ rows of samples ──> fields of as many items as tokens ──> (batch, size),
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,9 +52,9 @@ class Sequences(Collation):
             if type(row) is not list or not row:
                 raise refusal(Misfit(path, number, described(row), ""), len(samples), _ADVICE)
         flat = [_fields(sample) for row in samples for sample in row]
-        fields = [", ".join(sorted(map(repr, each))) for each in flat]
-        odd = odd_one(path, [f"a sample with {each}" for each in fields])
-        if odd is not None:
+        if any(each.keys() != flat[0].keys() for each in flat):
+            odd = odd_one(path, ["with " + ", ".join(sorted(map(repr, each))) for each in flat])
+            assert odd is not None
             raise refusal(odd, len(flat), f"Return the same fields for every sample. {_COUNTED}")
         names: list[Hashable] = [*TOKENS, *flat[0]]
         named = [name for name in names if items_in(flat[0].get(name)) is not None]
@@ -75,9 +76,10 @@ class Sequences(Collation):
         batch: dict[Hashable, Any] = {}
         for name in flat[0]:
             values = [each[name] for each in flat]
+            fill: float = self.ignore if re.search("label|target", str(name)) else 0
             try:
                 if [*map(items_in, values)] == own:
-                    fill = self.pad if name == tokens else self.ignore if _is_target(name) else 0
+                    fill = self.pad if name == tokens else fill
                     batch[name] = _packed(values, rows, size, fill, (*path, name))
                 else:
                     batch[name] = default_at(values, (*path, name))
@@ -91,10 +93,6 @@ def _fields(sample: Any) -> Mapping[Hashable, Any]:
     """Return the fields of a sample; tokens alone are the field "tokens"."""
     fields = None if isinstance(sample, list) else fields_of(sample)
     return {"tokens": sample} if fields is None else {at: get(sample) for at, get in fields.items()}
-
-
-def _is_target(name: Hashable) -> bool:
-    return isinstance(name, str) and ("label" in name or "target" in name)
 
 
 def _packed(
