@@ -53,7 +53,7 @@ class Sequences(Collation):
                 raise refusal(Misfit(path, number, described(row), ""), len(samples), _ADVICE)
         flat = [_fields(sample) for row in samples for sample in row]
         if any(each.keys() != flat[0].keys() for each in flat):
-            odd = odd_one(path, ["with " + ", ".join(sorted(map(repr, each))) for each in flat])
+            odd = odd_one(path, [f"a sample with {sorted(each, key=repr)}" for each in flat])
             assert odd is not None
             raise refusal(odd, len(flat), f"Return the same fields for every sample. {_COUNTED}")
         names: list[Hashable] = [*TOKENS, *flat[0]]
