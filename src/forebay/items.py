@@ -42,8 +42,9 @@ class ItemDataset(Dataset[Any]):
         load: Callable[[Any], Any],
         labels: PackedSequence[Any] | Callable[[Any], Any] | None = None,
         name: Callable[[Any], str | None] | None = None,
+        columns: tuple[str, ...] = (),
     ) -> None:
-        self.items = items
+        self.items, self.columns = items, columns
         self._name = name or str
         self._load = load
         self._labels = labels
@@ -195,16 +196,17 @@ def from_table(
             ".parquet file, the output folder of preprocess, a DataFrame, a pyarrow.Table, or a "
             "list with at least one dict."
         )
-    columns = list(table.column_names)
+    columns = tuple(table.column_names)
     if not table.num_rows or not columns:
         raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
     if len(set(columns)) < len(columns):
         raise InputError(
-            f"{name} has two columns with the same name: {columns}\n  Rename one of them."
+            f"{name} has two columns with the same name: {list(columns)}\n  Rename one of them."
         )
     items = PackedSequence(_rows(table))
-    row_of = partial(_load_row, tuple(columns), start)
-    return ItemDataset(items, partial(row_of, load), name=partial(_path_of_row, row_of))
+    row_of = partial(_load_row, columns, start)
+    name_of = partial(_path_of_row, row_of)
+    return ItemDataset(items, partial(row_of, load), name=name_of, columns=columns)
 
 
 def from_ids(

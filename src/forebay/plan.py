@@ -65,8 +65,10 @@ def scrambled(value: int) -> int:
     return value ^ (value >> 31)
 
 
-# A dataset whose samples depend on the epoch gets the epoch, times this, added to each index.
-EPOCH = 1 << 40
+# A dataset whose samples depend on the epoch gets the epoch, times EPOCH, added to each index, as
+# messages show it: 3000000000007 is sample 7 of epoch 3. Epochs repeat after EPOCHS, so that an
+# index has 62 bits.
+EPOCH, EPOCHS = 10**12, 1 << 22
 
 Integers = npt.NDArray[np.integer]
 
@@ -246,7 +248,7 @@ class Mixture:
             numbers = np.arange(drawn, drawn + int(own.sum()))
             found[own] = offset + _source_indices(seed, source, length, numbers, shuffle)
             if source in self.by_epoch:
-                found[own] += numbers // length * EPOCH
+                found[own] += numbers // length % EPOCHS * EPOCH
             offset += length
         return found
 
@@ -300,40 +302,56 @@ def _floor_sum(count: int, modulus: int, factor: int, start: int) -> int:
 # ---- balance -------------------------------------------------------------------------------------
 
 
-def balanced(costs: npt.NDArray[np.float64], room: Sequence[int]) -> list[Integers]:
-    """Deal the rows of global batches to ranks so that the ranks' costs are nearly equal.
+# Ranks that share rows one by one. More ranks form groups, which get rows in turns beforehand: the
+# time would grow with the square of the ranks.
+MOST_RANKS = 32
 
-    Longest first: each row, from the most expensive on, goes to the rank with the least cost that
-    has room (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+def balanced(costs: npt.NDArray[np.float64], room: Sequence[int], rank: int) -> Integers:
+    """Return a rank's rows of global batches, so that the ranks' costs are nearly equal.
+
+    Longest first: each row, from the most expensive on, goes to the rank that would have the least
+    cost if the rows it still takes cost the mean of those that are left (after Graham, "Bounds on
+    multiprocessing timing anomalies", 1969, where each takes any number of them).
 
     Args:
         costs: [batches, rows of a batch].
         room: How many rows each rank takes; in total, as many as there are.
 
     Returns:
-        For each rank, [batches, rows of the rank]: which rows it has, ascending.
+        [batches, rows of the rank]: which rows, ascending.
     """
     batches, count = costs.shape
-    every = np.arange(batches)
     order = np.argsort(-costs, axis=1, kind="stable")
-    loads = np.zeros((batches, len(room)))
+    ranks = len(room)
+    sizes = [n for n in range(1, MOST_RANKS + 1) if ranks % n == 0 and len(set(room)) == 1]
+    if ranks > MOST_RANKS and sizes:
+        groups, (group, within) = ranks // sizes[-1], divmod(rank, sizes[-1])
+        turns = np.arange(count // groups)
+        places = turns * groups + np.where(turns % 2, groups - 1 - group, group)
+        own = np.sort(order[:, places], axis=1)
+        dealt = balanced(np.take_along_axis(costs, own, 1), room[: sizes[-1]], within)
+        return np.take_along_axis(own, dealt, 1)
+    every = np.arange(batches)
+    rest = np.take_along_axis(costs, order, 1)[:, ::-1].cumsum(1)[:, ::-1]
+    means = rest / np.arange(count, 0, -1)
     left = np.tile(np.array(room), (batches, 1))
+    loads = np.where(left, 0, np.inf)
     owner = np.empty((batches, count), np.int64)
-    for place in range(count):
-        item = order[:, place]
-        rank = np.argmin(np.where(left > 0, loads, np.inf), axis=1)
-        owner[every, item] = rank
-        loads[every, rank] += costs[every, item]
-        left[every, rank] -= 1
-    # Stable: the rows of a rank stay in their order.
-    dealt = np.argsort(owner, axis=1, kind="stable")
-    return np.split(dealt, np.cumsum(room)[:-1], axis=1)
+    for item, mean in zip(order.T, means.T, strict=True):
+        chosen = np.argmin(loads + left * mean[:, None], axis=1)
+        owner[every, item] = chosen
+        left[every, chosen] -= 1
+        loads[every, chosen] += np.where(left[every, chosen], costs[every, item], np.inf)
+    return np.nonzero(owner == rank)[1].reshape(batches, -1)
 
 
 # ---- batch plan ----------------------------------------------------------------------------------
 
 # Positions to compute at a time: enough to be fast with numpy, few enough for a fast start.
 BLOCK = 4096
+# Positions of all ranks, where the rows of a global batch are dealt by their costs.
+DEALT = 8 * BLOCK
 
 
 class Share(NamedTuple):
@@ -414,7 +432,9 @@ class Plan:
         drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
         size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
-        together = max(BLOCK // size, 1)
+        together = max(
+            BLOCK // size if self.costs_of is None else min(BLOCK // size, DEALT // world), 1
+        )
         while (full := min((end - sample) // world, together)) > 0:
             starts = sample + world * np.arange(full)
             yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)
@@ -439,12 +459,12 @@ class Plan:
             room: How many samples each rank takes of each.
         """
         own = room[self.rank]
-        if self.costs_of is None or self.world_size == 1:
+        if self.costs_of is None:
             first = starts + sum(room[: self.rank])
             return self._indices(before, drawn, first, own), first
         every = self._indices(before, drawn, starts, sum(room))
         costs = self.costs_of(every.ravel()).reshape(every.shape)
-        dealt = balanced(costs, room)[self.rank]
+        dealt = balanced(costs, room, self.rank)
         return np.take_along_axis(every, dealt, axis=1), starts[:, None] + dealt
 
     def _indices(
@@ -453,7 +473,7 @@ class Plan:
         """Return the samples at `count` positions from each start on, a row for each start."""
         if self.mixture is not None:
             mixture = self.mixture
-            if self.world_size == 1:  # consecutive
+            if len(starts) == 1 or starts[1] - starts[0] == count:  # consecutive
                 whole = len(starts) * count
                 found = mixture.indices(self.seed, self.shuffle, before + int(starts[0]), whole)
                 return found.reshape(len(starts), count)
@@ -466,7 +486,7 @@ class Plan:
         if self.shuffle:
             order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
             numbers = order.at(numbers).astype(np.int64)
-        return numbers + drawn * EPOCH if self.by_epoch else numbers
+        return numbers + drawn % EPOCHS * EPOCH if self.by_epoch else numbers
 
 
 def share_of(samples: int, plan: Plan) -> Share:

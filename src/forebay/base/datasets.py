@@ -24,10 +24,20 @@ def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def sequence_rows(dataset: Any) -> Any | None:
-    """Return a dataset if it is one of `pack_sequences` or `batch_by_length`, else None."""
-    lengths = sys.modules.get("forebay.lengths")
-    return dataset if lengths is not None and type(dataset) is lengths.SequenceRows else None
+def sequence_rows(dataset: Any) -> dict[str, Any]:
+    """Return the datasets of `pack_sequences` and `batch_by_length`: this one, or those it mixes.
+
+    The name of one that is not in a mixture is "dataset".
+    """
+    kind = getattr(sys.modules.get("forebay.lengths"), "SequenceRows", None)
+    parts = dataset.datasets if is_mixture(dataset) else {"dataset": dataset}
+    return {name: each for name, each in parts.items() if type(each) is kind}
+
+
+def is_mixture(dataset: object) -> bool:
+    """Return whether a dataset was made by `forebay.mix`."""
+    mixing = sys.modules.get("forebay.mixing")
+    return mixing is not None and type(dataset) is mixing.MixedDataset
 
 
 # ---- owned generators ----------------------------------------------------------------------------

@@ -356,16 +356,15 @@ class Pipeline:
 
     def tokens_by_source(self, dataset: Any) -> dict[str, tuple[int, float]]:
         """Return the tokens returned from each dataset of rows; see `Statistics.tokens`."""
-        planner, rows = self.planner, sequence_rows(dataset)
+        planner = self.planner
         if planner is None or not isinstance(planner.source, PlanSource):
             return {}
-        parts = {"dataset": dataset} if rows is not None else getattr(dataset, "datasets", {})
-        counts = {name: count for name, (count, _) in self.samples_by_source(parts).items()}
-        counts = counts or {"dataset": self._mixture_position(planner)}
+        counts = self.samples_by_source(getattr(dataset, "datasets", ()))
+        counts = counts or {"dataset": (self._mixture_position(planner), 0.0)}
         return {
-            name: (round(counts[name] * each.tokens / len(each)), each.filled)
-            for name, each in parts.items()
-            if sequence_rows(each) is not None and name in counts
+            name: (round(counts[name][0] * each.tokens / len(each)), each.filled)
+            for name, each in sequence_rows(dataset).items()
+            if name in counts
         }
 
     @staticmethod

@@ -174,7 +174,7 @@ class Settings:
             shuffle=plan.shuffle,
             mixture=plan.mixture,
             by_epoch=plan.by_epoch,
-            costs_of=plan.costs_of,
+            costs_of=plan.costs_of if self.ranks and self.ranks.world_size > 1 else None,
         )
         if plan.mixture is None or not dataset.schedule:
             return whole
@@ -446,7 +446,7 @@ def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
 def check(settings: Settings) -> None:
     """Refuse impossible values and combinations of forebay's own arguments."""
     loader, ranks = settings.loader, settings.ranks
-    rows = sequence_rows(loader.dataset)
+    rows = sequence_rows(loader.dataset).values()
     check_backend(loader.backend)
     _check("on_error", loader.on_error, ("raise", "skip"))
     _check("tail", loader.tail, ("repeat", "uneven"))
@@ -522,7 +522,7 @@ def check(settings: Settings) -> None:
             "with Lightning, Trainer(use_distributed_sampler=False).",
         ),
         (
-            ranks is not None and settings.batch_size is None and rows is None,
+            ranks is not None and settings.batch_size is None and not rows,
             "world_size= with batches of the user's own: they cannot be divided among ranks"
             "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
             "rank's batches only, without world_size.",
@@ -542,13 +542,13 @@ def check(settings: Settings) -> None:
             f"tail={loader.tail!r} applies to ranks, but world_size= is not given",
         ),
         (
-            rows is not None and not rows.is_packed and settings.batch_size is not None,
+            settings.batch_size is not None and not all(each.is_packed for each in rows),
             "batch_by_length makes whole batches, and batch_size= would make batches of them\n"
             "  Nothing was started. Pass batch_size=None, and a collate_fn that pads, such as "
             "forebay.collate.pad().",
         ),
         (
-            rows is not None and rows.is_packed and loader.collate_fn is default_collate,
+            loader.collate_fn is default_collate and any(each.is_packed for each in rows),
             "rows of pack_sequences are lists of samples of different lengths, which torch's "
             "default_collate cannot stack\n"
             "  Nothing was started. Pass collate_fn=forebay.collate.sequences(size=...), or a "
