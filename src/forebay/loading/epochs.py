@@ -221,6 +221,8 @@ class Pipeline:
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
+        if isinstance(source, PlanSource | SamplerSource):
+            source.as_tensors = settings.is_sliced  # the dataset may have another format
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
@@ -304,9 +306,10 @@ class Pipeline:
     def _dataset_fingerprint(self, settings: Settings) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         loader = settings.loader
-        if settings.is_iterable or settings.is_local or loader.persistent_workers:
+        if settings.is_iterable or settings.is_immediate or loader.persistent_workers:
             return None
-        if not settings.runs_ahead or loader.backend == "thread":
+        is_shared = loader.backend == "thread" and not settings.is_sliced
+        if not settings.runs_ahead or is_shared:
             return None
         return self.recorders.dataset_fingerprint(loader.dataset)
 
@@ -386,9 +389,9 @@ def feed_of(
 
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
-    if settings.is_local:
-        return LocalFeed(spec, trace)
-    workers, turns = settings.workers(), settings.by_torchs_rules
+    if settings.is_immediate:
+        return LocalFeed(spec, trace, draws=not settings.is_sliced)
+    workers, turns = settings.workers(), settings.by_torchs_rules and not settings.is_local
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())
     try:

@@ -259,6 +259,7 @@ class Feed:
         slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
         self.pool = pool_for(spec, workers, turns, slots, to_device=device is not None)
         prepare = None if slots is None or workers.backend != "process" else slots.prepare
+        self._lends_generators = slots is None and workers.draw
         self._on_device: DeviceBatches | None = None
         if slots is not None and device is not None:
             self._on_device = DeviceBatches(device, slots, trace.transfers)
@@ -354,7 +355,7 @@ class Feed:
         try:
             if self._taken:
                 self._release()
-            with generators_lent() if self._slots is None else nullcontext():
+            with generators_lent() if self._lends_generators else nullcontext():
                 self._driver.wait(partial(bool, self.ready), until)
         except WorkerDiedError as error:
             self._error = error
@@ -532,17 +533,21 @@ def _leave_at_exit() -> None:
 
 
 class LocalFeed:
-    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
+
+    Args:
+        draws: Whether a sample may draw from the random generators.
+    """
 
     is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
     ready: tuple[()] = ()
 
-    def __init__(self, spec: BatchSpec, trace: Trace) -> None:
+    def __init__(self, spec: BatchSpec, trace: Trace, *, draws: bool) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
-        if spec.seed is not None:
+        if spec.seed is not None and draws:
             self._generators = generators_kept
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)

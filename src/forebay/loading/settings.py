@@ -24,10 +24,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.batches import nbytes
 from forebay.base.datasets import sequence_rows
 from forebay.base.torch_internals import accepts
-from forebay.collating.padding import slicing
+from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
@@ -107,9 +106,12 @@ class Depth:
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# If the dataset is tensors in memory, batches up to this size are sliced in the trainer's thread:
-# that takes less time than to receive one from a worker.
-SLICED_BYTES = 1 << 20
+# Batches that are slices of tensors or columns in memory are made in the trainer's process. Those
+# of fewer numbers and bytes are made in its own thread: receiving one would take longer.
+BACKGROUND_NUMBERS, BACKGROUND_BYTES = 1 << 15, 1 << 20
+# So many threads slice the others: one alone is slower than the trainer by what it takes to hand
+# batches over, and each competes with the trainer for Python's lock.
+SLICING_THREADS = 2
 # Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
 GROUP_S = 0.02
 MAX_IN_GROUP = 64
@@ -209,7 +211,8 @@ class Settings:
     @property
     def keeps_workers(self) -> bool:
         """Return whether workers are kept from epoch to epoch."""
-        return self.loader.buffer is not None or self.loader.persistent_workers
+        is_filled = self.loader.buffer is not None and not self.is_immediate
+        return is_filled or self.loader.persistent_workers
 
     @property
     def keeps_iterator(self) -> bool:
@@ -217,21 +220,46 @@ class Settings:
         return self.by_torchs_rules and self.loader.num_workers > 0 and self.keeps_workers
 
     @functools.cached_property
-    def is_sliced(self) -> bool:
-        """Return whether batches are slices of tensors in memory, made in the trainer's thread."""
+    def _slicer(self) -> Slicer | None:
+        """What makes batches in the trainer's process; None if workers, or samples, are needed."""
         loader = self.loader
-        cut = slicing(loader.dataset, loader.collate_fn) if self.auto_collation else None
-        if cut is None or not len(loader.dataset) or loader.worker_init_fn is not None:
-            return False
-        if loader.num_workers and (loader.buffer is not None or loader.backend != "process"):
-            return False
-        row = 0 if not loader.num_workers else nbytes(cut([0]))
-        return row * (self.batch_size or 1) <= SLICED_BYTES
+        if not self.auto_collation or loader.worker_init_fn is not None:
+            return None
+        slicer = slicing(loader.dataset, loader.collate_fn)
+        if slicer is None or not len(loader.dataset) or cluster_of(loader.backend) is not None:
+            return None
+        # Only the batches of processes are copied to a device in advance.
+        is_copied = loader.num_workers and loader.device is not None
+        is_large = slicer.nbytes * (self.batch_size or 1) > BACKGROUND_BYTES
+        return None if is_copied and is_large and str(loader.device) != "cpu" else slicer
+
+    @property
+    def is_sliced(self) -> bool:
+        """Return whether batches are slices of what is in memory, made in the trainer's process."""
+        return self._slicer is not None
+
+    @property
+    def slicing_threads(self) -> int:
+        """How many threads slice batches in the background; 0 for none."""
+        loader, slicer = self.loader, self._slicer
+        if slicer is None or not loader.num_workers:
+            return 0
+        if loader.buffer is not None and loader.buffer.directory is not None:
+            return 0  # slices of what is in memory need no disk
+        size = self.batch_size or 1
+        is_small = slicer.weight * size < BACKGROUND_NUMBERS
+        is_small = is_small and slicer.nbytes * size < BACKGROUND_BYTES
+        return 0 if is_small else min(loader.num_workers, SLICING_THREADS)
 
     @property
     def is_local(self) -> bool:
-        """Return whether batches are made in the trainer's thread."""
+        """Return whether the trainer's process makes the batches, of the dataset itself."""
         return self.loader.num_workers == 0 or self.is_sliced
+
+    @property
+    def is_immediate(self) -> bool:
+        """Return whether a batch is made in the trainer's thread, when it is requested."""
+        return self.is_local and not self.slicing_threads
 
     @property
     def in_order(self) -> bool:
@@ -248,7 +276,8 @@ class Settings:
         where batches of two epochs would mix.
         """
         is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
-        return self.loader.buffer is not None and self.in_order and not is_seeded_late
+        is_filled = self.loader.buffer is not None and not self.is_immediate
+        return is_filled and self.in_order and not is_seeded_late
 
     @property
     def tracks_state(self) -> bool:
@@ -331,6 +360,8 @@ class Settings:
     def workers(self) -> Workers:
         """Return where workers run, and how many."""
         loader = self.loader
+        if self.slicing_threads:
+            return Workers("thread", self.slicing_threads, draw=False)
         context = loader.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
         backend = backend_name(loader.backend)
@@ -340,7 +371,7 @@ class Settings:
     def tuning(self, trace: Trace) -> WorkerTuning | None:
         """Return what changes the number of workers; None unless `num_workers="auto"`."""
         workers = self.loader.num_workers
-        if not isinstance(workers, AutoWorkers):
+        if not isinstance(workers, AutoWorkers) or self.is_local:
             return None
         return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
@@ -355,7 +386,7 @@ class Settings:
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
         grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
-        if self.is_local:
+        if self.is_immediate:
             usual = 1 if self.is_iterable else usual
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
@@ -369,18 +400,19 @@ class Settings:
     def limits(self, depth: Depth) -> Limits:
         """Return the limits for the engine."""
         loader, buffer = self.loader, self.loader.buffer
+        threads = self.slicing_threads
         limits = Limits(
-            num_workers=loader.num_workers,
+            num_workers=threads or loader.num_workers,
             slots=depth.most + loader.num_workers,
             in_order=True,
             retries=RETRIES,
-            timeout_s=loader.timeout or None,
+            timeout_s=None if threads else loader.timeout or None,
             group_s=GROUP_S,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
         )
-        if self.by_torchs_rules:
+        if self.by_torchs_rules and not threads:
             limits = replace(
                 limits,
                 # The planner limits the requests, so that no worker waits for another's slot.

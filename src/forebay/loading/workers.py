@@ -45,6 +45,7 @@ class Workers:
 
     Attributes:
         directory: The folder for the batches of worker processes; None for memory.
+        draw: Whether they may draw from the random generators, which threads share.
     """
 
     backend: Literal["process", "thread", "ray"]
@@ -52,6 +53,7 @@ class Workers:
     start: Literal["fork"] | BaseContext = "fork"
     directory: str | os.PathLike[str] | None = None
     cluster: Ray | None = None
+    draw: bool = True
 
     @property
     def start_s(self) -> float:

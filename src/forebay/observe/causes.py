@@ -211,12 +211,23 @@ class Causes:
     def _enough(self) -> Iterator[Finding]:
         capacity, recorded = self._simulated.capacity(), self._recorded
         could = f"the loader could make {short_number(capacity)} batches/s"
+        slicing = f" {self._slicing()}" if self._setup.is_sliced else ""
         ample = Claim(capacity * recorded.step_s, AMPLE)
         limit = f"{sentence_case(self._setup.step)} is the limit: {could}."
-        yield Finding("consumer", limit, claims=(ample,))
+        yield Finding("consumer", f"{limit}{slicing}", claims=(ample,))
         nothing, makes = "There is nothing to change", Claim(capacity, recorded.rate)
-        yield Finding("healthy", f"{nothing}: {could}.", claims=(makes,))
-        yield Finding("healthy", f"{nothing}.")
+        yield Finding("healthy", f"{nothing}: {could}.{slicing}", claims=(makes,))
+        yield Finding("healthy", f"{nothing}.{slicing}")
+
+    def _slicing(self) -> str:
+        """Return why no workers are started, as a sentence."""
+        setup = self._setup
+        where = counted(setup.slicing_threads, "thread") if setup.slicing_threads else "its thread"
+        unused = f", so num_workers={setup.num_workers} starts none" * (setup.num_workers > 0)
+        return (
+            f"Batches are slices of tensors or columns in memory, made by {where} of the trainer's "
+            f"process: sending them from a worker would take longer{unused}."
+        )
 
     def _in_trainer(self) -> Finding | None:
         """Handle batches that are made in the trainer's process."""
@@ -228,8 +239,7 @@ class Causes:
         if self._setup.is_sliced:
             return Finding(
                 "cpu",
-                f"{made}each, by slicing tensors in memory: sending them from a worker would take "
-                "longer.",
+                f"{made}each. {self._slicing()}",
                 remedy="Larger batches take less time per sample.",
             )
         recorded, is_disturbed = self._recorded, self._is_disturbed
