@@ -125,8 +125,7 @@ class MapFetcher:
             except Exception:  # fetching one by one finds the sample
                 if not self._sliced.has_samples:
                     raise
-            if isinstance(index, torch.Tensor):
-                index = index.tolist()
+            index = torch.as_tensor(index).tolist()
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples

@@ -306,10 +306,9 @@ class Pipeline:
     def _dataset_fingerprint(self, settings: Settings) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         loader = settings.loader
-        if settings.is_iterable or settings.is_immediate or loader.persistent_workers:
+        if settings.is_iterable or settings.is_local or loader.persistent_workers:
             return None
-        is_shared = loader.backend == "thread" and not settings.is_sliced
-        if not settings.runs_ahead or is_shared:
+        if not settings.runs_ahead or loader.backend == "thread":
             return None
         return self.recorders.dataset_fingerprint(loader.dataset)
 
@@ -389,9 +388,10 @@ def feed_of(
 
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
-    if settings.is_immediate:
-        return LocalFeed(spec, trace, draws=not settings.is_sliced)
-    workers, turns = settings.workers(), settings.by_torchs_rules and not settings.is_local
+    if settings.is_local:
+        draws = not settings.is_sliced
+        return LocalFeed(spec, trace, draws=draws, ahead=settings.sliced_ahead)
+    workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())
     try:

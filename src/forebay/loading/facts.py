@@ -67,7 +67,6 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         batch_size=settings.batch_size,
         is_iterable=settings.is_iterable,
         is_sliced=settings.is_sliced,
-        slicing_threads=settings.slicing_threads,
         prefetches_tiny=depth.most // workers,
         tried=dict(trace.tried),
         samples=settings.length,

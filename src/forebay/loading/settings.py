@@ -106,12 +106,8 @@ class Depth:
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# Batches that are slices of tensors or columns in memory are made in the trainer's process. Those
-# of fewer numbers and bytes are made in its own thread: receiving one would take longer.
-BACKGROUND_NUMBERS, BACKGROUND_BYTES = 1 << 15, 1 << 20
-# So many threads slice the others: one alone is slower than the trainer by what it takes to hand
-# batches over, and each competes with the trainer for Python's lock.
-SLICING_THREADS = 2
+# Larger slices for a device are left to worker processes: only their batches are copied in advance.
+MOST_COPIED = 1 << 20
 # Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
 GROUP_S = 0.02
 MAX_IN_GROUP = 64
@@ -211,8 +207,7 @@ class Settings:
     @property
     def keeps_workers(self) -> bool:
         """Return whether workers are kept from epoch to epoch."""
-        is_filled = self.loader.buffer is not None and not self.is_immediate
-        return is_filled or self.loader.persistent_workers
+        return self.is_filled or self.loader.persistent_workers
 
     @property
     def keeps_iterator(self) -> bool:
@@ -228,10 +223,9 @@ class Settings:
         slicer = slicing(loader.dataset, loader.collate_fn)
         if slicer is None or not len(loader.dataset) or cluster_of(loader.backend) is not None:
             return None
-        # Only the batches of processes are copied to a device in advance.
-        is_copied = loader.num_workers and loader.device is not None
-        is_large = slicer.nbytes * (self.batch_size or 1) > BACKGROUND_BYTES
-        return None if is_copied and is_large and str(loader.device) != "cpu" else slicer
+        is_copied = loader.num_workers and loader.device is not None and str(loader.device) != "cpu"
+        is_large = slicer.nbytes * (self.batch_size or 1) > MOST_COPIED
+        return None if is_copied and is_large else slicer
 
     @property
     def is_sliced(self) -> bool:
@@ -239,27 +233,26 @@ class Settings:
         return self._slicer is not None
 
     @property
-    def slicing_threads(self) -> int:
-        """How many threads slice batches in the background; 0 for none."""
+    def sliced_ahead(self) -> int:
+        """How many slices to make in advance, in a thread: as many as workers would."""
         loader, slicer = self.loader, self._slicer
         if slicer is None or not loader.num_workers:
             return 0
-        if loader.buffer is not None and loader.buffer.directory is not None:
-            return 0  # slices of what is in memory need no disk
-        size = self.batch_size or 1
-        is_small = slicer.weight * size < BACKGROUND_NUMBERS
-        is_small = is_small and slicer.nbytes * size < BACKGROUND_BYTES
-        return 0 if is_small else min(loader.num_workers, SLICING_THREADS)
+        if loader.buffer is None:
+            return self._prefetched
+        size = slicer.nbytes * (self.batch_size or 1)
+        by_bytes = (loader.buffer.nbytes or MAX_BATCHES * size) // max(size, 1)
+        return max(min(by_bytes, loader.buffer.max_batches or MAX_BATCHES), 1)
 
     @property
     def is_local(self) -> bool:
-        """Return whether the trainer's process makes the batches, of the dataset itself."""
+        """Return whether batches are made in the trainer's process, of the dataset itself."""
         return self.loader.num_workers == 0 or self.is_sliced
 
     @property
-    def is_immediate(self) -> bool:
-        """Return whether a batch is made in the trainer's thread, when it is requested."""
-        return self.is_local and not self.slicing_threads
+    def is_filled(self) -> bool:
+        """Return whether workers fill a buffer."""
+        return self.loader.buffer is not None and not self.is_local
 
     @property
     def in_order(self) -> bool:
@@ -276,8 +269,7 @@ class Settings:
         where batches of two epochs would mix.
         """
         is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
-        is_filled = self.loader.buffer is not None and not self.is_immediate
-        return is_filled and self.in_order and not is_seeded_late
+        return self.is_filled and self.in_order and not is_seeded_late
 
     @property
     def tracks_state(self) -> bool:
@@ -360,8 +352,6 @@ class Settings:
     def workers(self) -> Workers:
         """Return where workers run, and how many."""
         loader = self.loader
-        if self.slicing_threads:
-            return Workers("thread", self.slicing_threads, draw=False)
         context = loader.multiprocessing_context or multiprocessing.get_context()
         start: Any = "fork" if context.get_start_method() == "fork" else context
         backend = backend_name(loader.backend)
@@ -375,10 +365,14 @@ class Settings:
             return None
         return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
+    @property
+    def _prefetched(self) -> int:
+        """Batches that workers make in advance, without a buffer; 0 without workers."""
+        return (self.loader.prefetch_factor or 1) * int(self.loader.num_workers)
+
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
-        loader, buffer = self.loader, self.loader.buffer
-        usual = (loader.prefetch_factor or 1) * loader.num_workers
+        loader, buffer, usual = self.loader, self.loader.buffer, self._prefetched
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
             self.by_torchs_rules
@@ -386,7 +380,7 @@ class Settings:
             and (loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler)
         )
         grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
-        if self.is_immediate:
+        if self.is_local:
             usual = 1 if self.is_iterable else usual
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
@@ -400,19 +394,18 @@ class Settings:
     def limits(self, depth: Depth) -> Limits:
         """Return the limits for the engine."""
         loader, buffer = self.loader, self.loader.buffer
-        threads = self.slicing_threads
         limits = Limits(
-            num_workers=threads or loader.num_workers,
+            num_workers=loader.num_workers,
             slots=depth.most + loader.num_workers,
             in_order=True,
             retries=RETRIES,
-            timeout_s=None if threads else loader.timeout or None,
+            timeout_s=loader.timeout or None,
             group_s=GROUP_S,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
         )
-        if self.by_torchs_rules and not threads:
+        if self.by_torchs_rules:
             limits = replace(
                 limits,
                 # The planner limits the requests, so that no worker waits for another's slot.

@@ -221,12 +221,11 @@ class Causes:
 
     def _slicing(self) -> str:
         """Return why no workers are started, as a sentence."""
-        setup = self._setup
-        where = counted(setup.slicing_threads, "thread") if setup.slicing_threads else "its thread"
-        unused = f", so num_workers={setup.num_workers} starts none" * (setup.num_workers > 0)
+        count = self._setup.num_workers
+        unused = f", so num_workers={count} starts none" if count else ""
         return (
-            f"Batches are slices of tensors or columns in memory, made by {where} of the trainer's "
-            f"process: sending them from a worker would take longer{unused}."
+            "Batches are slices of tensors or columns in memory, made in this process: to send "
+            f"them from workers would take longer{unused}."
         )
 
     def _in_trainer(self) -> Finding | None:

@@ -321,8 +321,7 @@ class SimulatedLoader:
     def capacity(self) -> float:
         """Return the batches per second that the loader could make if training took no time."""
         recorded, work = self.recorded, self._work
-        setup = self.setup
-        num_workers = setup.slicing_threads if setup.is_sliced else setup.num_workers
+        num_workers = 0 if self.setup.is_sliced else self.setup.num_workers
         if not num_workers:
             return 1.0 / max(recorded.batch_s, 1e-9)
         at_once = [0.0] * len(work.step_s)
@@ -436,7 +435,7 @@ class SimulatedLoader:
 
     def _arranged(self, setup: Setup) -> Arrangement:
         if setup.is_sliced:
-            setup = replace(setup, num_workers=setup.slicing_threads)
+            setup = replace(setup, num_workers=0)
         recorded = self.recorded
         return setup.arrangement(recorded.nbytes, recorded.start_s, is_tiny=self._is_tiny)
 

@@ -202,7 +202,6 @@ class Setup:
     batch_size: int | None = None
     is_iterable: bool = False
     is_sliced: bool = False
-    slicing_threads: int = 0  # that make batches instead of workers; 0 for the trainer's own
     prefetches_tiny: int = 0
     tried: Mapping[int, float] = field(default_factory=dict)  # by workers: batches per second
     samples: int | None = None
