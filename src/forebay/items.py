@@ -25,14 +25,22 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.utils.data import Dataset
 
-from forebay.base.arrow_arrays import Columns, array_of_numpy, columns_of
+from forebay.base.arrow_arrays import Columns, array_of_numpy
 from forebay.base.files import absolute, fetched, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.process import memory_for_files
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
-from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
+from forebay.inputs.tables import (
+    RowGroups,
+    check_identity,
+    file_identity,
+    find_table,
+    is_table,
+    read_memory_table,
+    read_table,
+)
 from forebay.ledger.records import located, path_in
 from forebay.packed import PackedSequence
 from forebay.table.formats import GROUP_ROWS, refuse
@@ -102,7 +110,7 @@ class ItemDataset(Dataset[Any]):
 
 # ---- columns -------------------------------------------------------------------------------------
 # Some columns of a table, for batches by column: those in memory are used as they are, an Arrow
-# file is mapped, and of a Parquet file only these columns are read, once.
+# file is mapped, and of a Parquet file only these columns are read.
 
 _ARROW_SUFFIXES = (".arrow", ".feather")
 
@@ -111,48 +119,35 @@ class ColumnDataset(Dataset[dict[str, Any]]):
     """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`.
 
     Attributes:
-        nbytes: Bytes of the columns, in memory or in a mapped file.
+        columns_to_slice: What a loader takes whole batches from, without calling `__getitem__`.
     """
 
-    def __init__(self, table: pyarrow.Table, name: str, path: str | None = None) -> None:
-        self._table, self._path, self._name = table, path, name
-        self._columns = columns_of(table, name)
-        self.nbytes = int(table.nbytes)
-
-    @property
-    def columns_to_slice(self) -> Columns:
-        """What a loader takes whole batches from, without calling `__getitem__`."""
-        return self._columns
+    def __init__(self, columns: Columns | RowGroups) -> None:
+        self.columns_to_slice = columns
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self.columns_to_slice)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return a row: tensors, strings and bytes by column."""
-        return self.__getitems__([_position(index)])[0]
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return some rows, with one take for each column."""
-        found = self._columns.each([_position(index) for index in indices])
+        found = self.columns_to_slice.each([_position(index) for index in indices])
         columns = map(_values, found.values())
         return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def __reduce__(self) -> Any:
-        """Pickle the columns, but only the path of a file that is mapped."""
-        if self._path is None:
-            return ColumnDataset, (self._table, self._name)
-        return _mapped_dataset, (self._path, self._table.column_names)
-
     def __repr__(self) -> str:
-        count = counted(self._table.num_columns, "column")
-        return f"<ColumnDataset: {len(self):,} rows, {count}, {self.nbytes:,} bytes>"
+        columns = self.columns_to_slice
+        count = counted(len(columns.types), "column")
+        return f"<ColumnDataset: {len(self):,} rows, {count}, {columns.nbytes:,} bytes>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        where = "memory" if self._path is None else "mapped"
-        facts = {"samples": len(self), where: byte_size(self.nbytes)}
-        types = {field.name: field.type for field in self._table.schema}
-        return summary("ColumnDataset", facts | {"columns": shortened(types)})
+        columns = self.columns_to_slice
+        facts = {"samples": len(self), "size": byte_size(columns.nbytes)}
+        return summary("ColumnDataset", facts | {"columns": shortened(columns.types)})
 
 
 def _values(column: Any) -> Sequence[Any]:
@@ -162,8 +157,8 @@ def _values(column: Any) -> Sequence[Any]:
     return [each if isinstance(each, str | bytes) else torch.from_numpy(each) for each in column]
 
 
-def _by_column(table: Any, columns: Any) -> ColumnDataset:
-    """Return the dataset of some columns; see `from_table`."""
+def _by_column(table: Any, columns: Any) -> Columns | RowGroups:
+    """Return some columns of a table; see `from_table`."""
     names = [columns] if isinstance(columns, str) else list(columns)
     if isinstance(columns, str) or not names or not all(isinstance(each, str) for each in names):
         raise OptionError(
@@ -176,30 +171,24 @@ def _by_column(table: Any, columns: Any) -> ColumnDataset:
         if not isinstance(table, Mapping) and not is_table(table):
             raise _no_table(table)
         name = f"from_table: the {type(table).__name__}"
-        return _dataset_of(_selected(name, _in_memory(name, table, names), names), name)
-    path = absolute(os.path.expanduser(os.fspath(table)))
-    if path.lower().endswith(_ARROW_SUFFIXES) and not is_url(path):
-        return _mapped_dataset(path, names)
+        return _checked(name, _in_memory(name, table, names), names)
+    path = os.path.expanduser(os.fspath(table))
+    if path.lower().endswith(_ARROW_SUFFIXES) and os.path.isfile(path):
+        return _mapped(absolute(path), names)
     path = absolute(find_table(table))
     name = f"from_table: {path}"
     if not path.partition("::")[0].lower().endswith(".parquet"):
-        return _dataset_of(_selected(name, read_table(path), names), name)
+        return _checked(name, read_table(path), names)
     with fetched(path) if is_url(path) else nullcontext(Path(path)) as file:
-        return _dataset_of(_parquet_columns(name, file, names), name)
+        return _parquet(name, str(file), names, is_kept=not is_url(path))
 
 
-def _dataset_of(table: pyarrow.Table, name: str, path: str | None = None) -> ColumnDataset:
-    if not table.num_rows:
-        raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
-    return ColumnDataset(table, name, path)
+def _checked(name: str, table: pyarrow.Table, columns: Sequence[str]) -> Columns:
+    _check_chosen(name, table.column_names, columns, table.num_rows)
+    return Columns(table.select(columns), name)
 
 
-def _selected(name: str, table: pyarrow.Table, columns: Sequence[str]) -> pyarrow.Table:
-    _check_chosen(name, table.column_names, columns)
-    return table.select(columns)
-
-
-def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str]) -> None:
+def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str], rows: int) -> None:
     counts = Counter(known)
     for each in chosen:
         if counts[each] > 1:
@@ -208,23 +197,27 @@ def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str]) -> Non
             close = get_close_matches(each, counts, 1)
             reason = f"no column is called {each!r}" + f"; one is {close[0]!r}" * len(close)
             refuse(name, reason, f"There are {len(known):,}: {shortened(list(known))}.")
+    if not rows:
+        raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
 
 
 def _in_memory(name: str, table: Any, columns: Sequence[str]) -> pyarrow.Table:
     """Return a table with the columns and perhaps others."""
     import pyarrow
 
-    if isinstance(table, Mapping):
-        _check_chosen(name, list(table), columns)
-        return _table_of_arrays(name, {each: table[each] for each in columns})
     if isinstance(table, list | tuple):
         return read_memory_table(table, os.curdir)[0]
+    known = [str(each) for each in (table if isinstance(table, Mapping) else table.columns)]
+    if hasattr(table, "column_names"):  # of pyarrow, where `columns` is the data
+        known = table.column_names
+    _check_chosen(name, known, columns, 1)
     pandas = sys.modules.get("pandas")
     try:
-        if pandas is None or not isinstance(table, pandas.DataFrame):
-            return pyarrow.table(table)  # the other columns are not read
-        _check_chosen(name, [str(each) for each in table.columns], columns)
-        return pyarrow.Table.from_pandas(table, preserve_index=False, columns=columns)
+        if isinstance(table, Mapping):
+            return _table_of_arrays(name, {each: table[each] for each in columns})
+        if pandas is not None and isinstance(table, pandas.DataFrame):
+            return pyarrow.Table.from_pandas(table, preserve_index=False, columns=columns)
+        return pyarrow.table(table)  # the other columns are not read
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
@@ -240,23 +233,24 @@ def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
     found = {}
     for column, values in arrays.items():
         try:
-            found[column] = array_of_numpy(np.atleast_1d(values))
+            is_list = isinstance(values, list | tuple)
+            found[column] = pyarrow.array(values) if is_list else array_of_numpy(np.asarray(values))
         except Exception as error:  # noqa: BLE001 - whatever a library says of its own arrays
             advice = "Give an array, a tensor in host memory or a list, of numbers or of strings."
             refuse(name, f"column {column!r} cannot be read: {error}", advice, error)
     lengths = {column: len(values) for column, values in found.items()}
     if len(set(lengths.values())) > 1:
-        refuse(
-            name, f"columns have different lengths: {shortened(lengths)}", "Cut the longer ones."
-        )
+        advice = "Each needs a value for each row."
+        refuse(name, f"columns have different lengths: {shortened(lengths)}", advice)
     return pyarrow.table(found)
 
 
-def _mapped_dataset(path: str, columns: Sequence[str]) -> ColumnDataset:
+def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> Columns:
     """Return columns of an Arrow file, of either of the two formats, without reading the rows."""
     import pyarrow
 
-    name = f"from_table: {path}"
+    name, identity = f"from_table: {path}", identity or file_identity(path)
+    check_identity(name, path, identity)
     try:
         source = pyarrow.memory_map(path)
         try:
@@ -264,7 +258,7 @@ def _mapped_dataset(path: str, columns: Sequence[str]) -> ColumnDataset:
         except pyarrow.ArrowInvalid:  # as the library `datasets` writes it
             source.seek(0)
             schema, opened = pyarrow.ipc.open_stream(source).schema, pyarrow.ipc.open_stream
-        _check_chosen(name, schema.names, columns)
+        _check_chosen(name, schema.names, columns, 1)
         numbers = [schema.get_field_index(each) for each in columns]
         source.seek(0)
         options = pyarrow.ipc.IpcReadOptions(included_fields=numbers)
@@ -273,29 +267,39 @@ def _mapped_dataset(path: str, columns: Sequence[str]) -> ColumnDataset:
         raise
     except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
         refuse(name, f"it cannot be mapped: {error}", "If it is damaged, write it again.", error)
-    return _dataset_of(table, name, path)
+    _check_chosen(name, columns, columns, table.num_rows)
+    return Columns(table, name, partial(_mapped, path, columns, identity))
 
 
-def _parquet_columns(name: str, path: Path, columns: Sequence[str]) -> pyarrow.Table:
+def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> Columns | RowGroups:
+    """Return columns of a Parquet file, which are read now if they fit into memory."""
     try:
         from pyarrow import parquet
 
+        identity = file_identity(path)
         with parquet.ParquetFile(path) as file:
-            _check_chosen(name, file.schema_arrow.names, columns)
-            _check_memory(name, file, columns)
-            # A name also stands for columns "name.…", which are left out again.
-            table = file.read(columns).select(columns)
-        table.validate(full=True)  # strings of other writers may not be UTF-8
+            rows = file.metadata.num_rows
+            _check_chosen(name, file.schema_arrow.names, columns, rows)
+            needed, free = _bytes_of(file, columns), memory_for_files()
+            if free is None or needed <= free:
+                # A name also stands for columns "name.…", which are left out again.
+                table = file.read(columns).select(columns)
+                table.validate(full=True)  # strings of other writers may not be UTF-8
+                return Columns(table, name)
+        if not is_kept:
+            size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
+            what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
+            refuse(name, what, "Download it: row groups of a local file are read as needed.")
+        return RowGroups(path, columns, name, identity)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
         advice = "If it is truncated or has another format, write it again."
         refuse(name, f"it cannot be read: {error}", advice, error)
-    return table
 
 
-def _check_memory(name: str, file: Any, columns: Sequence[str]) -> None:
-    """Raise InputError if columns of a Parquet file do not fit into the free memory."""
+def _bytes_of(file: Any, columns: Sequence[str]) -> int:
+    """Return about how many bytes of memory columns of a Parquet file take, rather too few."""
     footer, schema, sizes = file.metadata, file.schema_arrow, dict.fromkeys(columns, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
@@ -304,15 +308,7 @@ def _check_memory(name: str, file: Any, columns: Sequence[str]) -> None:
     for each in columns:  # values that repeat take less in the file
         with suppress(ValueError):
             sizes[each] = max(sizes[each], footer.num_rows * schema.field(each).type.bit_width // 8)
-    needed, free = sum(sizes.values()), memory_for_files()
-    if free is not None and needed > free:
-        refuse(
-            name,
-            f"the {counted(len(columns), 'column')} of {footer.num_rows:,} rows take at least "
-            f"{byte_size(needed)}, and {byte_size(free)} of memory are free",
-            "Choose fewer columns, or write an Arrow file, which is mapped instead of read: see "
-            "docs/how-to/tables.md.",
-        )
+    return sum(sizes.values())
 
 
 # ---- datasets ------------------------------------------------------------------------------------
@@ -432,7 +428,7 @@ def from_table(
                 f"from_table: columns= makes batches by column, and {other} is for single rows\n"
                 f"  Leave one of the two out."
             )
-        return _by_column(table, columns)
+        return ColumnDataset(_by_column(table, columns))
     _check_load(load, optional=True)
     if isinstance(table, str | os.PathLike):
         if folder is not None:

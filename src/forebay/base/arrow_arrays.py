@@ -10,7 +10,8 @@ import ctypes
 import math
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,6 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 # between the parts is never read: numbers of rows are checked against the length of the table, and
 # offsets, which may come from a damaged file, against that of their chunk.
 
-# What a string or a list counts as in `Columns.weight`: it takes so many times as long as a number.
-_OBJECT = 32
 # NumPy's names of Arrow's types, for those with another name.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
@@ -134,13 +133,7 @@ class Rows:
 
 
 class Column(ABC):
-    """One column.
-
-    Attributes:
-        weight: How many numbers take as long as one row.
-    """
-
-    weight = 1
+    """One column."""
 
     @abstractmethod
     def take(self, rows: Rows) -> Any:
@@ -153,15 +146,41 @@ class Column(ABC):
 
 
 class Columns:
-    """The columns of a table, by name.
+    """The columns of a table with at least one row, over its memory where its layout allows.
+
+    Booleans and categories are converted, and of columns with nulls there are copies.
+
+    Args:
+        where: What errors begin with.
+        reopen: Returns these columns in another process, where they are not to be pickled.
 
     Attributes:
-        weight: How many numbers take as long as one row.
+        types: The type of each, by name.
+        nbytes: Bytes of the table, in memory or in a mapped file.
+
+    Raises:
+        InputError: A column has a type that no batch can have, or a null where NaN is not possible.
     """
 
-    def __init__(self, columns: Mapping[str, Column], length: int) -> None:
-        self._columns, self._length = dict(columns), length
-        self.weight = sum(each.weight for each in columns.values())
+    def __init__(
+        self, table: pyarrow.Table, where: str, reopen: Callable[[], Columns] | None = None
+    ) -> None:
+        try:
+            table.validate()
+        except Exception as error:  # pyarrow's errors have no common root
+            raise InputError(f"{where}: it is damaged: {error}\n  Write it again.") from error
+        self._reopen = reopen or partial(Columns, table, where)
+        self._length, self.nbytes = int(table.num_rows), int(table.nbytes)
+        self.types = {field.name: str(field.type) for field in table.schema}
+        known: dict[Any, Any] = {}
+        self._columns = {
+            name: _column(table.column(at), f"{where}: column {shortened(name)}", known)
+            for at, name in enumerate(table.column_names)
+        }
+
+    def __reduce__(self) -> Any:
+        """Pickle what opens them again."""
+        return self._reopen, ()
 
     def __len__(self) -> int:
         return self._length
@@ -173,31 +192,41 @@ class Columns:
             RaggedError: Lists of these rows have different lengths.
             IndexError: There is no such row.
         """
-        rows, found = self._rows(index), {}
+        rows, found = Rows(row_numbers(index, self._length)), {}
         for name, column in self._columns.items():
             try:
                 found[name] = column.take(rows)
             except RaggedError as error:
-                raise RaggedError(f"column {shortened(name)} has {error} in these rows") from None
+                raise ragged(name, error) from None
         return found
 
     def each(self, index: Any) -> dict[str, Sequence[Any]]:
         """Return the value of each of some rows by column; arrays may differ in length."""
-        rows = self._rows(index)
+        rows = Rows(row_numbers(index, self._length))
         return {name: column.each(rows) for name, column in self._columns.items()}
 
-    def _rows(self, index: Any) -> Rows:
-        import numpy as np
 
-        numbers = np.asarray(index)
-        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            raise TypeError(f"rows are chosen by integers; got an array of {numbers.dtype}")
-        numbers = numbers.astype(np.int64, copy=False)
-        if numbers.size and numbers.min() < 0:
-            numbers = np.where(numbers < 0, numbers + self._length, numbers)
-        if numbers.size and not (numbers.min() >= 0 and numbers.max() < self._length):
-            raise IndexError(f"a row is out of range: there are {self._length:,}")
-        return Rows(numbers)
+def ragged(name: str, lengths: object) -> RaggedError:
+    """Return the error for lists of a column, given two of their lengths."""
+    return RaggedError(
+        f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
+        f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
+    )
+
+
+def row_numbers(index: Any, length: int) -> np.ndarray[Any, Any]:
+    """Return the numbers of rows, counted from 0; negative ones count from the end."""
+    import numpy as np
+
+    numbers = np.asarray(index)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"rows are chosen by integers; got an array of {numbers.dtype}")
+    numbers = numbers.astype(np.int64, copy=False)
+    if numbers.size and numbers.min() < 0:
+        numbers = np.where(numbers < 0, numbers + length, numbers)
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < length):
+        raise IndexError(f"a row is out of range: there are {length:,}")
+    return numbers
 
 
 class _Chunks:
@@ -273,7 +302,6 @@ class _Numbers(Column):
 
     def __init__(self, parts: _Parts, shape: tuple[int, ...]) -> None:
         self._parts, self._shape, self._width = parts, shape, math.prod(shape)
-        self.weight = max(self._width // 8, 1)
 
     def take(self, rows: Rows) -> Any:
         parts, width = self._parts, self._width
@@ -289,8 +317,6 @@ class _Numbers(Column):
 
 class _Lists(Column):
     """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
-
-    weight = _OBJECT
 
     def __init__(
         self,
@@ -346,7 +372,7 @@ class _Strings(_Lists):
     def take(self, rows: Rows) -> Any:
         starts, lengths = self.spans(rows)
         if self._array is not None:  # Arrow takes a quarter of the time, but not from many chunks
-            return self._array.take(_arrow_numbers(rows.numbers)).to_pylist()
+            return self._array.take(array_of_numpy(rows.numbers)).to_pylist()
         view, ends = self._view, (starts + lengths).tolist()
         spans = zip(starts.tolist(), ends, strict=True)
         if self._is_text:
@@ -361,36 +387,12 @@ class _Categories(Column):
 
     def __init__(self, codes: Column, values: Any) -> None:
         self._codes, self._values = codes, values
-        self.weight = _OBJECT if isinstance(values, list) else 2
 
     def take(self, rows: Rows) -> Any:
         codes, values = self._codes.take(rows), self._values
         if not isinstance(values, list):
             return values.take(codes)
         return [values[code] for code in codes.tolist()]
-
-
-def columns_of(table: pyarrow.Table, where: str) -> Columns:
-    """Return the columns of a table with at least one row, over its memory where they allow it.
-
-    Booleans and categories are converted, and of columns with nulls there are copies.
-
-    Args:
-        where: What errors begin with.
-
-    Raises:
-        InputError: A column has a type that no batch can have, or a null where NaN is not possible.
-    """
-    known: dict[Any, Any] = {}
-    try:
-        table.validate()
-    except Exception as error:  # pyarrow's errors have no common root
-        raise InputError(f"{where}: it is damaged: {error}\n  Write it again.") from error
-    columns = {
-        name: _column(table.column(at), f"{where}: column {shortened(name)}", known)
-        for at, name in enumerate(table.column_names)
-    }
-    return Columns(columns, table.num_rows)
 
 
 def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
@@ -440,6 +442,7 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
 
 
 def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
+    import numpy as np
     import pyarrow
 
     if "_view" in str(column.type.value_type):  # of which Arrow cannot make one dictionary
@@ -451,8 +454,8 @@ def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any])
     _refuse_nulls(chunks, where)
     codes = pyarrow.chunked_array([each.indices for each in chunks.arrays])
     values = pyarrow.chunked_array([chunks.arrays[0].dictionary])
-    words = Columns({"": _column(values, f"{where}, its categories", {})}, len(values))
-    return _Categories(_column(codes, where, known), words.take(range(len(values)))[""])
+    words = _column(values, f"{where}, its categories", {})
+    return _Categories(_column(codes, where, known), words.take(Rows(np.arange(len(values)))))
 
 
 def _without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
@@ -524,15 +527,6 @@ def _numbers(array: pyarrow.Array) -> np.ndarray[Any, Any]:
         found = found.copy()
         found[_nulls(array)] = math.nan
     return found
-
-
-def _arrow_numbers(values: np.ndarray[Any, Any]) -> pyarrow.Array:
-    """Return int64 numbers, one after the other in memory, as an Arrow array."""
-    import pyarrow
-
-    return pyarrow.Array.from_buffers(
-        pyarrow.int64(), len(values), [None, pyarrow.py_buffer(values)]
-    )
 
 
 def _aligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

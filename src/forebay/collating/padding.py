@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
 from forebay.base import trees
-from forebay.base.arrow_arrays import Columns, columns_of
+from forebay.base.arrow_arrays import Columns
 from forebay.base.batches import PackedBytes
 from forebay.base.formatting import counted
 from forebay.collating.rules import (
@@ -274,13 +274,11 @@ class Slicer:
 
     Attributes:
         cut: Makes a batch of an int64 tensor of indices.
-        weight: How many numbers take as long as one row.
         nbytes: About how many bytes a row has.
         has_samples: Whether a batch may also be made of single samples, if it cannot be cut.
     """
 
     cut: Callable[[torch.Tensor], Any]
-    weight: int
     nbytes: int
     has_samples: bool = True
 
@@ -308,16 +306,14 @@ def _slicing(dataset: Any) -> Slicer | None:
         # A list, since default_collate turns tuples into lists.
         return _stacked(dataset.tensors) if all(map(_is_plain, dataset.tensors)) else None
     if _is_plain(dataset) and dataset.dim() > 0:
-        values = dataset[:1].numel()
-        return Slicer(partial(_pick, dataset), values // 8 + 1, values * dataset.itemsize)
+        return Slicer(partial(_pick, dataset), dataset[:1].nbytes)
     if kind is np.ndarray and dataset.ndim and dataset.dtype.isnative and dataset.flags.writeable:
         # With one dimension samples are NumPy's numbers, and torch does not take all of them.
         kinds = "biufc" if dataset.ndim > 1 or dataset.itemsize == 1 else "bifc"
         return _slicing(torch.from_numpy(dataset)) if dataset.dtype.kind in kinds else None
     if "columns_to_slice" in vars(kind):  # forebay's; a subclass may have other samples
         columns: Columns = dataset.columns_to_slice
-        cut = partial(_tensors_of, columns)
-        return Slicer(cut, columns.weight, dataset.nbytes // len(columns))
+        return Slicer(partial(_tensors_of, columns), dataset.nbytes // len(columns))
     hugging_face = sys.modules.get("datasets.arrow_dataset")
     if hugging_face is not None and kind is hugging_face.Dataset and len(dataset):
         return _of_hugging_face(dataset)
@@ -336,7 +332,7 @@ def _stacked(parts: Any) -> Slicer | None:
         batches = [each.cut(rows) for each in found]
         return batches if names is None else dict(zip(names, batches, strict=True))
 
-    return Slicer(cut, sum(each.weight for each in found), sum(each.nbytes for each in found))
+    return Slicer(cut, sum(each.nbytes for each in found))
 
 
 class _Chosen:
@@ -412,15 +408,15 @@ def _of_table(dataset: Any) -> Slicer | None:
     table = table.select([name for name in table.column_names if name in shown])
     if not is_arrow and any(column.null_count for column in table.columns):
         return None
-    columns = columns_of(table, "the dataset in Arrow format")
-    order = None if indices is None else columns_of(indices.table, "its indices")
+    columns = Columns(table, "the dataset in Arrow format")
+    order = None if indices is None else Columns(indices.table, "its indices")
 
     def cut(rows: torch.Tensor) -> Any:
         if order is not None:
             rows = torch.from_numpy(next(iter(order.take(rows.numpy()).values())).astype("i8"))
         return _tensors_of(columns, rows)
 
-    slicer = Slicer(cut, columns.weight, table.nbytes // table.num_rows, not is_arrow)
+    slicer = Slicer(cut, table.nbytes // table.num_rows, has_samples=not is_arrow)
     return slicer if is_arrow else _converted(slicer, dataset)
 
 
