@@ -233,8 +233,9 @@ def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
     found = {}
     for column, values in arrays.items():
         try:
-            is_list = isinstance(values, list | tuple)
-            found[column] = pyarrow.array(values) if is_list else array_of_numpy(np.asarray(values))
+            array: Any = values if isinstance(values, list | tuple) else np.asarray(values)
+            is_plain = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
+            found[column] = array_of_numpy(array) if is_plain else pyarrow.array(array)
         except Exception as error:  # noqa: BLE001 - whatever a library says of its own arrays
             advice = "Give an array, a tensor in host memory or a list, of numbers or of strings."
             refuse(name, f"column {column!r} cannot be read: {error}", advice, error)

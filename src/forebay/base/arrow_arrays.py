@@ -66,6 +66,7 @@ def array_of_numpy(values: np.ndarray[Any, Any]) -> pyarrow.Array:
 
     if values.dtype.kind == "U":
         return array_of(values.tolist(), pyarrow.string())
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     kind = pyarrow.from_numpy_dtype(values.dtype)
     flat = np.ascontiguousarray(values).reshape(-1)
     data = bits_of(flat) if values.dtype.kind == "b" else pyarrow.py_buffer(flat)
@@ -263,20 +264,18 @@ class _Parts:
     ) -> None:
         import numpy as np
 
-        owners = [_aligned(part) for part in parts]
-        used = [(part.ctypes.data, part.nbytes) for part in owners if part.size]
+        # The addresses of nearly all are multiples of the size of an element.
+        owners = [part if part.flags.aligned else part.copy() for part in parts]
         self._owners, self._ends, self._each = owners, chunks.ends, each
-        first = min(used, default=(0, 0))[0]
-        self.starts = np.zeros(len(owners), np.int64)
-        if len(used) < 2:
-            self.whole = max(owners, key=len)
-        else:
-            nbytes, size = max(map(sum, used)) - first, owners[0].itemsize
-            memory: Any = (ctypes.c_char * nbytes).from_address(first)
+        self.whole, self.starts = max(owners, key=len), np.zeros(len(owners), np.int64)
+        used = np.array([part.size > 0 for part in owners])
+        if used.sum() > 1:
+            addresses = np.array([part.__array_interface__["data"][0] for part in owners])
+            first = addresses[used].min()
+            ends = addresses + [part.nbytes for part in owners]
+            memory: Any = (ctypes.c_char * int(ends[used].max() - first)).from_address(int(first))
             self.whole = np.frombuffer(memory, owners[0].dtype)
-            self.starts[:] = [
-                (part.ctypes.data - first) // size * bool(part.size) for part in owners
-            ]
+            self.starts = np.where(used, (addresses - first) // self.whole.itemsize, 0)
         self._shifts = self.starts - chunks.firsts * each
         self.is_shifted = bool(self._shifts.any())
 
@@ -421,21 +420,21 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
     if not (types.is_integer(leaf) or types.is_floating(leaf) or types.is_boolean(leaf)):
         raise InputError(
             f"{where} has the type {kind}\n  Columns of a batch are numbers, booleans, strings, "
-            "bytes, or lists of numbers. Convert it, a time to an integer for example, leave it "
-            "out of columns=, or use load=, which is called with each row as Python values."
+            "bytes, or lists of numbers. Convert it first, times to integers and decimals to "
+            "floats for example; or leave columns= out: load= is called with a row's values."
         )
     shape, has_nan = tuple(sizes or found), types.is_floating(leaf)
     if is_list or shape or not has_nan:
         _refuse_nulls(chunks, where)
     values = []
     for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
-        inner = chunk.values if is_list else chunk
-        while types.is_fixed_size_list(inner.type) and not inner.null_count:
-            inner = inner.flatten()
-        if inner.null_count and not (has_nan and inner.type == leaf):
+        inner, depth = chunk.values if is_list else chunk, len(found)
+        while depth and not inner.null_count:
+            inner, depth = inner.flatten(), depth - 1
+        if (depth or not has_nan) and inner.null_count:
             row = next(row for row, each in enumerate(chunk) if _holds_null(each.as_py()))
             raise _null(f"{where} has a null in the list of row {first + row:,}", "")
-        values.append(_numbers(inner))
+        values.append(_numbers(inner, str(leaf)))
     if is_list:
         return _Lists(chunks, _offsets(chunks), values, shape)
     return _Numbers(_Parts(chunks, values, math.prod(shape)), shape)
@@ -517,18 +516,13 @@ def _offsets(chunks: _Chunks) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def _numbers(array: pyarrow.Array) -> np.ndarray[Any, Any]:
-    """Return numbers as they are in memory; of floats with nulls a copy with NaN."""
-    name = str(array.type)
-    if name == "bool":
-        return _flags(array, 1) if len(array) else _buffer(array, 1, "?")[:0]
-    found = _buffer(array, 1, _DTYPES.get(name, name))[array.offset :][: len(array)]
+def _numbers(array: pyarrow.Array, kind: str) -> np.ndarray[Any, Any]:
+    """Return numbers of an Arrow type as they are in memory; of floats with nulls, a copy."""
+    count, first = len(array), array.offset
+    if kind == "bool":
+        return _flags(array, 1) if count else _buffer(array, 1, "?")[:0]
+    found = _buffer(array, 1, _DTYPES.get(kind, kind))[first : first + count]
     if array.null_count:
         found = found.copy()
         found[_nulls(array)] = math.nan
     return found
-
-
-def _aligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return values at an address that is a multiple of their size, as nearly all are."""
-    return values if values.ctypes.data % values.itemsize == 0 else values.copy()

@@ -416,7 +416,7 @@ def _of_table(dataset: Any) -> Slicer | None:
             rows = torch.from_numpy(next(iter(order.take(rows.numpy()).values())).astype("i8"))
         return _tensors_of(columns, rows)
 
-    slicer = Slicer(cut, table.nbytes // table.num_rows, has_samples=not is_arrow)
+    slicer = Slicer(cut, columns.nbytes // len(columns), has_samples=not is_arrow)
     return slicer if is_arrow else _converted(slicer, dataset)
 
 
@@ -434,14 +434,19 @@ def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
             if isinstance(values, torch.Tensor):
                 convert.setdefault(name, partial(torch.Tensor.to, dtype=values.dtype))
             else:
-                convert.setdefault(name, _list_of(type(values[0])))
+                of_numpy = dataset.format["type"] is not None
+                convert.setdefault(name, _list_of(type(values[0]), of_numpy))
         if not _is_same(cut(torch.tensor([row])), expected):
             return None
     return replace(slicer, cut=cut)
 
 
-def _list_of(kind: type) -> Callable[[list[Any]], list[Any]]:
-    return list if kind in (str, bytes) else lambda values: list(map(kind, values))
+def _list_of(kind: type, of_numpy: bool) -> Callable[[list[Any]], list[Any]]:
+    """Return what makes strings or bytes of another type; NumPy's end before trailing zeros."""
+    if not of_numpy:
+        return list
+    zero: Any = b"\0" if issubclass(kind, bytes) else "\0"
+    return lambda values: [kind(each.rstrip(zero)) for each in values]
 
 
 def _is_same(batch: dict[str, Any], other: dict[str, Any]) -> bool:
