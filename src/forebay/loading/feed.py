@@ -408,7 +408,7 @@ class LocalFeed:
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
             self._generators = PrivateGenerators(spec.base_seed, begin)
-        self._trace = trace
+        self._trace, trace.num_workers = trace, 0
         self._is_slow = True  # so that measuring a batch takes a small part of it
         self._is_long = False  # so that another thread is worth it
         self._queue: deque[NewTask] = deque()
