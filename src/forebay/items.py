@@ -116,17 +116,18 @@ _ARROW_SUFFIXES = (".arrow", ".feather")
 
 
 class ColumnDataset(Dataset[dict[str, Any]]):
-    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`.
-
-    Attributes:
-        columns_to_slice: What a loader takes whole batches from, without calling `__getitem__`.
-    """
+    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`."""
 
     def __init__(self, columns: Columns | RowGroups) -> None:
-        self.columns_to_slice = columns
+        self._columns = columns
+
+    @property
+    def columns_to_slice(self) -> Columns | RowGroups:
+        """What a loader takes whole batches from, without calling `__getitem__`."""
+        return self._columns
 
     def __len__(self) -> int:
-        return len(self.columns_to_slice)
+        return len(self._columns)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return a row: tensors, strings and bytes by column."""
@@ -134,20 +135,18 @@ class ColumnDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return some rows, with one take for each column."""
-        found = self.columns_to_slice.each([_position(index) for index in indices])
+        found = self._columns.each([_position(index) for index in indices])
         columns = map(_values, found.values())
         return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def __repr__(self) -> str:
-        columns = self.columns_to_slice
-        count = counted(len(columns.types), "column")
-        return f"<ColumnDataset: {len(self):,} rows, {count}, {columns.nbytes:,} bytes>"
+        count, nbytes = counted(len(self._columns.types), "column"), self._columns.nbytes
+        return f"<ColumnDataset: {len(self):,} rows, {count}, {nbytes:,} bytes>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        columns = self.columns_to_slice
-        facts = {"samples": len(self), "size": byte_size(columns.nbytes)}
-        return summary("ColumnDataset", facts | {"columns": shortened(columns.types)})
+        facts = {"samples": len(self), "size": byte_size(self._columns.nbytes)}
+        return summary("ColumnDataset", facts | {"columns": shortened(self._columns.types)})
 
 
 def _values(column: Any) -> Sequence[Any]:

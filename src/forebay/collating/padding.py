@@ -313,7 +313,7 @@ def _slicing(dataset: Any) -> Slicer | None:
         return _slicing(torch.from_numpy(dataset)) if dataset.dtype.kind in kinds else None
     if "columns_to_slice" in vars(kind):  # forebay's; a subclass may have other samples
         columns: Columns = dataset.columns_to_slice
-        return Slicer(partial(_tensors_of, columns), dataset.nbytes // len(columns))
+        return Slicer(partial(_tensors_of, columns), columns.nbytes // len(columns))
     hugging_face = sys.modules.get("datasets.arrow_dataset")
     if hugging_face is not None and kind is hugging_face.Dataset and len(dataset):
         return _of_hugging_face(dataset)

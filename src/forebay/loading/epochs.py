@@ -50,6 +50,7 @@ from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning
+from forebay.mixing import MixedDataset
 from forebay.observe.figures import Statistics, statistics_of
 from forebay.observe.record import Trace
 from forebay.plan import DEVICE, Mixture, Plan, seed_of, worker_seed_of
@@ -262,9 +263,7 @@ class Pipeline:
             **asdict(settings.made_with),
             "tail": loader.tail,
             "sampler": type(loader.sampler).__name__,
-        }
-        if self.mixture is not None:
-            facts["weights"] = self.mixture.weights
+        } | ({} if self.mixture is None else {"weights": self.mixture.weights})
         self._has_agreed = check_agreement(ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -358,10 +357,10 @@ class Pipeline:
 
     def tokens_by_source(self, dataset: Any) -> dict[str, tuple[int, float]]:
         """Return the tokens returned from each dataset of rows; see `Statistics.tokens`."""
-        planner, rows = self.planner, sequence_rows(dataset)
+        planner = self.planner
         if planner is None or not isinstance(planner.source, PlanSource):
             return {}
-        parts = {"dataset": dataset} if rows is not None else getattr(dataset, "datasets", {})
+        parts = dataset.datasets if isinstance(dataset, MixedDataset) else {"dataset": dataset}
         counts = {name: count for name, (count, _) in self.samples_by_source(parts).items()}
         counts = counts or {"dataset": self._mixture_position(planner)}
         return {
@@ -389,8 +388,8 @@ def feed_of(
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
     if settings.is_local:
-        draws = not settings.is_sliced
-        return LocalFeed(spec, trace, draws=draws, ahead=settings.sliced_ahead)
+        ahead = settings.sliced_ahead
+        return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
     workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())

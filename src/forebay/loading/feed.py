@@ -395,6 +395,8 @@ class LocalFeed:
     """
 
     is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
+    # For `close`: an ending interpreter has removed global names.
+    _ending, _leave_s = _exit, LEAVE_S
 
     def __init__(
         self, spec: BatchSpec, trace: Trace, *, draws: bool = True, ahead: int = 0
@@ -424,6 +426,7 @@ class LocalFeed:
         """Queue requests; an iterable dataset is begun now, as torch does."""
         self._job.prepare(tasks[0].payload, self._generators or nullcontext)
         self._queue.extend(tasks)
+        self._send_ahead()
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
@@ -508,7 +511,7 @@ class LocalFeed:
         thread, self._thread, self._most_ahead = self._thread, None, 0
         if thread is not None and os.getpid() == self._owner:
             thread.shutdown(cancel_futures=True)
-        if _exit.is_set() and self.in_use.acquire(timeout=LEAVE_S):
+        if self._ending.is_set() and self.in_use.acquire(timeout=self._leave_s):
             self.in_use.release()
 
     def interrupted(self) -> None:

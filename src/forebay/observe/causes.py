@@ -176,6 +176,8 @@ class Causes:
             yield self._uneven_storage()
             yield self._busy_cores()
             yield self._crowded()
+            if self._setup.is_sliced:
+                yield self._in_trainer()
             why = f"batches take so little that waits of {present.wait_share:.1%} were expected"
             if is_off:
                 rates = f"{short_number(present.rate)} batches/s, but {short_number(recorded.rate)}"
