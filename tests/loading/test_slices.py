@@ -190,7 +190,8 @@ def made(monkeypatch):
         return result
 
     monkeypatch.setattr(feed, "_made", recorded)
-    monkeypatch.setattr(feed, "AHEAD_S", 0.0)
+    monkeypatch.setattr(feed, "LEAST_S", 0.0)
+    monkeypatch.setattr(feed, "STEP_SHARE", 0.0)
     recorded.found, recorded.arrived = found, arrived
     return recorded
 
@@ -336,7 +337,7 @@ def test_random_numbers_of_the_trainer_are_its_own(made):
 
 FORKED = """
 from forebay.loading import feed
-feed.AHEAD_S = 0.0
+feed.LEAST_S = feed.STEP_SHARE = 0.0
 loader = forebay.DataLoader(torch.arange(1000), batch_size=2, num_workers=2, {options})
 iterator = iter(loader)
 first = [next(iterator).tolist() for _ in range(3)]
@@ -361,7 +362,7 @@ def test_a_script_ends_while_a_thread_makes_batches(script):
     """With everything alive, and in the middle of an epoch."""
     ending = script("""
         from forebay.loading import feed
-        feed.AHEAD_S = 0.0
+        feed.LEAST_S = feed.STEP_SHARE = 0.0
         loader = forebay.DataLoader(torch.rand(100000, 64), batch_size=4096, num_workers=2)
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(3)]

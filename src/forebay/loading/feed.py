@@ -379,11 +379,14 @@ def _leave_at_exit() -> None:
 
 # ---- local feed ----------------------------------------------------------------------------------
 # Make batches without workers: each in the caller's thread, when it is taken. Slices of what is in
-# memory take less time than to receive them from a worker; if they take long, a thread makes some
-# in advance. The caller makes itself what that has not begun, so it is never slower than alone.
+# memory take less time than to receive them from a worker; a thread makes some in advance while the
+# caller does something else. The caller makes what that has not begun itself.
 
-# Batches that take at least so many seconds are worth a thread.
-AHEAD_S = 0.0003
+# A thread is worth it for batches of so many seconds, if the caller does something else for this
+# share of that time: otherwise the two only wait for each other.
+LEAST_S, STEP_SHARE = 0.0003, 0.25
+# Steps that count for that, about.
+SMOOTHED = 8
 
 
 class LocalFeed:
@@ -412,10 +415,11 @@ class LocalFeed:
             self._generators = PrivateGenerators(spec.base_seed, begin)
         self._trace, trace.num_workers = trace, 0
         self._is_slow = True  # so that measuring a batch takes a small part of it
-        self._is_long = False  # so that another thread is worth it
+        self._made_s = self._step_s = 0.0
+        self._taken_at = time.perf_counter()
         self._queue: deque[NewTask] = deque()
-        # What a thread makes comes before the rest of the queue.
-        self._ahead: deque[tuple[NewTask, Future[Result]]] = deque()
+        # Those before the queue's: None or a cancelled one is left to the caller.
+        self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
         self._most_ahead, self._job_ahead = ahead, LocalJob(spec)
         self._thread: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
@@ -431,7 +435,9 @@ class LocalFeed:
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
         while self._ahead and self._ahead[0][0].task < before:
-            self._ahead.popleft()[1].cancel()
+            made = self._ahead.popleft()[1]
+            if made is not None:
+                made.cancel()
         while self._queue and self._queue[0].task < before:
             self._queue.popleft()
 
@@ -442,41 +448,42 @@ class LocalFeed:
             self._queue.extendleft(task for task, _ in reversed(self._ahead))
             self._ahead.clear()
             self._owner, self._most_ahead = os.getpid(), 0
-        ready = len(self.ready)
-        task, made = self._ahead.popleft() if self._ahead else (self._queue.popleft(), None)
-        self._send_ahead()
-        is_made = made is not None and not made.cancel()
-        if self._is_slow and not is_made:
-            self._job.timer.measure()
+        if not self._ahead:
+            self._ahead.append((self._queue.popleft(), None))
         began = time.perf_counter()
-        try:
-            if is_made and made is not None:
-                result = made.result()
-            elif self._generators is not None:
-                with self._generators(), one_thread():  # as in a worker
-                    result = _made(self._job, task.payload)
-            else:
-                result = _made(self._job, task.payload)
-        except KeyboardInterrupt:  # it is made when asked for again
-            if made is None:
-                self._queue.appendleft(task)
-            else:
-                self._ahead.appendleft((task, made))
-            raise
-        seconds = time.perf_counter() - began
-        if not is_made:
-            self._is_slow, self._is_long = seconds > FINEST_S, seconds > AHEAD_S
+        step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
+        self._step_s += (step_s - self._step_s) / SMOOTHED
+        self._send_ahead()
+        (task, made), ready = self._ahead[0], len(self.ready)
+        result = self._make(task) if made is None or made.cancel() else made.result()
+        self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
         if isinstance(result, BatchResult):
             if result.timing is not None:
                 self._trace.made(result.timing, 0)
-            self._trace.taken(began, seconds, ready)
+            self._trace.taken(began, time.perf_counter() - began, ready)
         elif isinstance(result, WorkerExhausted):
             self.exhausted[result.worker_id] = task.task
+        self._taken_at = time.perf_counter()
         return task.task, result
 
+    def _make(self, task: NewTask) -> Result:
+        """Make a batch in this thread."""
+        if self._is_slow:
+            self._job.timer.measure()
+        began = time.perf_counter()
+        if self._generators is None:
+            result = _made(self._job, task.payload)
+        else:
+            with self._generators(), one_thread():  # as in a worker
+                result = _made(self._job, task.payload)
+        self._made_s = time.perf_counter() - began
+        self._is_slow = self._made_s > FINEST_S
+        return result
+
     def _send_ahead(self) -> None:
-        """Give the thread the next requests, if batches take long."""
-        while self._is_long and self._queue and len(self._ahead) < self._most_ahead:
+        """Give the thread the next requests, if that is worth it."""
+        is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
+        while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
             if self._thread is None:
                 begin = self._job_ahead.timer.measure
                 self._thread = ThreadPoolExecutor(1, "forebay-slices", begin)
@@ -489,8 +496,13 @@ class LocalFeed:
 
     @property
     def ready(self) -> list[tuple[NewTask, Future[Result]]]:
-        """The batches that the thread has made."""
-        return [each for each in self._ahead if each[1].done()]
+        """The next batches that are made."""
+        found = []
+        for task, made in self._ahead:
+            if made is None or not made.done() or made.cancelled():
+                break
+            found.append((task, made))
+        return found
 
     def worker_states(self) -> list[WorkerState]:
         """Return the state of an iterable dataset in a list; empty if it was not read."""
