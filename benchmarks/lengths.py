@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import itertools
-import json
 import logging
 import os
-import signal
 import statistics
 import subprocess
 import sys

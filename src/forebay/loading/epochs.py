@@ -221,6 +221,8 @@ class Pipeline:
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
+        if isinstance(source, PlanSource | SamplerSource):
+            source.as_tensors = settings.is_sliced  # the dataset may have another format
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
@@ -260,9 +262,7 @@ class Pipeline:
             **asdict(settings.made_with),
             "tail": loader.tail,
             "sampler": type(loader.sampler).__name__,
-        }
-        if self.mixture is not None:
-            facts["weights"] = self.mixture.weights
+        } | ({} if self.mixture is None else {"weights": self.mixture.weights})
         self._has_agreed = check_agreement(ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -386,7 +386,8 @@ def feed_of(
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
     if settings.is_local:
-        return LocalFeed(spec, trace)
+        ahead = settings.sliced_ahead
+        return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
     workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())

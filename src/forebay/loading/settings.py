@@ -25,10 +25,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.batches import nbytes
 from forebay.base.datasets import sequence_rows
 from forebay.base.torch_internals import accepts
-from forebay.collating.padding import slicing
+from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
@@ -108,9 +107,8 @@ class Depth:
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# If the dataset is tensors in memory, batches up to this size are sliced in the trainer's thread:
-# that takes less time than to receive one from a worker.
-SLICED_BYTES = 1 << 20
+# Larger slices for a device are left to worker processes: only their batches are copied in advance.
+MOST_COPIED = 1 << 20
 # Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
 GROUP_S = 0.02
 MAX_IN_GROUP = 64
@@ -210,7 +208,7 @@ class Settings:
     @property
     def keeps_workers(self) -> bool:
         """Return whether workers are kept from epoch to epoch."""
-        return self.loader.buffer is not None or self.loader.persistent_workers
+        return self.is_filled or self.loader.persistent_workers
 
     @property
     def keeps_iterator(self) -> bool:
@@ -218,21 +216,44 @@ class Settings:
         return self.by_torchs_rules and self.loader.num_workers > 0 and self.keeps_workers
 
     @functools.cached_property
-    def is_sliced(self) -> bool:
-        """Return whether batches are slices of tensors in memory, made in the trainer's thread."""
+    def _slicer(self) -> Slicer | None:
+        """What makes batches in the trainer's process; None if workers, or samples, are needed."""
         loader = self.loader
-        cut = slicing(loader.dataset, loader.collate_fn) if self.auto_collation else None
-        if cut is None or not len(loader.dataset) or loader.worker_init_fn is not None:
-            return False
-        if loader.num_workers and (loader.buffer is not None or loader.backend != "process"):
-            return False
-        row = 0 if not loader.num_workers else nbytes(cut([0]))
-        return row * (self.batch_size or 1) <= SLICED_BYTES
+        if not self.auto_collation or loader.worker_init_fn is not None:
+            return None
+        slicer = slicing(loader.dataset, loader.collate_fn)
+        if slicer is None or not len(loader.dataset) or cluster_of(loader.backend) is not None:
+            return None
+        is_copied = loader.num_workers and loader.device is not None and str(loader.device) != "cpu"
+        is_large = slicer.nbytes * (self.batch_size or 1) > MOST_COPIED
+        return None if is_copied and is_large else slicer
+
+    @property
+    def is_sliced(self) -> bool:
+        """Return whether batches are slices of what is in memory, made in the trainer's process."""
+        return self._slicer is not None
+
+    @property
+    def sliced_ahead(self) -> int:
+        """How many slices to make in advance, in a thread: as many as workers would."""
+        loader, slicer = self.loader, self._slicer
+        if slicer is None or not loader.num_workers:
+            return 0
+        if loader.buffer is None:
+            return self._prefetched
+        size = slicer.nbytes * (self.batch_size or 1)
+        by_bytes = (loader.buffer.nbytes or MAX_BATCHES * size) // max(size, 1)
+        return max(min(by_bytes, loader.buffer.max_batches or MAX_BATCHES), 1)
 
     @property
     def is_local(self) -> bool:
-        """Return whether batches are made in the trainer's thread."""
+        """Return whether batches are made in the trainer's process, of the dataset itself."""
         return self.loader.num_workers == 0 or self.is_sliced
+
+    @property
+    def is_filled(self) -> bool:
+        """Return whether workers fill a buffer."""
+        return self.loader.buffer is not None and not self.is_local
 
     @property
     def in_order(self) -> bool:
@@ -249,7 +270,7 @@ class Settings:
         where batches of two epochs would mix.
         """
         is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
-        return self.loader.buffer is not None and self.in_order and not is_seeded_late
+        return self.is_filled and self.in_order and not is_seeded_late
 
     @property
     def tracks_state(self) -> bool:
@@ -353,14 +374,18 @@ class Settings:
     def tuning(self, trace: Trace) -> WorkerTuning | None:
         """Return what changes the number of workers; None unless `num_workers="auto"`."""
         workers = self.loader.num_workers
-        if not isinstance(workers, AutoWorkers):
+        if not isinstance(workers, AutoWorkers) or self.is_local:
             return None
         return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
+    @property
+    def _prefetched(self) -> int:
+        """Batches that workers make in advance, without a buffer; 0 without workers."""
+        return (self.loader.prefetch_factor or 1) * int(self.loader.num_workers)
+
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
-        loader, buffer = self.loader, self.loader.buffer
-        usual = (loader.prefetch_factor or 1) * loader.num_workers
+        loader, buffer, usual = self.loader, self.loader.buffer, self._prefetched
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
             self.by_torchs_rules

@@ -116,7 +116,7 @@ def write_metadata(
             f"the metadata table {path} cannot be written: "
             f"{getattr(error, 'strerror', None) or error}\n"
             "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
-            "  Free some space or memory, or fix the folder's permissions, and run again to write it."
+            "  Free some space or memory, or fix the permissions, and run again to write it."
         ) from error
 
 
