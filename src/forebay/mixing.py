@@ -8,6 +8,7 @@ The source of the sample at a position depends only on the seed and the position
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -91,14 +92,12 @@ def mix(
 
 def _checked_schedule(schedule: Any, names: Sequence[Any]) -> Schedule:
     """Return the weights of each stage, in the order of their steps and of the names."""
-    if not isinstance(schedule, Mapping):
-        raise OptionError(
-            f"schedule takes weights by step; got {type(schedule).__name__}\n"
-            "  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
-        )
-    for step in schedule:
+    for step in schedule if isinstance(schedule, Mapping) else [schedule]:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise OptionError(f"schedule has the step {step!r}; it takes integers from 0")
+            raise OptionError(
+                f"schedule has the step {step!r}; it takes weights by steps, which are integers "
+                "from 0\n  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
+            )
     return tuple((step, checked_weights(schedule[step], names)) for step in sorted(schedule))
 
 
@@ -144,7 +143,7 @@ class MixedDataset(Dataset[Any]):
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
         sources = enumerate(self.datasets.values())
-        rows = frozenset(at for at, each in sources if sequence_rows(each) is not None)
+        rows = frozenset(at for at, each in sources if sequence_rows(each))
         self.mixture = Mixture(lengths=lengths, weights=weights, by_epoch=rows)
         # Only costs of one kind can be compared.
         self.costs_of = self._costs_of if len(rows) == len(lengths) else None
@@ -179,6 +178,7 @@ class MixedDataset(Dataset[Any]):
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:
+        index = operator.index(index)  # a Subset may have a tensor of indices
         epoch, at = divmod(index, EPOCH) if index >= 0 else (0, index + len(self))
         if not 0 <= at < len(self):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")

@@ -17,8 +17,8 @@ from forebay.base.output_names import PRIVATE
 INDEX, BLOCKS = f"{PRIVATE}/cache.json", f"{PRIVATE}/blocks.bin"
 # The most of an index that is read: more than a million shards take.
 INDEX_BYTES = 64 << 20
-# Exceptions of wrong types, missing keys, huge numbers and deep nesting.
-DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
+# Exceptions of wrong types, missing keys and items, huge numbers and deep nesting.
+DAMAGES = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 BLOCK = np.dtype([("first", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4")])
 # A block has a little more than its values: its length has to fit in 32 bits.

@@ -364,6 +364,7 @@ class Index:
         outside: For each shard the CRC-32 of its bytes that are in no block: its schema, its end.
         specs: The types of the columns of each shard.
         blocks: How many blocks there are, and the CRC-32 of the file that lists them.
+        samples: A hash of where the samples come from.
     """
 
     plan: CachePlan
@@ -373,6 +374,7 @@ class Index:
     blocks: tuple[int, int]
     fingerprint: str
     version: str | None
+    samples: str
 
     @classmethod
     def of(cls, plan: CachePlan, shards: Sequence[Any], data: bytes, *others: Any) -> Index:
@@ -398,6 +400,7 @@ class Index:
             "blocks": dict(zip(("count", "crc32"), self.blocks, strict=True)),
             "fingerprint": self.fingerprint,
             "version": self.version,
+            "samples": self.samples,
         }
         return json.dumps(record).encode()
 
@@ -417,6 +420,7 @@ class Index:
             known = [[from_json(spec) for spec in specs] for specs in found["columns"]]
             specs = tuple(known[at] for at in found["columns_of"])
             blocks = int(found["blocks"]["count"]), int(found["blocks"]["crc32"])
+            texts = str(found["fingerprint"]), found["version"], str(found["samples"])
             if {len(sizes), len(outside), len(specs)} != {plan.shards}:
                 raise ValueError(f"{len(sizes)} sizes")
             if {*map(len, specs)} != {len(plan.specs)}:
@@ -425,8 +429,7 @@ class Index:
                 raise ValueError("the size of a shard")
             if not plan.shards <= blocks[0] <= sum(sizes) // LEAST_BLOCK_BYTES:
                 raise ValueError(f"{blocks[0]} blocks")
-            version = found["version"]
-            return cls(plan, sizes, outside, specs, blocks, str(found["fingerprint"]), version)
+            return cls(plan, sizes, outside, specs, blocks, *texts)
         except InputError:
             raise
         except DAMAGES as error:

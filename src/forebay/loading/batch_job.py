@@ -113,6 +113,7 @@ class MapFetcher:
         # For very few samples, seeding takes less time than to find whether they draw.
         self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
+        self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
         self._getitems: Any = getattr(spec.dataset, "__getitems__", None)
 
     def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
@@ -121,8 +122,10 @@ class MapFetcher:
         if self._sliced is not None:
             try:
                 return _Sliced(self._sliced(index))
-            except Exception:  # noqa: BLE001, S110 - fetching one by one finds the sample
-                pass
+            except Exception:  # fetching one by one finds the sample
+                if not self._sliced.has_samples:
+                    raise
+            index = torch.as_tensor(index).tolist()
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [index], failures)
             return samples[0] if samples else samples
@@ -137,7 +140,7 @@ class MapFetcher:
     def begin(self, epoch: int) -> None:
         """Find the generators that the dataset owns, before the first batch of an epoch."""
         spec = self._spec
-        if spec.seed is None or not spec.seeds_owned or epoch == self._epoch:
+        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch:
             return
         self._epoch = epoch  # the user may have changed the dataset between epochs
         self._owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
@@ -163,7 +166,7 @@ class MapFetcher:
             failures.clear()
             return self._fetched(request, indices, failures, set_seed)
 
-        if self._spec.seed is None:
+        if not self._is_seeded:
             return fetched(seed_nothing)
         is_few = len(indices) < FEW_SAMPLES
         samples: list[Any] = (self._run_seeded if is_few else self._run_many_seeded)(fetched)
@@ -211,7 +214,7 @@ class MapFetcher:
 
     def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
-        if self._spec.seed is None:
+        if not self._is_seeded or self._spec.seed is None:
             return call()
         seed = seed_of(self._spec.seed, purpose, request.epoch, request.positions(1)[0])
 
@@ -536,7 +539,8 @@ class BatchJob:
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
-        what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
+        every = request.index.tolist() if torch.is_tensor(request.index) else request.index
+        what = f"sample {index!r}" if index is not None else f"samples {shortened(every)}"
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
         note = f"forebay: {what}, {request}, {where}"
         return (note,) if self._spec.seed is None else (note, request.replay_note)
