@@ -1,4 +1,4 @@
-"""A cache in a bucket that is not copied: the same samples and batches, whatever is cached or dies."""
+"""A cache in a bucket, read there: the same batches, whatever is on disk, breaks or dies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,10 @@ import pytest
 import torch
 from benchmarks.range_faults import Fault
 from benchmarks.range_server import RangeServer
+from cached import Made, Point
 
 import forebay
 from buckets import PATIENCE_S
-from cached import Made, Point
 from forebay.caching import writer
 
 SAMPLES = 600
@@ -249,7 +250,7 @@ def test_ranks_share_the_same_global_batches(server, world):
         )
         for rank in range(world)
     ]
-    together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    together = [[*chain(*parts)] for parts in zip(*ranks, strict=True)]
     found = hashlib.sha256(b"".join(each for batch in together for each in batch)).hexdigest()
     assert found == ask(cached, 48, drop_last=True)[0]
 
@@ -300,7 +301,7 @@ def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
             if state is not None:
                 rank.load_state_dict(state)
         for at, parts in enumerate(zip(*ranks, strict=True), 1):
-            for each in sum(parts, []):
+            for each in chain(*parts):
                 found.update(each)
             if at == steps:
                 break
@@ -459,7 +460,7 @@ def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(copied, t
         path.unlink()
     subprocess.run(["cp", "-rT", tmp_path / "new", copied], check=True)
     with pytest.raises(forebay.ChangedError, match="written anew"):
-        [*cached]
+        list(cached)
 
 
 def test_the_index_may_be_anybodys(copied):

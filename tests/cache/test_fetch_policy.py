@@ -117,7 +117,7 @@ def test_the_bytes_in_flight_grow_as_long_as_that_helps():
     fast, requests, got = Bucket(rate=4e9, tail=0.0), Requests(Random(0)), []
     for block in range(3000):
         requests.want(unit(block, shard=block), (1, 0, block))
-    fast.run(requests, lambda: len(got) == 3000, lambda done: got.extend(done))
+    fast.run(requests, lambda: len(got) == 3000, got.extend)
     assert requests.limit > START_BYTES
     assert 3000 * SIZE / fast.now > 0.7 * 4e9
 

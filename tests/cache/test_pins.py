@@ -109,7 +109,7 @@ def test_any_entries_are_read(tmp_path_factory, data, at):
 
 def test_no_space_is_an_error_at_the_start(tmp_path):
     """With the numbers, and what to do."""
-    with pytest.raises(forebay.OutputError, match="cannot keep .* bytes are free") as raised:
+    with pytest.raises(forebay.OutputError, match=r"cannot keep .* bytes are free") as raised:
         kept(tmp_path, nbytes=1 << 60)
     assert "smaller disk=" in str(raised.value)
 

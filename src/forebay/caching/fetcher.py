@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -114,7 +114,7 @@ class _Client:
     socket: socket.socket
     incoming: Incoming = field(default_factory=Incoming)
     outgoing: deque[memoryview] = field(default_factory=deque)
-    since: Counter[str] | None = None  # totals at its beginning; None if it is sent no facts
+    since: dict[str, float] | None = None  # totals at its beginning; None if it is sent no facts
 
 
 @dataclass(eq=False, slots=True)
@@ -363,17 +363,17 @@ class Fetcher:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
         self._selector.modify(client.socket, events)
 
-    def _totals(self) -> Counter[str]:
+    def _totals(self) -> dict[str, float]:
         counts = self._requests.counts
-        return Counter(
-            requests=counts.requests,
-            nbytes=counts.nbytes,
-            hits=self._hits,
-            busy_s=counts.busy_s,  # type: ignore[arg-type] # seconds
-            lost_s=counts.lost_s,  # type: ignore[arg-type]
-            throttled=counts.failed[THROTTLED],
-            broken=counts.failed[BROKEN] + counts.failed[WRONG],
-        )
+        return {
+            "requests": counts.requests,
+            "nbytes": counts.nbytes,
+            "hits": self._hits,
+            "busy_s": counts.busy_s,
+            "lost_s": counts.lost_s,
+            "throttled": counts.failed[THROTTLED],
+            "broken": counts.failed[BROKEN] + counts.failed[WRONG],
+        }
 
     def _tell_facts(self) -> None:
         """Tell trainers what was fetched since they began, for all of the node."""

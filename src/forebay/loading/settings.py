@@ -25,7 +25,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.batches import nbytes
 from forebay.base.datasets import cached_samples, sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.collating.padding import Slicer, slicing
