@@ -221,12 +221,26 @@ def refuse_foreign(private: Path) -> None:
 # Files at fsspec URLs: found and opened, with readable errors.
 
 
-def connect(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL or path, and the path there; raise what fsspec raises."""
+def connect(url: str, *, anew: bool = False) -> tuple[Any, str]:
+    """Return the file system of a URL or path, and the path there; raise what fsspec raises.
+
+    Args:
+        anew: Whether not to use a connection that there is: it may be another process's.
+    """
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(url)
+    if anew:
+        system.clear_instance_cache()
+        system, path = url_to_fs(url)
     return system, path
+
+
+def settings_of(protocol: str) -> dict[str, Any]:
+    """Return the user's settings of fsspec for a protocol."""
+    from fsspec.config import conf
+
+    return dict(conf.get(protocol, {}))
 
 
 def file_system(url: str) -> tuple[Any, str]:

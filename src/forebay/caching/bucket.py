@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from forebay.base.files import connect
+from forebay.base.files import connect, settings_of
 from forebay.caching.fetch_policy import BROKEN, DENIED, MISSING, THROTTLED
 from forebay.errors import shown_location, without_credentials
 
@@ -110,10 +110,7 @@ class _Fsspec(Bucket):
 
     def renew(self) -> None:
         """See `Bucket`."""
-        from fsspec.core import url_to_fs
-
-        url_to_fs(self.url)[0].clear_instance_cache()
-        self._system, self._root = connect(self.url)
+        self._system, self._root = connect(self.url, anew=True)
 
     def _read(self, name: str, offset: int, length: int) -> Any:
         return self._system.cat_file(f"{self._root}/{name}", start=offset, end=offset + length)
@@ -153,10 +150,8 @@ def _settings_of(url: str) -> dict[str, Any]:
     Raises:
         ValueError: fsspec has settings that obstore lacks.
     """
-    from fsspec.config import conf
-
     protocol = url.partition("://")[0]
-    given = dict(conf.get(protocol, {}))
+    given = settings_of(protocol)
     if protocol not in ("s3", "s3a"):
         if given:
             raise ValueError(f"{protocol} has settings")
