@@ -129,7 +129,7 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
-class RaggedError(InputError):
+class _RaggedError(InputError):
     """Lists of the rows have different lengths, so that they do not make one array."""
 
 
@@ -210,14 +210,14 @@ class Columns:
         """Return the values of some rows by column: an array, or a list of strings or bytes.
 
         Raises:
-            RaggedError: Lists of these rows have different lengths.
+            _RaggedError: Lists of these rows have different lengths.
             IndexError: There is no such row.
         """
         rows, found = Rows(row_numbers(index, self._length)), {}
         for name, column in self._columns.items():
             try:
                 found[name] = column.take(rows)
-            except RaggedError as error:
+            except _RaggedError as error:
                 raise ragged(name, error) from None
         return found
 
@@ -227,9 +227,9 @@ class Columns:
         return {name: column.each(rows) for name, column in self._columns.items()}
 
 
-def ragged(name: str, lengths: object) -> RaggedError:
+def ragged(name: str, lengths: object) -> _RaggedError:
     """Return the error for lists of a column, given two of their lengths."""
-    return RaggedError(
+    return _RaggedError(
         f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
         f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
     )
@@ -365,7 +365,7 @@ class _Lists(Column):
         length = int(lengths[0]) if len(lengths) else 0
         if (lengths != length).any():
             other = int(lengths[lengths != length][0])
-            raise RaggedError(f"a list of {length} and one of {other}")
+            raise _RaggedError(f"a list of {length} and one of {other}")
         return self._found(starts, length)
 
     def each(self, rows: Rows) -> Sequence[Any]:
