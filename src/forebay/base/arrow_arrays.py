@@ -129,7 +129,7 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
-class _RaggedError(InputError):
+class _RaggedError(ValueError):
     """Lists of the rows have different lengths, so that they do not make one array."""
 
 
@@ -210,7 +210,7 @@ class Columns:
         """Return the values of some rows by column: an array, or a list of strings or bytes.
 
         Raises:
-            _RaggedError: Lists of these rows have different lengths.
+            InputError: Lists of these rows have different lengths.
             IndexError: There is no such row.
         """
         rows, found = Rows(row_numbers(index, self._length)), {}
@@ -227,9 +227,9 @@ class Columns:
         return {name: column.each(rows) for name, column in self._columns.items()}
 
 
-def ragged(name: str, lengths: object) -> _RaggedError:
+def ragged(name: str, lengths: object) -> InputError:
     """Return the error for lists of a column, given two of their lengths."""
-    return _RaggedError(
+    return InputError(
         f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
         f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
     )
