@@ -8,7 +8,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
@@ -93,10 +93,10 @@ def pack_sequences(
     if long == "raise":
         _check_longest(known, size, "size")
     firsts, sizes = _pieces(known, size, long)
-    bounds: Integers = np.append(np.arange(0, len(known), window or len(known)), len(known))
+    bounds = _bounds(known, window)
     if firsts is not None:
         bounds = np.unique(firsts[bounds])
-    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds.tolist())
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds)
     return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
 
 
@@ -106,6 +106,7 @@ def batch_by_length(
     *,
     max_tokens: int,
     max_samples: int | None = None,
+    window: int | None = None,
     cost: Cost | None = None,
 ) -> SequenceRows:
     """Make padded batches of samples of similar lengths, for a `forebay.DataLoader`.
@@ -123,6 +124,7 @@ def batch_by_length(
         lengths: As in `pack_sequences`.
         max_tokens: Tokens of a batch at most, padding included.
         max_samples: Samples of a batch, at most.
+        window: As in `pack_sequences`.
         cost: As in `pack_sequences`, for each sample padded to the longest of its batch.
 
     Returns:
@@ -136,10 +138,12 @@ def batch_by_length(
     check_positive("max_tokens", max_tokens)
     if max_samples is not None:
         check_positive("max_samples", max_samples, " or None")
+    if window is not None:
+        check_positive("window", window, " or None")
     known = _lengths(dataset, lengths)
     _check_longest(known, max_tokens, "max_tokens")
     patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
-    rows = _rows(known, cost, patterns, [0, len(known)], ratio=RATIO)
+    rows = _rows(known, cost, patterns, _bounds(known, window), ratio=RATIO)
     return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
@@ -193,6 +197,11 @@ def _column(dataset: Any, name: str) -> Any:
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_column(each, name) for each in dataset.datasets])
     names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
+    by_column = getattr(dataset, "columns_to_slice", None)
+    if by_column is not None:
+        if name not in by_column.types:
+            raise _no_column(name, by_column.types)
+        return by_column.counts(name)
     if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
         table = dataset.select_columns([name]).with_format("arrow")[:]
     elif hasattr(dataset, "table"):  # a cache
@@ -206,10 +215,14 @@ def _column(dataset: Any, name: str) -> Any:
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
     if name not in table.column_names:
-        known = ", ".join(names or table.column_names) or "none"
-        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
+        raise _no_column(name, names or table.column_names)
     found = [_counted(chunk, name) for chunk in table[name].chunks]
     return pa.chunked_array(found, pa.int64()).to_numpy()
+
+
+def _no_column(name: str, known: Iterable[str]) -> OptionError:
+    shown = ", ".join(known) or "none"
+    return OptionError(f"there is no column {name!r}; the columns are: {shown}")
 
 
 def _counted(values: Any, name: str) -> Any:
@@ -245,6 +258,11 @@ def _check_longest(lengths: Integers, most: int, name: str) -> None:
         )
 
 
+def _bounds(lengths: Integers, window: int | None) -> Integers:
+    """Return where each window of samples begins, and the end of the last."""
+    return np.append(np.arange(0, len(lengths), window or len(lengths)), len(lengths))
+
+
 def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
     """Return the first piece of each sample, and their number, and the length of each piece.
 
@@ -267,7 +285,7 @@ def _rows(
     lengths: Integers,
     cost: Cost | None,
     patterns_of: PatternsOf,
-    bounds: Sequence[int],
+    bounds: Integers,
     ratio: float = 1.0,
 ) -> Rows:
     """Return the rows of samples or pieces of these lengths; see `arranged`."""
@@ -289,7 +307,7 @@ def _rows(
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
     if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    return arranged(own, bounds, longest, costs, patterns_of, padded=ratio > 1)
+    return arranged(own, bounds.tolist(), longest, costs, patterns_of, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------
