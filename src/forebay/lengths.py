@@ -85,8 +85,6 @@ def pack_sequences(
             than `size` with `long="raise"`; the message names the sample.
     """
     check_positive("size", size)
-    if window is not None:
-        check_positive("window", window, " or None")
     if long not in _LONG:
         raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
     known = _lengths(dataset, lengths)
@@ -138,8 +136,6 @@ def batch_by_length(
     check_positive("max_tokens", max_tokens)
     if max_samples is not None:
         check_positive("max_samples", max_samples, " or None")
-    if window is not None:
-        check_positive("window", window, " or None")
     known = _lengths(dataset, lengths)
     _check_longest(known, max_tokens, "max_tokens")
     patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
@@ -260,6 +256,8 @@ def _check_longest(lengths: Integers, most: int, name: str) -> None:
 
 def _bounds(lengths: Integers, window: int | None) -> Integers:
     """Return where each window of samples begins, and the end of the last."""
+    if window is not None:
+        check_positive("window", window, " or None")
     return np.append(np.arange(0, len(lengths), window or len(lengths)), len(lengths))
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -271,14 +271,10 @@ class Mixture:
     def indices(self, seed: int, shuffle: bool, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the samples at `count` consecutive positions."""
         if self.schedule:
-            ends = [at for at, _ in self.schedule if first < at < first + count] + [first + count]
-            begins = [first, *ends[:-1]]
-            return np.concatenate(
-                [
-                    self.during(seed, begin).indices(seed, shuffle, begin, end - begin)
-                    for begin, end in zip(begins, ends, strict=True)
-                ]
-            )
+            changes = [at for at, _ in self.schedule if first < at < first + count]
+            spans = pairwise([first, *changes, first + count])
+            stages = [(self.during(seed, begin), begin, end - begin) for begin, end in spans]
+            return np.concatenate([each.indices(seed, shuffle, *span) for each, *span in stages])
         positions = np.arange(first, first + count, dtype=np.uint64)
         with np.errstate(over="ignore"):
             points = positions * np.uint64(GOLDEN) + np.uint64(seed_of(seed, SOURCES))
@@ -477,9 +473,7 @@ class Plan:
         drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
         size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
-        together = max(
-            BLOCK // size if self.costs_of is None else min(BLOCK // size, DEALT // world), 1
-        )
+        together = max(min(BLOCK // size, DEALT // world if self.costs_of else BLOCK), 1)
         while (full := min((end - sample) // world, together)) > 0:
             starts = sample + world * np.arange(full)
             yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)

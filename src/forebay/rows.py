@@ -164,15 +164,13 @@ class Rows:
         keys = (own + 1).astype(np.uint64) * np.uint64(seed_of(ROWS, epoch) | 1)
         begins = self.starts[own]
         places = begins + permuted(numbers, self.starts[own + 1] - begins, keys).astype(np.int64)
-        found: Integers = self.members[places]
-        return found
+        return self.members[places]
 
     def costs_of(self, rows: Integers) -> npt.NDArray[np.float64]:
         """Return what these rows cost, in any epoch."""
-        found: npt.NDArray[np.float64] = self.costs[self._patterns_of(rows)]
-        return found
+        return self.costs[self._patterns_of(rows)]
 
-    def _patterns_of(self, rows: Any) -> Any:
+    def _patterns_of(self, rows: int | Integers) -> Integers:
         return np.searchsorted(self.row_starts, rows, side="right") - 1
 
 
