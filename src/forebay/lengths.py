@@ -8,7 +8,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
@@ -193,32 +193,26 @@ def _column(dataset: Any, name: str) -> Any:
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_column(each, name) for each in dataset.datasets])
     names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
-    by_column = getattr(dataset, "columns_to_slice", None)
-    if by_column is not None:
-        if name not in by_column.types:
-            raise _no_column(name, by_column.types)
-        return by_column.counts(name)
     if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
         table = dataset.select_columns([name]).with_format("arrow")[:]
     elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
     elif isinstance(items, PackedSequence):  # the rows of a table
-        own = [[row[names.index(name)] for row in items]] if name in names else []
-        table = pa.table(own, [name] * len(own))
+        table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
+    elif hasattr(dataset, "columns_to_slice"):  # a table by column
+        columns = dataset.columns_to_slice
+        names = tuple(columns.types)
+        table = pa.table({name: columns.counts(name)} if name in names else {})
     else:
         raise OptionError(
             f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
     if name not in table.column_names:
-        raise _no_column(name, names or table.column_names)
+        known = ", ".join(names or table.column_names) or "none"
+        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
     found = [_counted(chunk, name) for chunk in table[name].chunks]
     return pa.chunked_array(found, pa.int64()).to_numpy()
-
-
-def _no_column(name: str, known: Iterable[str]) -> OptionError:
-    shown = ", ".join(known) or "none"
-    return OptionError(f"there is no column {name!r}; the columns are: {shown}")
 
 
 def _counted(values: Any, name: str) -> Any:
