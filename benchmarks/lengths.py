@@ -391,8 +391,8 @@ def ranks(quick: bool) -> list[Reached]:
     )
     print(
         "Lower is better; 1 is equal. A row costs the sum of the squares of its lengths.\n"
-        "Planning: the processor time of the trainer's thread for each row of its rank, all ranks' rows\n"
-        "dealt; the median of the ranks."
+        "Planning: processor time of the trainer's thread for each row of its rank, to deal\n"
+        "all of them; the median of the ranks."
     )
     return [
         at_most(f"costs of {RANKS} ranks, longest to mean", 1.03, most),

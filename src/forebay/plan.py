@@ -385,7 +385,7 @@ def balanced(costs: npt.NDArray[np.float64], room: Sequence[int], rank: int) -> 
         rest = left.ravel()[at] - 1
         left.ravel()[at] = rest
         loads.ravel()[at] += np.where(rest, cost, np.inf)
-    return np.sort(order[owners.T == rank].reshape(batches, -1), axis=1)
+    return np.sort(order[rank == owners.T].reshape(batches, -1), axis=1)
 
 
 # ---- batch plan ----------------------------------------------------------------------------------
