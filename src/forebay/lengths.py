@@ -65,9 +65,10 @@ def pack_sequences(
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
             with at least one field of as many items as the sample has tokens.
         lengths: The number of tokens of each sample: integers, one for each sample; the name of a
-            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table`, whose
-            values are numbers, or lists to be counted; or a function that returns either for the
-            dataset. The column of a cached sample that is a tensor itself is `sample`.
+            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table` (with
+            `load` or `columns`), whose values are numbers, or lists to be counted; or a function
+            that returns either for the dataset. The column of a cached sample that is a tensor
+            itself is `sample`.
         size: Tokens of a row, at most.
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
