@@ -58,8 +58,8 @@ def pack_sequences(
     a few numbers, and any number of ranks has the same global batches. The number of rows is the
     same in every epoch. Among the ranks of a global batch, rows are dealt by `cost`, longest first.
 
-    Samples are packed by their histogram, best fit from the longest to the shortest (Krell et al.
-    2021, arXiv 2107.02027). In each epoch, samples of equal length change places at random.
+    Samples are packed by their histogram: the longest one that is left, and those that fill its row
+    best. In each epoch, samples of equal length change places at random.
 
     Args:
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
