@@ -165,6 +165,10 @@ class Column(ABC):
         found: Sequence[Any] = self.take(rows)
         return found
 
+    def counts(self, rows: Rows) -> Any:
+        """Return the number in each row, or the length of its list without reading that."""
+        return self.take(rows)
+
 
 class Columns:
     """The columns of a table with at least one row, over its memory where its layout allows.
@@ -225,6 +229,12 @@ class Columns:
         """Return the value of each of some rows by column; arrays may differ in length."""
         rows = Rows(row_numbers(index, self._length))
         return {name: column.each(rows) for name, column in self._columns.items()}
+
+    def counts(self, name: str) -> Any:
+        """Return the number in each row of a column, or the length of its list."""
+        import numpy as np
+
+        return self._columns[name].counts(Rows(np.arange(self._length)))
 
 
 def ragged(name: str, lengths: object) -> InputError:
@@ -333,6 +343,9 @@ class _Numbers(Column):
             found = parts.take(parts.at(rows), width)
         return found.reshape(len(rows.numbers), *self._shape)
 
+    def counts(self, rows: Rows) -> Any:
+        return 0 * rows.numbers + self._shape[0] if self._shape else self.take(rows)
+
 
 class _Lists(Column):
     """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
@@ -375,6 +388,9 @@ class _Lists(Column):
             for row, length in enumerate(lengths.tolist())
         ]
 
+    def counts(self, rows: Rows) -> Any:
+        return self.spans(rows)[1]
+
     def _found(self, starts: np.ndarray[Any, Any], length: int) -> Any:
         found = self._values.take(starts, length * self._each)
         return found.reshape(len(starts), length, *self._shape)
@@ -398,7 +414,7 @@ class _Strings(_Lists):
             return [str(view[start:end], "utf-8") for start, end in spans]
         return [bytes(view[start:end]) for start, end in spans]
 
-    each = take
+    each = counts = take
 
 
 class _Categories(Column):
