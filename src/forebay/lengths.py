@@ -8,7 +8,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
@@ -58,16 +58,17 @@ def pack_sequences(
     a few numbers, and any number of ranks has the same global batches. The number of rows is the
     same in every epoch. Among the ranks of a global batch, rows are dealt by `cost`, longest first.
 
-    Samples are packed by their histogram, best fit from the longest to the shortest (Krell et al.
-    2021, arXiv 2107.02027). In each epoch, samples of equal length change places at random.
+    Samples are packed by their histogram: the longest one that is left, and those that fill its row
+    best. In each epoch, samples of equal length change places at random.
 
     Args:
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
             with at least one field of as many items as the sample has tokens.
         lengths: The number of tokens of each sample: integers, one for each sample; the name of a
-            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table`, whose
-            values are numbers, or lists to be counted; or a function that returns either for the
-            dataset. The column of a cached sample that is a tensor itself is `sample`.
+            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table` (with
+            `load` or `columns`), whose values are numbers, or lists to be counted; or a function
+            that returns either for the dataset. The column of a cached sample that is a tensor
+            itself is `sample`.
         size: Tokens of a row, at most.
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
@@ -85,18 +86,16 @@ def pack_sequences(
             than `size` with `long="raise"`; the message names the sample.
     """
     check_positive("size", size)
-    if window is not None:
-        check_positive("window", window, " or None")
     if long not in _LONG:
         raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
     known = _lengths(dataset, lengths)
     if long == "raise":
         _check_longest(known, size, "size")
     firsts, sizes = _pieces(known, size, long)
-    bounds: Integers = np.append(np.arange(0, len(known), window or len(known)), len(known))
+    bounds = _bounds(known, window)
     if firsts is not None:
         bounds = np.unique(firsts[bounds])
-    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds.tolist())
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds)
     return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
 
 
@@ -106,6 +105,7 @@ def batch_by_length(
     *,
     max_tokens: int,
     max_samples: int | None = None,
+    window: int | None = None,
     cost: Cost | None = None,
 ) -> SequenceRows:
     """Make padded batches of samples of similar lengths, for a `forebay.DataLoader`.
@@ -123,6 +123,7 @@ def batch_by_length(
         lengths: As in `pack_sequences`.
         max_tokens: Tokens of a batch at most, padding included.
         max_samples: Samples of a batch, at most.
+        window: As in `pack_sequences`.
         cost: As in `pack_sequences`, for each sample padded to the longest of its batch.
 
     Returns:
@@ -139,7 +140,7 @@ def batch_by_length(
     known = _lengths(dataset, lengths)
     _check_longest(known, max_tokens, "max_tokens")
     patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
-    rows = _rows(known, cost, patterns, [0, len(known)], ratio=RATIO)
+    rows = _rows(known, cost, patterns, _bounds(known, window), ratio=RATIO)
     return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
@@ -198,8 +199,11 @@ def _column(dataset: Any, name: str) -> Any:
     elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
     elif isinstance(items, PackedSequence):  # the rows of a table
-        own = [[row[names.index(name)] for row in items]] if name in names else []
-        table = pa.table(own, [name] * len(own))
+        table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
+    elif hasattr(dataset, "columns_to_slice"):  # a table by column
+        columns = dataset.columns_to_slice
+        names = tuple(columns.types)
+        table = pa.table({name: columns.counts(name)} if name in names else {})
     else:
         raise OptionError(
             f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
@@ -245,6 +249,13 @@ def _check_longest(lengths: Integers, most: int, name: str) -> None:
         )
 
 
+def _bounds(lengths: Integers, window: int | None) -> Integers:
+    """Return where each window of samples begins, and the end of the last."""
+    if window is not None:
+        check_positive("window", window, " or None")
+    return np.append(np.arange(0, len(lengths), window or len(lengths)), len(lengths))
+
+
 def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
     """Return the first piece of each sample, and their number, and the length of each piece.
 
@@ -267,7 +278,7 @@ def _rows(
     lengths: Integers,
     cost: Cost | None,
     patterns_of: PatternsOf,
-    bounds: Sequence[int],
+    bounds: Integers,
     ratio: float = 1.0,
 ) -> Rows:
     """Return the rows of samples or pieces of these lengths; see `arranged`."""
@@ -289,7 +300,7 @@ def _rows(
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
     if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    return arranged(own, bounds, longest, costs, patterns_of, padded=ratio > 1)
+    return arranged(own, bounds.tolist(), longest, costs, patterns_of, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ row of any epoch is found by itself.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,43 +47,73 @@ PatternsOf = Callable[[list[int], list[int]], list[Pattern]]
 def packed_patterns(lengths: Sequence[int], counts: Sequence[int], size: int) -> list[Pattern]:
     """Return how samples fill rows.
 
-    Best fit, from the longest to the shortest: each sample goes to the row with the least space
-    that it fits in. All samples of one length, and all rows that are alike, are handled at once,
-    so the time grows with the number of lengths and not of samples (histogram packing: Krell et
-    al., "Efficient sequence packing without cross-contamination", 2021, arXiv 2107.02027).
+    A row begins with the longest sample that is left, and gets those that fill its space exactly,
+    or else best: one, or two of nearly equal length, or more. So short samples, which fit
+    anywhere, are left for the end; best fit (Krell et al., "Efficient sequence packing without
+    cross-contamination", 2021, arXiv 2107.02027) uses them first, and has nothing left to fill rows
+    of medium ones with. As there, all rows that are alike are made at once: each pattern uses up
+    a length, so the time grows with the number of lengths and not of samples.
 
     Args:
         lengths: The length of each class, ascending, from 1 to `size`.
         counts: How many samples each class has.
         size: How long a row is at most.
     """
-    spaces: list[int] = []  # ascending: the different spaces that rows have left
-    rows: dict[int, list[Pattern]] = {}  # by space
+    number = {length: at for at, length in enumerate(lengths)}
+    left = dict(zip(lengths, counts, strict=True))
+    live = np.array(lengths)
+    patterns = []
+    while len(live):
+        row: Counter[int] = Counter()
+        space, fits, chosen = size, live, [int(live[-1])]
+        while chosen:
+            row.update(chosen)
+            space -= sum(chosen)
+            if spent := [length for length in {*chosen} if row[length] == left[length]]:
+                fits = np.delete(fits, fits.searchsorted(spent))
+            fits = fits[: fits.searchsorted(space, "right")]
+            half = space // 2
+            chosen = _filling(fits, space, left.get(half, 0) - row[half] > 1)
+        rows = min(left[length] // each for length, each in row.items())
+        for length, each in row.items():
+            left[length] -= rows * each
+        spent = [length for length in row if not left[length]]
+        live = np.delete(live, live.searchsorted(spent))
+        parts = tuple((number[length], each) for length, each in row.items())
+        patterns.append(Pattern(parts, rows))
+    return patterns
 
-    def put(space: int, pattern: Pattern) -> None:
-        if space not in rows:
-            rows[space] = []
-            insort(spaces, space)
-        rows[space].append(pattern)
 
-    for number in range(len(lengths) - 1, -1, -1):
-        length, left = lengths[number], counts[number]
-        while left:
-            at = bisect_left(spaces, length)
-            if at == len(spaces):  # no row has room: new ones
-                space, before = size, Pattern((), left)
-            else:
-                space = spaces[at]
-                before = rows[space].pop()
-                if not rows[space]:
-                    del rows[space], spaces[at]
-            each = min(space // length, left)
-            used = min(left // each, before.rows)
-            left -= used * each
-            put(space - each * length, Pattern((*before.parts, (number, each)), used))
-            if used < before.rows and before.parts:
-                put(space, Pattern(before.parts, before.rows - used))
-    return [pattern for space in spaces for pattern in rows[space]]
+# Pairs to look at first, of nearly equal lengths: one of them nearly always fills a space exactly.
+NEAREST = 64
+
+
+def _filling(fits: Integers, space: int, has_two: bool) -> list[int]:
+    """Return the next samples of a row, by length; none if nothing fits.
+
+    Args:
+        fits: The lengths that are left and fit, ascending.
+        space: Tokens that the row still takes.
+        has_two: Whether there are two samples of half the space.
+    """
+    longest = int(fits[-1]) if len(fits) else 0
+    if longest in (0, space):
+        return [longest] * (longest > 0)
+    if 2 * longest < space:  # at least three: one of an equal share
+        return [int(fits[fits.searchsorted(space / -(-space // longest))])]
+    begin = int(fits.searchsorted(space / 2))
+    begin += 2 * int(fits[begin]) == space and not has_two
+    found = [longest]
+    for end in (begin + NEAREST, len(fits)):
+        some = fits[begin:end]
+        others = fits.searchsorted(space - some, "right") - 1
+        sums = np.where(others < 0, 0, some + fits[others])
+        if sum(found) < sums.max(initial=0):
+            at = int(sums.argmax())
+            found = [int(some[at]), int(fits[others[at]])]
+        if sum(found) == space:
+            break
+    return found
 
 
 def grouped_patterns(
@@ -164,15 +194,13 @@ class Rows:
         keys = (own + 1).astype(np.uint64) * np.uint64(seed_of(ROWS, epoch) | 1)
         begins = self.starts[own]
         places = begins + permuted(numbers, self.starts[own + 1] - begins, keys).astype(np.int64)
-        found: Integers = self.members[places]
-        return found
+        return self.members[places]
 
     def costs_of(self, rows: Integers) -> npt.NDArray[np.float64]:
         """Return what these rows cost, in any epoch."""
-        found: npt.NDArray[np.float64] = self.costs[self._patterns_of(rows)]
-        return found
+        return self.costs[self._patterns_of(rows)]
 
-    def _patterns_of(self, rows: Any) -> Any:
+    def _patterns_of(self, rows: int | Integers) -> Integers:
         return np.searchsorted(self.row_starts, rows, side="right") - 1
 
 

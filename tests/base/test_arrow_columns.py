@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.base.arrow_arrays import Columns, RaggedError
+from forebay.base.arrow_arrays import Columns
 from forebay.errors import InputError
 
 FLOATS = [0.5, math.nan, None, -1e300, math.inf]
@@ -89,7 +89,7 @@ def test_rows_are_those_that_pyarrow_has(table, data):
     assert {name: plain(list(each)) for name, each in columns.each(rows).items()} == expected
     try:
         taken = columns.take(np.array(rows, np.int64))
-    except RaggedError:
+    except InputError:
         assert any(
             len({len(row) for row in rows if isinstance(row, list)}) > 1
             for rows in expected.values()

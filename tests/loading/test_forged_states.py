@@ -128,7 +128,6 @@ FORGED = {
     "a list of sources": ("made_with.sources", [1]),
     "any order": ("made_with.in_order", False),
     "overtaken batches": ("outstanding", [1]),
-    "no base seed": ("draws_base_seed", False),
     "an epoch beyond 64 bits": ("set_epoch", [None, 1 << 70, None]),
     "a mixture": ("mixture", {"weights": [1.0], "since": 0, "counts": []}),
 }

@@ -10,14 +10,18 @@ import random
 import signal
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from torch.utils.data import Dataset
 from worlds import digest
 
 import forebay
 from forebay import DataLoader, InputError, OptionError
 from forebay.collate import as_list, sequences
+from forebay.inputs.tables import RowGroups, file_identity
+from forebay.items import ColumnDataset
 
 SIZE, TOGETHER = 64, 24
 LENGTHS = np.random.default_rng(5).integers(1, 90, 700)
@@ -211,6 +215,35 @@ def test_statistics_count_tokens():
         found = loader.statistics()
         assert set(found.tokens) == {"a", "b"}
         assert found.to_dict()["tokens/a"] > found.to_dict()["tokens/b"] > 0
+
+
+@pytest.mark.parametrize("name", ["tokens", "count"])
+@pytest.mark.parametrize("form", ["memory", "arrow", "parquet"])
+def test_lengths_are_a_column_of_a_table_by_column(form, name, tmp_path):
+    lists = [[at] * int(length) for at, length in enumerate(LENGTHS)]
+    table = pyarrow.table({"tokens": lists, "count": LENGTHS})
+    path = tmp_path / ("t.arrow" if form == "arrow" else "t.parquet")
+    if form == "arrow":
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)
+    texts = forebay.from_table(table if form == "memory" else path, columns=["tokens", "count"])
+    rows = forebay.pack_sequences(texts, name, size=SIZE)
+    file = str(tmp_path / "t.parquet")
+    groups = RowGroups(file, ["tokens", "count"], "t", file_identity(file))
+    for each in (rows, forebay.pack_sequences(ColumnDataset(groups), name, size=SIZE)):
+        assert each.lengths.tolist() == LENGTHS.tolist()
+    with DataLoader(rows, batch_size=8, seed=0, collate_fn=sequences(size=SIZE)) as loader:
+        counts = sum(torch.bincount(batch["tokens"].ravel(), minlength=700) for batch in loader)
+    assert counts[1:].tolist() == LENGTHS[1:].tolist()
+
+
+def test_a_column_without_numbers_of_tokens_is_refused():
+    texts = forebay.from_table({"tokens": [[1, 2]], "word": ["a"]}, columns=["tokens", "word"])
+    with pytest.raises(OptionError, match="'word' has values of type string"):
+        forebay.pack_sequences(texts, "word", size=SIZE)
+    with pytest.raises(OptionError, match="the columns are: tokens, word"):
+        forebay.pack_sequences(texts, "words", size=SIZE)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

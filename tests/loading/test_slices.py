@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -190,7 +191,7 @@ def made(monkeypatch):
         return result
 
     monkeypatch.setattr(feed, "_made", recorded)
-    monkeypatch.setattr(feed, "LEAST_S", 0.0)
+    monkeypatch.setattr(feed, "LEAST_S", 1e-9)  # the first batch is always the trainer's
     monkeypatch.setattr(feed, "STEP_SHARE", 0.0)
     recorded.found, recorded.arrived = found, arrived
     return recorded
@@ -204,7 +205,8 @@ def test_a_thread_makes_batches_in_advance(made):
         batches = [next(iterator), next(iterator)]
         for _ in range(3):
             assert made.arrived.acquire(timeout=PATIENCE_S)
-        assert loader.statistics().ready_batches == 3
+        while loader.statistics().ready_batches < 3:  # the third is made, and not there yet
+            time.sleep(0.001)
         assert [batch for is_ahead, batch in made.found if is_ahead][-3:] == [2, 3, 4]
         batches += iterator
         assert [number for numbers, _ in batches for number in numbers] == list(range(ROWS))
@@ -229,6 +231,14 @@ def test_as_many_batches_are_made_in_advance_as_workers_would_make(arguments, mo
     """A buffer's marks count, and there is room for one in any case."""
     loader = DataLoader(torch.arange(10), batch_size=4, **arguments)
     assert Settings(loader).sliced_ahead == most
+
+
+def test_without_workers_there_is_no_thread(made):
+    """Samples that draw would draw in it while the trainer does."""
+    with DataLoader(range(ROWS), batch_size=2, seed=3) as loader:
+        for _ in range(2):
+            assert [number for batch in loader for number in batch] == list(range(ROWS))
+    assert not any(is_ahead for is_ahead, _ in made.found)
 
 
 def test_the_trainer_makes_what_the_thread_has_not_begun(made, monkeypatch):

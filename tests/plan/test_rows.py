@@ -36,13 +36,16 @@ def test_every_sample_is_in_one_row_that_fits(lengths, size, epoch, window):
     st.integers(60, 300),
     st.one_of(st.none(), st.integers(1, 9)),
     st.integers(0, 3),
+    st.sampled_from([None, 1, 7, 1000]),
 )
-def test_every_sample_is_in_one_batch_within_its_limits(lengths, most, samples, epoch):
-    groups = batch_by_length(lengths, lengths, max_tokens=most, max_samples=samples)
+def test_every_sample_is_in_one_batch_within_its_limits(lengths, most, samples, epoch, window):
+    groups = batch_by_length(lengths, lengths, max_tokens=most, max_samples=samples, window=window)
     found = members_of(groups, epoch)
     assert Counter(each for row in found for each in row) == Counter(range(len(lengths)))
     assert all(len(row) * max(lengths[each] for each in row) <= most for row in found)
     assert all(0 < len(row) <= (samples or len(row)) for row in found)
+    if window is not None:
+        assert all(len({each // window for each in row}) == 1 for row in found)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 90))

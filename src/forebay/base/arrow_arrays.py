@@ -129,7 +129,7 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
-class RaggedError(InputError):
+class _RaggedError(ValueError):
     """Lists of the rows have different lengths, so that they do not make one array."""
 
 
@@ -164,6 +164,10 @@ class Column(ABC):
         """Return the value of each row; arrays may differ in length."""
         found: Sequence[Any] = self.take(rows)
         return found
+
+    def counts(self, rows: Rows) -> Any:
+        """Return the number in each row, or the length of its list without reading that."""
+        return self.take(rows)
 
 
 class Columns:
@@ -210,14 +214,14 @@ class Columns:
         """Return the values of some rows by column: an array, or a list of strings or bytes.
 
         Raises:
-            RaggedError: Lists of these rows have different lengths.
+            InputError: Lists of these rows have different lengths.
             IndexError: There is no such row.
         """
         rows, found = Rows(row_numbers(index, self._length)), {}
         for name, column in self._columns.items():
             try:
                 found[name] = column.take(rows)
-            except RaggedError as error:
+            except _RaggedError as error:
                 raise ragged(name, error) from None
         return found
 
@@ -226,10 +230,16 @@ class Columns:
         rows = Rows(row_numbers(index, self._length))
         return {name: column.each(rows) for name, column in self._columns.items()}
 
+    def counts(self, name: str) -> Any:
+        """Return the number in each row of a column, or the length of its list."""
+        import numpy as np
 
-def ragged(name: str, lengths: object) -> RaggedError:
+        return self._columns[name].counts(Rows(np.arange(self._length)))
+
+
+def ragged(name: str, lengths: object) -> InputError:
     """Return the error for lists of a column, given two of their lengths."""
-    return RaggedError(
+    return InputError(
         f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
         f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
     )
@@ -333,6 +343,9 @@ class _Numbers(Column):
             found = parts.take(parts.at(rows), width)
         return found.reshape(len(rows.numbers), *self._shape)
 
+    def counts(self, rows: Rows) -> Any:
+        return 0 * rows.numbers + self._shape[0] if self._shape else self.take(rows)
+
 
 class _Lists(Column):
     """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
@@ -365,7 +378,7 @@ class _Lists(Column):
         length = int(lengths[0]) if len(lengths) else 0
         if (lengths != length).any():
             other = int(lengths[lengths != length][0])
-            raise RaggedError(f"a list of {length} and one of {other}")
+            raise _RaggedError(f"a list of {length} and one of {other}")
         return self._found(starts, length)
 
     def each(self, rows: Rows) -> Sequence[Any]:
@@ -374,6 +387,9 @@ class _Lists(Column):
             self._found(starts[row : row + 1], length)[0]
             for row, length in enumerate(lengths.tolist())
         ]
+
+    def counts(self, rows: Rows) -> Any:
+        return self.spans(rows)[1]
 
     def _found(self, starts: np.ndarray[Any, Any], length: int) -> Any:
         found = self._values.take(starts, length * self._each)
@@ -398,7 +414,7 @@ class _Strings(_Lists):
             return [str(view[start:end], "utf-8") for start, end in spans]
         return [bytes(view[start:end]) for start, end in spans]
 
-    each = take
+    each = counts = take
 
 
 class _Categories(Column):

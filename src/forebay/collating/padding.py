@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,7 +21,6 @@ import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
 from forebay.base import trees
-from forebay.base.arrow_arrays import Columns
 from forebay.base.batches import PackedBytes
 from forebay.base.formatting import counted
 from forebay.collating.rules import (
@@ -39,6 +38,9 @@ from forebay.collating.rules import (
 )
 from forebay.errors import InputError, OptionError
 from forebay.memory.packing import new_tensor
+
+if TYPE_CHECKING:
+    from forebay.base.arrow_arrays import Columns
 
 # Bytes. For a smaller batch, it is faster to fill the whole than each margin.
 SMALL = 1 << 16
@@ -391,7 +393,7 @@ _slicers: WeakKeyDictionary[Any, tuple[Any, Slicer | None]] = WeakKeyDictionary(
 def _of_hugging_face(dataset: Any) -> Slicer | None:
     try:
         known = {name: str(value) for name, value in dataset.format.items()}
-        state = id(dataset.data), id(dataset._indices), known
+        state = id(dataset.data), id(_indices_of(dataset)), known
         if (found := _slicers.get(dataset)) is None or found[0] != state:
             found = _slicers[dataset] = state, _of_table(dataset)
     except Exception:  # noqa: BLE001 - another version, or samples that cannot be collated
@@ -399,8 +401,13 @@ def _of_hugging_face(dataset: Any) -> Slicer | None:
     return found[1]
 
 
+def _indices_of(dataset: Any) -> Any:
+    """Return the rows that a Hugging Face dataset selects, as a table; None if those are all."""
+    return getattr(dataset, "_indices", None)
+
+
 def _of_table(dataset: Any) -> Slicer | None:
-    form, table, indices = dataset.format, dataset.data.table, dataset._indices
+    form, table, indices = dataset.format, dataset.data.table, _indices_of(dataset)
     is_arrow, shown = form["type"] == "arrow", set(form["columns"])
     has_others = form["output_all_columns"] and len(shown) < table.num_columns
     if form["type"] not in _FORMATS or has_others:
@@ -408,6 +415,8 @@ def _of_table(dataset: Any) -> Slicer | None:
     table = table.select([name for name in table.column_names if name in shown])
     if not is_arrow and any(column.null_count for column in table.columns):
         return None
+    from forebay.base.arrow_arrays import Columns
+
     columns = Columns(table, "the dataset in Arrow format")
     order = None if indices is None else Columns(indices.table, "its indices")
 

@@ -533,6 +533,12 @@ class RowGroups:
         """See `Columns.each`."""
         return self._gathered(index, Columns.each)
 
+    def counts(self, name: str) -> Any:
+        """See `Columns.counts`."""
+        import numpy as np
+
+        return np.concatenate([self._group(at).counts(name) for at in range(len(self._ends))])
+
     def _gathered(self, index: Any, take: Callable[[Columns, Any], Any]) -> dict[str, Any]:
         import numpy as np
 

@@ -483,6 +483,7 @@ class LocalFeed:
     def _send_ahead(self) -> None:
         """Give the thread the next requests, if that is worth it."""
         is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
+        is_worth_it = is_worth_it and self._most_ahead > 0
         while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
             if self._thread is None:
                 begin = self._job_ahead.timer.measure

@@ -173,8 +173,7 @@ class Position:
                 made.kind == "torch" if self.seed is not None else has_begun and not is_torchs
             ),
             f"generator {self.generator}": self.generator is not None and not is_torchs,
-            f"draws_base_seed {self.draws_base_seed}": not self.draws_base_seed
-            and not (is_torchs and self.epoch > 0),
+            f"draws_base_seed {self.draws_base_seed}": not (self.draws_base_seed or self.epoch > 0),
             f"worker_states of {counted(len(self.worker_states), 'worker')}": (
                 len(self.worker_states) not in (0, workers if is_torchs else 0)
             ),

@@ -13,6 +13,7 @@ another attaches by the descriptor.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import tempfile
@@ -261,6 +262,8 @@ def _widest(descriptor: int) -> mmap.mmap:
             os.ftruncate(descriptor, size)
             return mmap.mmap(descriptor, size)
         except (OSError, OverflowError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise  # mmap duplicates the descriptor
             size //= 2
             if size < LEAST:
                 raise OptionError(

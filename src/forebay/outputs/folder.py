@@ -406,6 +406,6 @@ class OutputFolder:
 
 def _unreadable(error: OSError) -> OutputError:
     return OutputError(
-        f"{error.filename!r} cannot be read: {error.strerror}\n"
+        f"{error.filename.rstrip('/')!r} cannot be read: {error.strerror}\n"
         "  Nothing was changed. Check its permissions and the disk, and make the same call again."
     )
