@@ -18,7 +18,7 @@ from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
 from forebay.base.formatting import byte_size, short_number
 from forebay.observe.causes import BUSY_CORES, IDLE_CORES, Causes
 from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
-from forebay.observe.record import FINEST_S, MadeRecord, SlowSample, StepRecord
+from forebay.observe.record import FINEST_S, Fetched, MadeRecord, SlowSample, StepRecord
 from forebay.observe.recorded_work import FILLED, SimulatedLoader, recorded_work, slowdown
 from forebay.observe.simulation import UNLIMITED, Arrangement, Setup, Work, simulate, stretched
 from forebay.options import buffer_of
@@ -926,3 +926,37 @@ def test_steps_that_wait_for_a_core_are_contention_though_batches_are_ready():
     assert "The training step itself waits for a core 25% of its time." in str(found)
     assert found.evidence["trainer_queued_s"] == pytest.approx(0.005)
     assert found.expected_rate > 1.1 * found.rate
+
+
+# ---- buckets -----------------------------------------------------------------------------------
+
+
+def bucket(**more):
+    """Return what was fetched of a cache of 200 GB, 1 MB a sample, at 100 MB/s without a pause."""
+    facts = {"requests": 2500, "nbytes": 10**10, "busy_s": 100.0, "elapsed_s": 100.0}
+    return Fetched(**facts | {"total": 2 * 10**11} | more)
+
+
+def test_a_bucket_that_is_too_slow_is_told_how_much_to_keep():
+    """32 MB a step of 0.2 s are 160 MB/s: 37.5 % have to be there for 100 MB/s to be enough."""
+    setup = workers(2, samples=200_000, batch_size=32, fetched=bucket(throttled=3))
+    found = told([0.2] * 200, setup, 0.6)
+    assert (found.cause, found.expected_rate) == ("storage", pytest.approx(5.0))
+    assert (
+        "The bucket gives 100 MB/s, and training could use 160 MB/s, with 0% of the cache on disk. "
+        "It refused 3 requests. Keep 38% or more of it there, from the second epoch on: "
+        'open_cache(url, disk="75GB", directory=...), for 5 batches/s instead of 3.3'
+    ) in str(found)
+    two = replace(setup, fetched=bucket(readers=2))
+    assert "Keep 69% or more" in str(told([0.2] * 200, two, 0.6))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"elapsed_s": 200.0}, {"nbytes": 2 * 10**10}, {"on_disk": 10**11}],
+    ids=["it pauses", "it is fast enough", "enough is there"],
+)
+def test_a_bucket_that_is_fast_enough_is_not_the_cause(facts):
+    """Workers are."""
+    setup = workers(2, samples=200_000, batch_size=32, fetched=bucket(**facts))
+    assert "bucket" not in str(told([0.2] * 200, setup, 0.6))

@@ -119,6 +119,28 @@ class CachedDataset(Dataset[Any]):
             self._orders = {key: order}
         return self._orders[key]
 
+    def described(self, batch: int, shuffle: bool) -> str:
+        """Return in words how a `DataLoader` with `seed=` reads a cache in a bucket.
+
+        Args:
+            batch: The global batch size.
+            shuffle: Whether the order is random.
+        """
+        blocks, order = self._source.blocks, self.windows(batch) if shuffle else None
+        if shuffle and order is None:
+            return f"shuffled exactly, each sample by a request of its own: {len(self):,} an epoch"
+        how = "in order"
+        if order is not None:
+            most = order.batch // order.lanes
+            how = (
+                f"shuffled by windows of {byte_size(self.window or 0)}, at most {most:,} of "
+                f"{counted(batch, 'sample')} of a batch from one block"
+            )
+        nbytes = byte_size(int(blocks.length.sum(dtype=np.int64)))
+        return (
+            f"{how}; an epoch is {counted(len(blocks), 'request')} for {nbytes}, less what is kept"
+        )
+
     @property
     def _starts(self) -> npt.NDArray[np.int64]:
         return np.append(self._source.blocks.first, len(self))

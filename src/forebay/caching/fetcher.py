@@ -371,6 +371,7 @@ class Fetcher:
             "hits": self._hits,
             "busy_s": counts.busy_s,
             "lost_s": counts.lost_s,
+            "elapsed_s": time.monotonic(),
             "throttled": counts.failed[THROTTLED],
             "broken": counts.failed[BROKEN] + counts.failed[WRONG],
         }
@@ -380,6 +381,7 @@ class Fetcher:
         totals, latencies = self._totals(), self._latencies or (0.0,)
         now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
         now["on_disk"] = sum(int(self._lengths[block]) for block in self._pinned())
+        now["readers"] = sum(client.since is not None for client in self._clients.values())
         for client in list(self._clients.values()):
             if client.since is not None and not client.outgoing:
                 since = {name: total - client.since[name] for name, total in totals.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         samples=settings.length,
         read_limit=read_limit() if cluster is None else None,
         free_memory=memory_for_files() if cluster is None else None,
+        fetched=copy(trace.fetched) if trace.fetched.requests else None,
         **marks,
     )
 

@@ -38,6 +38,7 @@ from forebay.loading.samplers import has_state, is_self_contained, planned_sampl
 from forebay.loading.set_epoch import length_of
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
+from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
@@ -188,8 +189,16 @@ class Settings:
     def lookahead(self, trace: Trace) -> Any:
         """Return what has blocks of a bucket fetched before they are needed; None for others."""
         cached, plan = cached_samples(self.loader.dataset), self.plan
-        if cached is None or cached.remote is None or plan is None:
+        if cached is None or cached.remote is None:
             return None
+        if plan is None:
+            log.warning(
+                "%r: its samples are fetched one by one, since nothing says beforehand in which "
+                "order. With seed=, blocks are fetched ahead",
+                cached,
+            )
+            return None
+        log.info("%r: %s", cached, cached.described(plan.global_batch_size, plan.shuffle))
         first = plan.rank * plan.batch_size
         own = plan.global_batch_size, first, plan.batch_size, plan.shuffle
         return cached.lookahead(*own, trace.fetched)

@@ -11,7 +11,7 @@ from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.errors import shortened
 from forebay.observe.record import SlowSample
 from forebay.observe.recorded_work import GAIN, SHARED_RATE, Change, SimulatedLoader
-from forebay.observe.simulation import Setup
+from forebay.observe.simulation import Setup, SimulationResult
 from forebay.options import AutoWorkers
 
 # ---- system time ---------------------------------------------------------------------------------
@@ -110,6 +110,8 @@ FITTING = 0.8
 ONE_CORE = 0.8
 # Threads of libraries are the cause if they use that much processor time, as a share of a batch's.
 LIBRARY_THREADS = 0.25
+# A bucket is the limit if requests are under way for so large a share of the time.
+BUSY_BUCKET = 0.8
 # Other programs are the cause if they lengthen processor time by this factor.
 DISTURBED = 1.3
 STOP_OTHERS = "Stop those programs, or move them to other cores"
@@ -170,6 +172,7 @@ class Causes:
             yield self._steps_contend()
             yield from self._enough()
             return
+        yield self._bucket()
         yield self._library_threads()
         is_off = abs(present.rate / recorded.rate - 1.0) > TOLERANCE
         if is_off or present.wait_share < EXPLAINED * recorded.wait_share:
@@ -332,6 +335,28 @@ class Causes:
             "its code in one thread at a time, so more threads do not help.",
             Change({"backend": "process"}, self._simulated.present, setup.num_workers),
             is_expected=False,
+        )
+
+    def _bucket(self) -> Finding | None:
+        """Handle a bucket that gives the blocks of a cache slower than training takes them."""
+        bucket, recorded, setup = self._setup.fetched, self._recorded, self._setup
+        if bucket is None or bucket.busy_s < BUSY_BUCKET * bucket.elapsed_s:
+            return None
+        if not (setup.samples and setup.batch_size and bucket.total and recorded.step_s > 0.0):
+            return None
+        step = bucket.total / setup.samples * setup.batch_size * bucket.readers / recorded.step_s
+        now, needed = bucket.on_disk / bucket.total, 1.0 - bucket.rate / step
+        refused = f" It refused {counted(bucket.throttled, 'request')}." if bucket.throttled else ""
+        size = math.ceil(needed * bucket.total / 1e9)
+        result = SimulationResult(1.0 / recorded.step_s, 0.0, 0.0)
+        return Finding(
+            "storage",
+            f"The bucket gives {byte_size(bucket.rate)}/s, and {setup.consumer} could use "
+            f"{byte_size(step * (1.0 - now))}/s, with {now:.0%} of the cache on disk.{refused}",
+            Change({}, result, setup.num_workers),
+            f"Keep {math.ceil(needed * 100)}% or more of it there, from the second epoch on: "
+            f'open_cache(url, disk="{size}GB", directory=...)',
+            claims=(Claim(step * (1.0 - now), bucket.rate), Claim(needed, now)),
         )
 
     def _storage_rate(self) -> Finding | None:

@@ -208,6 +208,8 @@ class Fetched:
         p50_s: The median time of the last requests; `p95_s` likewise.
         on_disk: Bytes of blocks that stay on disk.
         total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
+        elapsed_s: Seconds since the loader began to read.
+        readers: How many loaders of the node read the cache.
     """
 
     requests: int = 0
@@ -221,6 +223,8 @@ class Fetched:
     p95_s: float = 0.0
     on_disk: int = 0
     total: int = 0
+    elapsed_s: float = 0.0
+    readers: int = 1
 
     @property
     def rate(self) -> float:

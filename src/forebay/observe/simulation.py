@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from forebay.observe.record import Fetched
+
 # Batches outstanding where nothing limits them.
 UNLIMITED = 1 << 40
 # Batches that each worker makes, at least, where they are counted in rounds.
@@ -207,6 +209,7 @@ class Setup:
     samples: int | None = None
     read_limit: int | None = None  # bytes per second
     free_memory: int | None = None  # bytes that files may occupy
+    fetched: Fetched | None = None  # of a cache in a bucket
     consumer: str = "training"
     step: str = "the training step"
 
