@@ -104,8 +104,8 @@ def cache(
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,
         but a NumPy string is read as a str or bytes; a tensor is contiguous, in memory that it
-        shares with the file until it is written to. To read a cache at a URL, copy it to a local
-        disk: `open_cache(location, directory=..., disk="all")`.
+        shares with the file until it is written to. A cache at a URL is read there, with nothing
+        on disk: `open_cache` has other ways.
 
     Raises:
         OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
