@@ -53,6 +53,7 @@ _FIXED = {
     "tail": "repeat",
     "device": None,
     "device_transform": None,
+    "concurrency": None,
 }
 _READ_ONLY = ("epoch", "mask", "failures")
 _TAKEN = (
@@ -166,6 +167,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         tail: Literal["repeat", "uneven"] = "repeat",
         device: str | torch.device | None = None,
         device_transform: Callable[..., Any] | None = None,
+        concurrency: int | None = None,
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
@@ -183,6 +185,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
+        self.concurrency = concurrency
         for name, value in earlier.items():
             if getattr(self, name) is _FIXED[name] is not value:
                 kind = type(self).__name__
@@ -193,7 +196,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
-        is_named = is_named or isinstance(num_workers, AutoWorkers)
+        is_named = is_named or isinstance(num_workers, AutoWorkers) or concurrency not in (None, 1)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None

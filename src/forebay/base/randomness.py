@@ -108,6 +108,7 @@ class _Turns:
     def __init__(self) -> None:
         self.disturbed: set[int] = set()
         self.running: WeakKeyDictionary[ThreadTurns, set[int]] = WeakKeyDictionary()
+        self.looking = threading.Lock()
         self.is_dirty = False
         self._beside: set[int] = set()  # those in _together, and those that lend their turn
         self._found: States | None = None
@@ -420,7 +421,6 @@ class ThreadTurns:
         )
         self._fingerprint = _whole_fingerprint if local is None else local.fingerprint
         self._seed: SetSeed = seed_generators if local is None else local.seed_all
-        self._looking = threading.Lock()
         self._before: tuple[Any, ...] = ()  # the fingerprint when the first of those running began
 
     def run(self, call: Callable[[SetSeed], _T], undo: Callable[[], None] = lambda: None) -> _T:
@@ -429,7 +429,7 @@ class ThreadTurns:
         found = _turns.join(thread, lambda: self._draws)
         if found is not None:
             has_mode = local is None or local.has_mode
-            with self._looking:
+            with _turns.looking:
                 running = _turns.running.setdefault(self, set())
                 if not running:
                     self._before = self._fingerprint()

@@ -42,7 +42,7 @@ from forebay.loading.slots import BatchSlots, DeviceBatches
 from forebay.loading.workers import Workers, WorkerTuning, pool_for
 from forebay.observe.record import FINEST_S, Trace
 from forebay.pools.base import Pool
-from forebay.pools.events import Refusal
+from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
 
@@ -542,7 +542,9 @@ class LocalFeed:
         self._job = LocalJob(spec)
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
-        if spec.seed is not None:
+        if spec.concurrency > 1:
+            pass  # each thread that makes a sample does that
+        elif spec.seed is not None:
             self._generators = generators_kept
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
@@ -557,11 +559,14 @@ class LocalFeed:
         """Queue requests; an iterable dataset is begun now, as torch does."""
         self._job.prepare(tasks[0].payload, self._generators or nullcontext)
         self._queue.extend(tasks)
+        if begin := self._job.begin:
+            for each in tasks:
+                begin(Assignment(each.task, 1, each.payload))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
         while self._queue and self._queue[0].task < before:
-            self._queue.popleft()
+            self._job.drop(self._queue.popleft().payload)
 
     def take(self) -> tuple[int, Result]:
         """Make the next batch, and return it with its task."""
@@ -602,6 +607,7 @@ class LocalFeed:
 
     def close(self) -> None:
         """Wait, at the interpreter's end, for a daemon thread: torch would abort in its midst."""
+        self._job.close()
         if _exit.is_set() and self.in_use.acquire(timeout=LEAVE_S):
             self.in_use.release()
 

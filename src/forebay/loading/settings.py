@@ -32,6 +32,7 @@ from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
 from forebay.loading.feed import RELEASED_TOGETHER
+from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
@@ -45,6 +46,7 @@ from forebay.options import (
     backend_name,
     capacity_shown,
     check_backend,
+    check_positive,
     check_timeout,
     cluster_of,
     low_mark_of,
@@ -234,6 +236,19 @@ class Settings:
         return self.loader.num_workers == 0 or self.is_sliced
 
     @property
+    def concurrency(self) -> int:
+        """The number of samples that each worker fetches at once."""
+        return self.loader.concurrency or 1
+
+    @property
+    def at_once(self) -> int:
+        """The number of batches that each worker has samples of, so that no thread is idle."""
+        if self.concurrency == 1 or self.is_sliced:
+            return 1
+        # Of a sampler of the user it is not known how many samples its batches have.
+        return 1 + math.ceil(AHEAD * self.concurrency / (self.batch_size or 1))
+
+    @property
     def in_order(self) -> bool:
         """Return whether batches are returned in the order of the sampler, or of workers' turns."""
         loader = self.loader
@@ -326,6 +341,7 @@ class Settings:
             first_epoch=first_epoch,
             worker_states=worker_states,
             tracks_state=self.tracks_state and not self.is_local,
+            concurrency=1 if self.is_sliced else self.concurrency,
         )
 
     def workers(self) -> Workers:
@@ -347,7 +363,7 @@ class Settings:
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
         loader, buffer = self.loader, self.loader.buffer
-        usual = (loader.prefetch_factor or 1) * loader.num_workers
+        usual = max(loader.prefetch_factor or 1, self.at_once) * loader.num_workers
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
             self.by_torchs_rules
@@ -356,7 +372,7 @@ class Settings:
         )
         grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
         if self.is_local:
-            usual = 1 if self.is_iterable else usual
+            usual = 1 if self.is_iterable else max(usual, self.at_once - 1)
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
         if buffer is not None and (buffer.max_batches is None or not self.by_torchs_rules):
@@ -372,10 +388,11 @@ class Settings:
         limits = Limits(
             num_workers=loader.num_workers,
             slots=depth.most + loader.num_workers,
+            at_once=self.at_once,
             in_order=True,
             retries=RETRIES,
             timeout_s=loader.timeout or None,
-            group_s=GROUP_S,
+            group_s=GROUP_S if self.at_once == 1 else 0.0,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
@@ -412,6 +429,7 @@ class Settings:
             "backend": "process",
             "on_error": "raise",
             "drop_last": False,
+            "concurrency": None,
         }
         known = {name: getattr(loader, name) for name in usual}
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
@@ -439,6 +457,8 @@ def check(settings: Settings) -> None:
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
+    if loader.concurrency is not None:
+        check_positive("concurrency", loader.concurrency, " or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
     check_loader_device(loader.device)
@@ -487,6 +507,13 @@ def check(settings: Settings) -> None:
             f"on_error={loader.on_error!r}: its iterator ends where it raises, and threads "
             "cannot share it\n"
             "  Use a map-style dataset, or backend='process' and on_error='raise'.",
+        ),
+        (
+            settings.is_iterable and settings.concurrency > 1,
+            f"an iterable dataset cannot have concurrency={loader.concurrency!r}: its iterator "
+            "yields one sample after the other\n"
+            "  Nothing was started. Use a map-style dataset (__getitem__ and __len__), or more "
+            "workers.",
         ),
         (
             settings.is_iterable and isinstance(workers, AutoWorkers),
