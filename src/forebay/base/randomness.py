@@ -416,6 +416,8 @@ class ThreadTurns:
     def __init__(self, local: LocalGenerators | None = None) -> None:
         """Begin with calls side by side."""
         self._draws, self.local = False, local
+        # By thread, the `SampleThreads` that make samples for it.
+        self.helpers: WeakKeyDictionary[threading.Thread, Any] = WeakKeyDictionary()
         self._beside: Callable[[], AbstractContextManager[SetSeed]] = (
             (lambda: nullcontext(seed_nothing)) if local is None else local.beside
         )
@@ -474,8 +476,12 @@ class ThreadTurns:
         self._draws = True
 
     def abandon(self, thread: threading.Thread) -> bool:
-        """End all turns of an abandoned thread; return whether it was only waiting."""
-        return not _turns.leave(thread.ident or 0)
+        """End all turns of an abandoned thread and its helpers; return whether all only waited."""
+        helpers = self.helpers.pop(thread, None)
+        if helpers is not None:
+            helpers.end()
+        threads = (thread, *(() if helpers is None else helpers.threads))
+        return not any([_turns.leave(each.ident or 0) for each in threads])
 
 
 class _DrawDetector:

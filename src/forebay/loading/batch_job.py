@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import resource
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -295,6 +296,8 @@ class BatchJob:
             if spec.concurrency > 1:
                 around = one_thread if self.is_process else nullcontext
                 self._threads = SampleThreads(spec.concurrency, around)
+                if self._turns is not None:
+                    self._turns.helpers[threading.current_thread()] = self._threads
             self._map_fetcher = MapFetcher(
                 spec, self._turns, self._seeds, self._threads, self._later
             )

@@ -67,8 +67,8 @@ class SampleThreads:
         self.threads: list[threading.Thread] = []
         self.process = os.getpid()
         self._calls: _Queue = queue.SimpleQueue()
-        # The threads do not keep it alive.
-        self._end = weakref.finalize(self, _end, self._calls, self._count)
+        # Drops the calls that are not begun, and ends the threads, which do not keep it alive.
+        self.end = weakref.finalize(self, _end, self._calls, self._count)
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Have a thread make a call; the future has what it returns or raises."""
@@ -86,7 +86,7 @@ class SampleThreads:
 
     def close(self) -> None:
         """Drop the calls that are not begun, and wait for a moment for those that are."""
-        self._end()
+        self.end()
         until = time.monotonic() + CLOSE_S
         for thread in self.threads:
             thread.join(max(until - time.monotonic(), 0.0))
