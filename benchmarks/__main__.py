@@ -42,6 +42,7 @@ from typing import TextIO
 from benchmarks.auto import auto
 from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
+from benchmarks.columns import loading_columns
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
@@ -79,6 +80,7 @@ USUAL = (
     | LOADING
     | {
         "loading-buffer": buffer_fills,
+        "loading-columns": loading_columns,
         "loading-kinds": loading_kinds,
         "loading-sizes": loading_sizes,
         "loading-jobs": loading_jobs,

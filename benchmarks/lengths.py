@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import statistics
 import subprocess
@@ -27,8 +28,11 @@ WINDOW, QUICK_WINDOW = 65_536, 8_192
 MANY, QUICK_MANY = 10_000_000, 1_000_000
 MAX_TOKENS = 65_536
 RANKS, ROWS_EACH = 8, 8
-# Rows that Grain fills at a time; more fill better, and make a checkpoint larger.
-BINS = 64
+LARGER = ((8, 1), (8, 2), (8, 4), (8, 16), (64, 4), (64, 8), (512, 4))
+# Rows that Grain fills at a time, and samples that torchtitan chooses from: few, as examples have
+# it, and many, which fill better and make a checkpoint larger.
+GRAIN, TITAN = (64, 1024), (100, 2048)
+WORLDS, WORKERS = (1, 2, 3, 4, 6, 8, 12), (0, 1, 2, 5)
 
 
 def drawn(kind: str, count: int) -> Lengths:
@@ -66,17 +70,34 @@ def _in_order(lengths: Lengths) -> int:
     return rows
 
 
-def _grain(lengths: Lengths) -> int:
+def _grain(lengths: Lengths, bins: int) -> int:
     import grain
     from grain.experimental import FirstFitPackIterDataset
 
     samples = grain.MapDataset.source(lengths.tolist()).map(_zeros).to_iter_dataset()
-    packed = FirstFitPackIterDataset(samples, length_struct={"tokens": SIZE}, num_packing_bins=BINS)
+    packed = FirstFitPackIterDataset(samples, length_struct={"tokens": SIZE}, num_packing_bins=bins)
     return sum(1 for _ in packed)
 
 
 def _zeros(length: int) -> dict[str, Any]:
     return {"tokens": np.zeros(length, np.int32)}
+
+
+def _titan(lengths: Lengths, buffer: int) -> int:
+    import torch
+    from torchtitan.hf_datasets.multimodal.utils.packing import MMSamplePacker
+
+    logging.disable(logging.WARNING)
+    packer = MMSamplePacker(SIZE, buffer_size=buffer, batch_size=1)
+    names = "input_ids", "labels", "positions"
+    for length in lengths.tolist():
+        packer.add_sample(dict.fromkeys(names, torch.empty(length, dtype=torch.int8)))
+        # It keeps a row that is not full, and looks for a full one again with each sample: when
+        # the buffer has twice its size, all that is there is packed.
+        if len(packer._sample_buffer) >= 2 * buffer:
+            packer.flush()
+    packer.flush()
+    return len(packer.packed_samples)
 
 
 def _trl(lengths: Lengths) -> int:
@@ -97,7 +118,8 @@ PACKERS: dict[str, Callable[[Lengths], int]] = {
     "forebay": partial(_forebay, window=None),
     "forebay, window=65,536": partial(_forebay, window=WINDOW),
     "TRL, best fit": _trl,
-    f"Grain, first fit, {BINS} rows": _grain,
+    **{f"Grain, first fit, {bins:,} rows": partial(_grain, bins=bins) for bins in GRAIN},
+    **{f"torchtitan, {size:,} samples": partial(_titan, buffer=size) for size in TITAN},
     "one row after another": _in_order,
 }
 

@@ -36,6 +36,7 @@ _NAMES = {
     "observe.figures": ("Statistics",),
     "options": ("AutoWorkers", "Buffer", "Ray"),
     "outputs.packed_reader": ("open_output",),
+    "outputs.staging": ("get_output",),
     "packed": ("PackedSequence",),
     "predicting.predict": ("predict",),
     "runs.cache": ("cache",),

@@ -28,6 +28,7 @@ from forebay.options import AutoWorkers as AutoWorkers
 from forebay.options import Buffer as Buffer
 from forebay.options import Ray as Ray
 from forebay.outputs.packed_reader import open_output as open_output
+from forebay.outputs.staging import get_output as get_output
 from forebay.packed import PackedSequence as PackedSequence
 from forebay.predicting.predict import predict as predict
 from forebay.runs.cache import cache as cache

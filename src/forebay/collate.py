@@ -151,12 +151,12 @@ def sequences(*, size: int | None = None, pad: float = 0, ignore: int = -100) ->
         a tensor), each [batch, size, ...], and
 
         - `position_ids`: int64 [batch, size]: a token's place in its sequence (of a piece of a
-          split sample: in the piece), from 0; at padding, too.
+            split sample: in the piece), from 0; at padding, too.
         - `sequence_ids`: int64 [batch, size]: 1 for the first sequence of a row, 2 for the second;
-          0 is padding.
+            0 is padding.
         - `cu_seqlens`: int32 [sequences + 1]: where each sequence begins in the batch's tokens, one
-          row after another, and the end, as attention over variable lengths takes it. The padding
-          of a row counts as a sequence.
+            row after another, and the end, as attention over variable lengths takes it. The padding
+            of a row counts as a sequence.
         - `max_seqlen`: int: the length of the longest of them.
 
         It raises `InputError`, naming the sample, if samples have different dtypes, or a row is

@@ -8,29 +8,26 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from operator import index as as_index
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from forebay.base import trees
-from forebay.base.datasets import is_map_style
-from forebay.base.formatting import counted, summary
+from forebay.base.batches import items_in
+from forebay.base.datasets import getitems_of, is_map_style
+from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
+from forebay.packed import PackedSequence
 from forebay.plan import EPOCH, Integers
-from forebay.rows import (
-    Pattern,
-    Rows,
-    grouped_patterns,
-    merged,
-    packed_patterns,
-    rows_of,
-)
+from forebay.rows import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 
 Long = Literal["split", "truncate", "drop", "raise"]
 _LONG = ("split", "truncate", "drop", "raise")
@@ -39,10 +36,6 @@ Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
 # How much longer the longest samples of a class of `batch_by_length` are than its shortest, at
 # most: about half of that is padding.
 RATIO = 1.03
-# Lengths up to this are looked up in a table; longer ones are searched for.
-MOST_COUNTED = 1 << 24
-# Samples to sort and to count at a time.
-CHUNK = 1 << 20
 # The first and last token of a piece have 32 bits.
 LONGEST = 2**31 - 1
 
@@ -98,19 +91,13 @@ def pack_sequences(
         raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
     known = _lengths(dataset, lengths)
     if long == "raise":
-        _check_longest(known, size, "size", 'long="split"')
-    samples, begins, sizes = _pieces(known, size, long)
-    windows = None
-    if window is not None and window < len(known):
-        windows = (np.arange(len(known)) if samples is None else samples) // window
-    rows = _arranged(
-        sizes,
-        windows,
-        lambda lengths, counts: packed_patterns(lengths, counts, size),
-        cost,
-    )
-    tokens = int(sizes.sum())
-    return SequenceRows(dataset, known, rows, size, tokens, samples=samples, begins=begins)
+        _check_longest(known, size, "size")
+    firsts, sizes = _pieces(known, size, long)
+    bounds: Integers = np.append(np.arange(0, len(known), window or len(known)), len(known))
+    if firsts is not None:
+        bounds = np.unique(firsts[bounds])
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds.tolist())
+    return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
 
 
 def batch_by_length(
@@ -150,12 +137,9 @@ def batch_by_length(
     if max_samples is not None:
         check_positive("max_samples", max_samples, " or None")
     known = _lengths(dataset, lengths)
-    _check_longest(known, max_tokens, "max_tokens", "max_tokens")
-
-    def patterns(lengths: Sequence[int], counts: Sequence[int]) -> list[Pattern]:
-        return grouped_patterns(lengths, counts, max_tokens, max_samples)
-
-    rows = _arranged(known, None, patterns, cost, RATIO)
+    _check_longest(known, max_tokens, "max_tokens")
+    patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
+    rows = _rows(known, cost, patterns, [0, len(known)], ratio=RATIO)
     return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
 
 
@@ -174,7 +158,10 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         lengths = lengths(dataset)
     if isinstance(lengths, str):
         lengths = _column(dataset, lengths)
-    found = np.asarray(lengths)
+    try:
+        found = np.asarray(lengths)
+    except ValueError:  # lists of different lengths
+        found = np.array(lengths, object)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise OptionError(
             f"lengths takes one integer for each sample; got {found.dtype} of shape {found.shape}"
@@ -186,192 +173,149 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         )
     if not len(found):
         raise InputError("the dataset has no samples\n  There is nothing to pack.")
-    for wrong, words in ((found < 1, "at least 1"), (found > LONGEST, f"at most {LONGEST:,}")):
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise InputError(
-                f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
-                f"lengths are wrong\n  A length is {words}. Leave out samples without tokens: "
-                "torch.utils.data.Subset(dataset, indices)."
-            )
+    wrong = (found < 1) | (found > LONGEST)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(
+            f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
+            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave "
+            "samples without tokens out: torch.utils.data.Subset(dataset, indices)."
+        )
     return found.astype(np.int32)
 
 
-def _column(dataset: Any, name: str) -> npt.NDArray[Any]:
+def _column(dataset: Any, name: str) -> Any:
     """Return the numbers in a column, or the lengths of its values, without reading a sample."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    table: Any = None
-    items = getattr(dataset, "items", None)  # the rows of a table
-    if isinstance(items, Sequence) and items and isinstance(items[0], Mapping):
-        if name not in items[0]:
-            raise _no_column(name, items[0])
-        return np.array([row[name] for row in items])
-    if hasattr(dataset, "select_columns"):  # Hugging Face
-        names = dataset.column_names
-        if name in names:
-            table = dataset.select_columns([name]).with_format("arrow")[:]
-    elif hasattr(dataset, "table"):
+    if isinstance(dataset, Subset):
+        return _column(dataset.dataset, name)[list(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_column(each, name) for each in dataset.datasets])
+    names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
+    if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
+        table = dataset.select_columns([name]).with_format("arrow")[:]
+    elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
-        names = table.column_names
+    elif isinstance(items, PackedSequence):  # the rows of a table
+        own = [[row[names.index(name)] for row in items]] if name in names else []
+        table = pa.table(own, [name] * len(own))
     else:
         raise OptionError(
             f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
             "  Give the lengths themselves, or a function that returns them for the dataset."
         )
-    if name not in names:
-        raise _no_column(name, names)
-    column = table.column(name)
-    chunks = [
-        each.storage if isinstance(each, pa.ExtensionArray) else each for each in column.chunks
-    ]
-    found: list[Any] = []
-    for chunk in chunks:
-        kind = chunk.type
-        if pa.types.is_struct(kind):  # a cache's tensors of different shapes
-            shapes = chunk.field("shape")
-            found.append(pc.list_element(shapes, 0))
-        elif pa.types.is_integer(kind):
-            found.append(chunk)
-        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            found.append(pc.binary_length(chunk))
-        else:
-            found.append(pc.list_value_length(chunk))
-    return np.concatenate([each.to_numpy(zero_copy_only=False) for each in found])
+    if name not in table.column_names:
+        known = ", ".join(names or table.column_names) or "none"
+        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
+    found = [_counted(chunk, name) for chunk in table[name].chunks]
+    return pa.chunked_array(found, pa.int64()).to_numpy()
 
 
-def _no_column(name: str, names: Iterable[str]) -> OptionError:
-    return OptionError(f"there is no column {name!r}; the columns are {', '.join(names)}")
+def _counted(values: Any, name: str) -> Any:
+    """Return the integers of an Arrow array, or the lengths of its lists or tensors; 0 for null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.array(np.full(len(values), kind.shape[0]))
+    if pa.types.is_struct(kind) and "shape" in kind.names:  # a cache's tensors
+        values = pc.list_element(values.field("shape"), 0)
+    elif not pa.types.is_integer(kind):
+        try:
+            values = pc.list_value_length(values)
+        except pa.ArrowNotImplementedError as error:
+            raise OptionError(
+                f"the column {name!r} has values of type {kind}, which have no number of tokens\n"
+                "  Name a column of integers, or of lists or tensors of tokens."
+            ) from error
+    return pc.fill_null(values.cast(pa.int64()), 0)
 
 
-def _check_longest(lengths: Integers, most: int, name: str, remedy: str) -> None:
+def _check_longest(lengths: Integers, most: int, name: str) -> None:
     too_long = lengths > most
     if too_long.any():
         at = int(np.argmax(too_long))
         raise InputError(
             f"sample {at} has {lengths[at]:,} tokens, more than {name}={most:,}; so have "
             f"{int(too_long.sum()):,} of {len(lengths):,} samples\n"
-            f"  Nothing was packed. Choose a larger {name}, shorten the samples"
-            f"{', or use ' + remedy if remedy != name else ''}."
+            f"  Nothing was packed. Choose a larger {name}, or shorten the samples: pack_sequences "
+            'does with long="split" or "truncate".'
         )
 
 
-def _pieces(
-    lengths: Integers, size: int, long: Long
-) -> tuple[Integers | None, Integers | None, Integers]:
-    """Return of each piece its sample, its first token and its length.
+def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
+    """Return the first piece of each sample, and their number, and the length of each piece.
 
-    The samples are None if each is one piece, and the first tokens if all are 0.
+    The first pieces are None if each sample is one piece.
     """
-    if long == "drop":
-        kept = lengths <= size
-        if not kept.any():
-            _check_longest(lengths, size, "size", 'long="split"')
-        return np.flatnonzero(kept).astype(np.uint32), None, lengths[kept]
     if int(lengths.max()) <= size:
-        return None, None, lengths
-    if long != "split":
-        return None, None, np.minimum(lengths, size)
-    counts = -(-lengths // size)
-    ends = np.cumsum(counts)
-    begins = np.arange(int(ends[-1]), dtype=np.int32)
-    begins -= np.repeat((ends - counts).astype(np.int32), counts)
-    begins *= size
-    pieces = np.repeat(np.arange(len(lengths), dtype=np.uint32), counts)
-    return pieces, begins, np.minimum(lengths[pieces] - begins, size)
+        return None, lengths
+    if long == "truncate":
+        return None, np.minimum(lengths, size)
+    counts = lengths <= size if long == "drop" else -(-lengths // size)
+    firsts = np.append(0, np.cumsum(counts)).astype(np.uint32)
+    if not firsts[-1]:
+        _check_longest(lengths, size, "size")
+    pieces = np.arange(firsts[-1], dtype=np.uint32)
+    pieces -= np.repeat(firsts[:-1], counts)
+    return firsts, np.minimum(np.repeat(lengths, counts) - pieces.view(np.int32) * size, size)
 
 
-def _arranged(
+def _rows(
     lengths: Integers,
-    windows: Integers | None,
-    patterns_of: Callable[[Sequence[int], Sequence[int]], list[Pattern]],
     cost: Cost | None,
+    patterns_of: PatternsOf,
+    bounds: Sequence[int],
     ratio: float = 1.0,
 ) -> Rows:
-    """Return the rows of samples or pieces with these lengths, window by window."""
+    """Return the rows of samples or pieces of these lengths; see `arranged`."""
     most = int(lengths.max())
-    is_table = most <= MOST_COUNTED
-    different = np.flatnonzero(_counts(lengths, most + 1)) if is_table else np.unique(lengths)
-    classes = merged(different, ratio) if ratio > 1 else np.arange(len(different))
-    kinds = int(classes[-1]) + 1
-    longest = different[np.searchsorted(classes, np.arange(kinds), side="right") - 1]
-    number = classes.astype(np.min_scalar_type(kinds))  # 16 bits are sorted ten times as fast
+    is_table = most < 4 * len(lengths)  # ten times as fast as a search
+    different = np.flatnonzero(tally(lengths, most + 1)) if is_table else np.unique(lengths)
+    classes: Integers = np.arange(len(different))
+    if ratio > 1:
+        classes = np.unique(np.floor(np.log(different) / np.log(ratio)), return_inverse=True)[1]
+    longest = different[np.append(np.diff(classes), 1) > 0]
+    number = classes.astype(np.min_scalar_type(len(longest)))  # 16 bits are sorted fast
     if is_table:
         table = np.zeros(most + 1, number.dtype)
         table[different] = number
         own: Integers = table[lengths]
     else:
         own = number[np.searchsorted(different, lengths)]
-    if windows is not None:
-        own = own + windows * kinds
-    found = _counts(own, int(own.max()) + 1 if windows is not None else kinds)
-    patterns: list[Pattern] = []
-    for begin in range(0, len(found), kinds):
-        here = begin + np.flatnonzero(found[begin : begin + kinds])
-        for pattern in patterns_of(longest[here - begin].tolist(), found[here].tolist()):
-            parts = tuple((int(here[at]), each) for at, each in pattern.parts)
-            patterns.append(Pattern(parts, pattern.rows))
     each = longest.astype(np.float64)
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
-    if costs.shape != each.shape or not (costs >= 0).all():
+    if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    return rows_of(
-        _in_classes(own, found), found, patterns, np.resize(costs, len(found)), padded=ratio > 1
-    )
-
-
-def _counts(values: Integers, kinds: int) -> Integers:
-    """Return how often each number below `kinds` occurs, without a copy of the whole array."""
-    found = np.zeros(kinds, np.int64)
-    for begin in range(0, len(values), CHUNK):
-        found += np.bincount(values[begin : begin + CHUNK], minlength=kinds)
-    return found
-
-
-def _in_classes(own: Integers, counts: Integers) -> Integers:
-    """Return the places of each class's members, class after class, and ascending in each."""
-    members = np.empty(len(own), np.uint32)
-    at = np.cumsum(counts) - counts
-    for begin in range(0, len(own), CHUNK):
-        some = own[begin : begin + CHUNK]
-        order = np.argsort(some, kind="stable")
-        here = np.bincount(some, minlength=len(counts))
-        within = np.arange(len(some)) - np.repeat(np.cumsum(here) - here, here)
-        members[np.repeat(at, here) + within] = order + begin
-        at += here
-    return members
+    return arranged(own, bounds, longest, costs, patterns_of, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------
 
 
+@dataclass(repr=False, eq=False)
 class SequenceRows(Dataset[Any]):
     """Rows of samples; made by `pack_sequences` and `batch_by_length`.
 
     Attributes:
         dataset: The dataset of the samples.
+        lengths: The tokens of each sample.
         rows: Which samples each row has, in every epoch.
         size: Tokens of a row, at most.
         tokens: Tokens of all rows.
+        firsts: The first piece of each sample, and their number; None if each is one piece.
         is_packed: Whether a row is packed; otherwise it is a batch to be padded.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        lengths: Integers,
-        rows: Rows,
-        size: int,
-        tokens: int,
-        *,
-        is_packed: bool = True,
-        samples: Integers | None = None,
-        begins: Integers | None = None,
-    ) -> None:
-        self.dataset, self.rows, self.size, self.tokens = dataset, rows, size, tokens
-        self.is_packed = is_packed
-        self._lengths, self._samples, self._begins = lengths, samples, begins
+    dataset: Any
+    lengths: Integers
+    rows: Rows
+    size: int
+    tokens: int
+    firsts: Integers | None = None
+    is_packed: bool = True
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -380,65 +324,60 @@ class SequenceRows(Dataset[Any]):
         """Return a row: a list of samples, cut where a sample was split.
 
         Args:
-            index: The number of the row; plus `2**40` times the epoch for another than epoch 0.
+            index: The number of the row; plus `10**12` times the epoch for another than epoch 0.
 
         Raises:
             InputError: A sample has another number of tokens than its length says.
         """
-        epoch, row = self._position(index)
-        members = self.rows.samples(row, epoch)
-        numbers = members if self._samples is None else self._samples[members].tolist()
-        together = getattr(self.dataset, "__getitems__", None)
-        found = together(numbers) if together is not None else [self.dataset[at] for at in numbers]
+        numbers, begins = self._members(index)
+        together = getitems_of(self.dataset)
+        try:
+            found = together(numbers) if together else [self.dataset[at] for at in numbers]
+        except Exception as error:
+            error.add_note(f"forebay: row {index % EPOCH} is made of samples {numbers}")
+            raise
         if not self.is_packed:
             return list(found)
-        begins = [0] * len(numbers) if self._begins is None else self._begins[members].tolist()
         return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    def members(self, index: int) -> list[int]:
+        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
+        return self._members(index)[0]
 
     def costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
         """Return what rows cost, by their indices: float64 [rows]."""
         return self.rows.costs_of(indices % EPOCH)
 
-    def members(self, index: int) -> list[int]:
-        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
-        epoch, row = self._position(index)
-        members = self.rows.samples(row, epoch)
-        return members if self._samples is None else self._samples[members].tolist()
-
     @property
     def filled(self) -> float:
         """The share of all rows that is tokens."""
-        return self.tokens / (len(self) * self.size)
+        return self.tokens / (len(self) * self.size if self.is_packed else self.rows.space)
 
     def __repr__(self) -> str:
-        kind = "rows" if self.is_packed else "batches"
+        kind = noun_for(len(self), "row") if self.is_packed else "batch" + "es" * (len(self) != 1)
         return (
-            f"<SequenceRows: {len(self.dataset):,} samples in {len(self):,} {kind} of up to "
-            f"{self.size:,} tokens, {self.filled:.2%} filled>"
+            f"<SequenceRows: {counted(len(self.dataset), 'sample')} in {len(self):,} {kind} of up "
+            f"to {self.size:,} tokens, {self.filled:.2%} filled>"
         )
 
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        facts = {
-            "samples": len(self.dataset),
-            "rows" if self.is_packed else "batches": len(self),
-            "tokens of a row, at most": self.size,
-            "filled": f"{self.filled:.2%}",
-        }
-        return summary("SequenceRows", facts)
-
-    def _position(self, index: int) -> tuple[int, int]:
+    def _members(self, index: int) -> tuple[list[int], list[int]]:
+        """Return a row's samples, and the first token of each that is in the row."""
         at = as_index(index)
         epoch, row = divmod(at, EPOCH) if at >= 0 else (0, at + len(self))
         if not 0 <= row < len(self):
             raise IndexError(f"there is no row {index}: there are {len(self):,}")
-        return epoch, row
+        pieces = self.rows.samples(row, epoch)
+        if self.firsts is None:
+            return pieces.tolist(), [0] * len(pieces)
+        samples = np.searchsorted(self.firsts, pieces, side="right") - 1
+        return samples.tolist(), ((pieces - self.firsts[samples]) * self.size).tolist()
 
     def _cut(self, sample: Any, number: int, begin: int) -> Any:
         """Return the tokens of a sample from `begin` on that belong into a row."""
-        length = int(self._lengths[number])
-        if not any(_tokens(value) == length for value in _values(sample)):
-            sizes = [count for value in _values(sample) if (count := _tokens(value)) is not None]
+        length = int(self.lengths[number])
+        sizes = [items_in(leaf) for leaf in trees.leaves(sample, lists=False)]
+        if length not in sizes:
+            sizes = [each for each in sizes if each is not None]
             raise InputError(
                 f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its "
                 f"length was given as {length}\n"
@@ -448,29 +387,8 @@ class SequenceRows(Dataset[Any]):
         end = min(begin + self.size, length)
         if begin == 0 and end == length:
             return sample
-        return _mapped(
-            lambda value: value[begin:end] if _tokens(value) == length else value, sample
+        return trees.mapped(
+            lambda value: value[begin:end] if items_in(value) == length else value,
+            sample,
+            lists=False,
         )
-
-
-def _tokens(value: Any) -> int | None:
-    """Return the size of the first dimension of a tensor, an array or a list; None for others."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list) else None
-
-
-def _values(sample: Any) -> list[Any]:
-    """Return the leaves of a sample; a list is tokens."""
-    branch = None if isinstance(sample, list) else trees.opened(sample)
-    if branch is None:
-        return [sample]
-    return [leaf for value in branch.values for leaf in _values(value)]
-
-
-def _mapped(function: Callable[[Any], Any], sample: Any) -> Any:
-    """Return a sample with each leaf replaced; a list is tokens."""
-    branch = None if isinstance(sample, list) else trees.opened(sample)
-    if branch is None:
-        return function(sample)
-    return trees.rebuilt(sample, branch, [_mapped(function, value) for value in branch.values])

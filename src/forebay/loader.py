@@ -373,7 +373,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         Args:
             state: What `state_dict` returned, in this or another process, on any rank.
             strict: Refuse a state with another global batch size, length or `drop_last`, also if
-                only its epoch has another length, because it began before the dataset grew. False
+                only its epoch has another length, because it began before the dataset grew. With
+                `batch_size=None` any number of ranks fits, as each takes one sample a step. False
                 counts in samples instead: the epoch continues after the samples that were returned,
                 in its original order, so that no sample is lost or repeated.
 
@@ -391,6 +392,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             self._own_seed,
             strict=strict,
             may_resize=settings.may_resize,
+            has_batches=settings.batch_size is not None,
         )
         restore_states(settings, position)
         self.close()  # nothing depends on the old seed any more

@@ -8,6 +8,7 @@ The source of the sample at a position depends only on the seed and the position
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from forebay.base.datasets import is_map_style, sequence_rows
+from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
 from forebay.options import check_positive
@@ -91,14 +92,12 @@ def mix(
 
 def _checked_schedule(schedule: Any, names: Sequence[Any]) -> Schedule:
     """Return the weights of each stage, in the order of their steps and of the names."""
-    if not isinstance(schedule, Mapping):
-        raise OptionError(
-            f"schedule takes weights by step; got {type(schedule).__name__}\n"
-            "  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
-        )
-    for step in schedule:
+    for step in schedule if isinstance(schedule, Mapping) else [schedule]:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise OptionError(f"schedule has the step {step!r}; it takes integers from 0")
+            raise OptionError(
+                f"schedule has the step {step!r}; it takes weights by steps, which are integers "
+                "from 0\n  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
+            )
     return tuple((step, checked_weights(schedule[step], names)) for step in sorted(schedule))
 
 
@@ -144,14 +143,14 @@ class MixedDataset(Dataset[Any]):
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
         sources = enumerate(self.datasets.values())
-        rows = frozenset(at for at, each in sources if sequence_rows(each) is not None)
+        rows = frozenset(at for at, each in sources if sequence_rows(each))
         self.mixture = Mixture(lengths=lengths, weights=weights, by_epoch=rows)
         # Only costs of one kind can be compared.
         self.costs_of = self._costs_of if len(rows) == len(lengths) else None
         self.samples = sum(lengths) if samples is None else samples
         self._ends = list(accumulate(lengths))
         self._sources = list(self.datasets.values())
-        if any(hasattr(source, "__getitems__") for source in self._sources):
+        if any(getitems_of(source) is not None for source in self._sources):
             self.__getitems__ = self._get_together
 
     def __len__(self) -> int:
@@ -172,13 +171,14 @@ class MixedDataset(Dataset[Any]):
             wanted.setdefault(source, []).append((position, index_there))
         for source, pairs in wanted.items():
             dataset = self._sources[source]
-            together = getattr(dataset, "__getitems__", None)
+            together = getitems_of(dataset)
             own = [index_there for _, index_there in pairs]
             found = together(own) if together is not None else [dataset[each] for each in own]
             samples.update(zip((position for position, _ in pairs), found, strict=True))
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:
+        index = operator.index(index)  # a Subset may have a tensor of indices
         epoch, at = divmod(index, EPOCH) if index >= 0 else (0, index + len(self))
         if not 0 <= at < len(self):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")

@@ -12,9 +12,9 @@ is a slice of it. So the global batches are the same for any number of ranks tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -65,8 +65,10 @@ def scrambled(value: int) -> int:
     return value ^ (value >> 31)
 
 
-# A dataset whose samples depend on the epoch gets the epoch, times this, added to each index.
-EPOCH = 1 << 40
+# A dataset whose samples depend on the epoch gets the epoch, times EPOCH, added to each index, as
+# messages show it: 3000000000007 is sample 7 of epoch 3. Epochs repeat after EPOCHS, so that an
+# index has 62 bits.
+EPOCH, EPOCHS = 10**12, 1 << 22
 
 Integers = npt.NDArray[np.integer]
 
@@ -87,6 +89,8 @@ Integers = npt.NDArray[np.integer]
 # Rounds mix the two digits: a few suffice for many places, but with a handful of places it takes
 # many rounds to reach all orders equally often.
 ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 4096
+# Up to so many rows or columns a round is looked up in a table: of 2 MB for all rounds.
+MOST_IN_TABLE = 1 << 15
 
 Positions = npt.NDArray[np.uint64]
 
@@ -96,18 +100,28 @@ class Permutation:
 
     Args:
         length: How many numbers, at least 1.
+        in_tables: Compute each round for all rows or columns first, if they are not too many: worth
+            it for more positions than a few batches, which then take a quarter of the time.
     """
 
-    __slots__ = ("_columns", "_keys", "_length", "_rows")
+    __slots__ = ("_columns", "_length", "_rounds", "_rows")
 
-    def __init__(self, length: int, key: int) -> None:
-        """Compute the keys of the rounds; nothing grows with the length."""
+    def __init__(self, length: int, key: int, in_tables: bool = False) -> None:
+        """Compute the keys of the rounds; without tables nothing grows with the length."""
         self._length = length
         # Even: with two odd sides every round, and so the whole, would be an even permutation.
         self._columns = max(2, 2 * math.ceil(math.sqrt(length) / 2))
         self._rows = -(-length // self._columns)
-        rounds = SMALL_ROUNDS if length <= SMALL else ROUNDS
-        self._keys = [scrambled((key + GOLDEN * (step + 1)) & MASK) for step in range(rounds)]
+        steps = range(1, 1 + (SMALL_ROUNDS if length <= SMALL else ROUNDS))
+        keys = [np.uint64(scrambled((key + GOLDEN * step) & MASK)) for step in steps]
+        self._rounds = _rounds(np.uint64(self._rows), np.uint64(self._columns), keys)
+        if in_tables and self._columns <= MOST_IN_TABLE:
+            sides = (
+                np.arange(self._rows, dtype=np.uint64),
+                np.arange(self._columns, dtype=np.uint64),
+            )
+            tables = [addend(sides[step % 2]) for step, addend in enumerate(self._rounds)]
+            self._rounds = [partial(_looked_up, table) for table in tables]
 
     def at(self, positions: npt.ArrayLike) -> Positions:
         """Return the numbers at these positions."""
@@ -120,7 +134,7 @@ class Permutation:
         return found
 
     def _permuted(self, places: Positions) -> Positions:
-        return _mixed(places, np.uint64(self._rows), np.uint64(self._columns), self._keys)
+        return _mixed(places, np.uint64(self._rows), np.uint64(self._columns), self._rounds)
 
 
 def permuted(positions: npt.ArrayLike, lengths: npt.ArrayLike, keys: Positions) -> Positions:
@@ -136,22 +150,55 @@ def permuted(positions: npt.ArrayLike, lengths: npt.ArrayLike, keys: Positions) 
     every = _scrambled(keys + steps[:, None])
     left = np.arange(len(found))
     while len(left):
-        found[left] = _mixed(found[left], rows[left], columns[left], every[:, left])
+        rounds = _rounds(rows[left], columns[left], every[:, left])
+        found[left] = _mixed(found[left], rows[left], columns[left], rounds)
         left = left[found[left] >= limits[left]]
     return found
 
 
-def _mixed(places: Positions, rows: Any, columns: Any, keys: Any) -> Positions:
+# What a round adds to one of two digits, as a function of the other.
+Round = Callable[[Positions], Positions]
+
+
+def _rounds(rows: Any, columns: Any, keys: Iterable[Any]) -> list[Round]:
+    """Return the rounds for a grid of rows and columns, columns first."""
+    return [
+        partial(_addend, key=key, base=rows if step % 2 else columns)
+        for step, key in enumerate(keys)
+    ]
+
+
+def _addend(digits: Positions, key: Any, base: Any) -> Positions:
+    with np.errstate(over="ignore"):
+        found: Positions = _scrambled(digits + key) % base
+    return found
+
+
+def _looked_up(table: Positions, digits: Positions) -> Positions:
+    return table.take(digits.view(np.int64))
+
+
+def _mixed(places: Positions, rows: Any, columns: Any, rounds: Sequence[Round]) -> Positions:
     """Return where the places of a grid of rows and columns are moved to."""
     row, column = np.divmod(places, columns)
-    with np.errstate(over="ignore"):
-        for step, key in enumerate(keys):
-            if step % 2:
-                row = (row + _scrambled(column + np.uint64(key)) % rows) % rows
-            else:
-                column = (column + _scrambled(row + np.uint64(key)) % columns) % columns
+    for step, addend in enumerate(rounds):
+        if step % 2:
+            row = _sum(row, addend(column), rows)
+        else:
+            column = _sum(column, addend(row), columns)
     moved: Positions = row * columns + column
     return moved
+
+
+def _sum(digits: Positions, others: Positions, base: Any) -> Positions:
+    """Return sums modulo the base; half the time of a division."""
+    total = digits + others
+    found: Positions = np.minimum(total, total - base)  # below 0 it is beyond all digits
+    return found
+
+
+# The order of an epoch, of which each batch asks for a part.
+_order_of = lru_cache(maxsize=4)(partial(Permutation, in_tables=True))
 
 
 def _scrambled(values: Positions) -> Positions:
@@ -246,7 +293,7 @@ class Mixture:
             numbers = np.arange(drawn, drawn + int(own.sum()))
             found[own] = offset + _source_indices(seed, source, length, numbers, shuffle)
             if source in self.by_epoch:
-                found[own] += numbers // length * EPOCH
+                found[own] += numbers // length % EPOCHS * EPOCH
             offset += length
         return found
 
@@ -300,40 +347,56 @@ def _floor_sum(count: int, modulus: int, factor: int, start: int) -> int:
 # ---- balance -------------------------------------------------------------------------------------
 
 
-def balanced(costs: npt.NDArray[np.float64], room: Sequence[int]) -> list[Integers]:
-    """Deal the rows of global batches to ranks so that the ranks' costs are nearly equal.
+# Ranks that share rows one by one. More ranks form groups, which get rows in turns beforehand: the
+# time would grow with the square of the ranks.
+MOST_RANKS = 32
 
-    Longest first: each row, from the most expensive on, goes to the rank with the least cost that
-    has room (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+def balanced(costs: npt.NDArray[np.float64], room: Sequence[int], rank: int) -> Integers:
+    """Return a rank's rows of global batches, so that the ranks' costs are nearly equal.
+
+    Longest first: each row, from the most expensive on, goes to the rank that would have the least
+    cost if the rows it still takes cost the mean of those that are left (after Graham, "Bounds on
+    multiprocessing timing anomalies", 1969, where each takes any number of them).
 
     Args:
         costs: [batches, rows of a batch].
         room: How many rows each rank takes; in total, as many as there are.
 
     Returns:
-        For each rank, [batches, rows of the rank]: which rows it has, ascending.
+        [batches, rows of the rank]: which rows, ascending.
     """
     batches, count = costs.shape
-    every = np.arange(batches)
     order = np.argsort(-costs, axis=1, kind="stable")
-    loads = np.zeros((batches, len(room)))
+    ranks = len(room)
+    sizes = [n for n in range(1, MOST_RANKS + 1) if ranks % n == 0 and len(set(room)) == 1]
+    if ranks > MOST_RANKS and sizes:
+        groups, (group, within) = ranks // sizes[-1], divmod(rank, sizes[-1])
+        turns = np.arange(count // groups)
+        places = turns * groups + np.where(turns % 2, groups - 1 - group, group)
+        own = np.sort(order[:, places], axis=1)
+        dealt = balanced(np.take_along_axis(costs, own, 1), room[: sizes[-1]], within)
+        return np.take_along_axis(own, dealt, 1)
+    every = np.arange(batches)
+    rest = np.take_along_axis(costs, order, 1)[:, ::-1].cumsum(1)[:, ::-1]
+    means = rest / np.arange(count, 0, -1)
     left = np.tile(np.array(room), (batches, 1))
+    loads = np.where(left, 0, np.inf)
     owner = np.empty((batches, count), np.int64)
-    for place in range(count):
-        item = order[:, place]
-        rank = np.argmin(np.where(left > 0, loads, np.inf), axis=1)
-        owner[every, item] = rank
-        loads[every, rank] += costs[every, item]
-        left[every, rank] -= 1
-    # Stable: the rows of a rank stay in their order.
-    dealt = np.argsort(owner, axis=1, kind="stable")
-    return np.split(dealt, np.cumsum(room)[:-1], axis=1)
+    for item, mean in zip(order.T, means.T, strict=True):
+        chosen = np.argmin(loads + left * mean[:, None], axis=1)
+        owner[every, item] = chosen
+        left[every, chosen] -= 1
+        loads[every, chosen] += np.where(left[every, chosen], costs[every, item], np.inf)
+    return np.nonzero(owner == rank)[1].reshape(batches, -1)
 
 
 # ---- batch plan ----------------------------------------------------------------------------------
 
 # Positions to compute at a time: enough to be fast with numpy, few enough for a fast start.
 BLOCK = 4096
+# Positions of all ranks, where the rows of a global batch are dealt by their costs.
+DEALT = 8 * BLOCK
 
 
 class Share(NamedTuple):
@@ -414,7 +477,9 @@ class Plan:
         drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
         size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
-        together = max(BLOCK // size, 1)
+        together = max(
+            BLOCK // size if self.costs_of is None else min(BLOCK // size, DEALT // world), 1
+        )
         while (full := min((end - sample) // world, together)) > 0:
             starts = sample + world * np.arange(full)
             yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)
@@ -439,12 +504,12 @@ class Plan:
             room: How many samples each rank takes of each.
         """
         own = room[self.rank]
-        if self.costs_of is None or self.world_size == 1:
+        if self.costs_of is None:
             first = starts + sum(room[: self.rank])
             return self._indices(before, drawn, first, own), first
         every = self._indices(before, drawn, starts, sum(room))
         costs = self.costs_of(every.ravel()).reshape(every.shape)
-        dealt = balanced(costs, room)[self.rank]
+        dealt = balanced(costs, room, self.rank)
         return np.take_along_axis(every, dealt, axis=1), starts[:, None] + dealt
 
     def _indices(
@@ -453,7 +518,7 @@ class Plan:
         """Return the samples at `count` positions from each start on, a row for each start."""
         if self.mixture is not None:
             mixture = self.mixture
-            if self.world_size == 1:  # consecutive
+            if len(starts) == 1 or starts[1] - starts[0] == count:  # consecutive
                 whole = len(starts) * count
                 found = mixture.indices(self.seed, self.shuffle, before + int(starts[0]), whole)
                 return found.reshape(len(starts), count)
@@ -464,9 +529,9 @@ class Plan:
             return np.stack(rows)
         numbers = starts[:, None] + np.arange(count)
         if self.shuffle:
-            order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
+            order = _order_of(self.length, seed_of(self.seed, ORDER, drawn))
             numbers = order.at(numbers).astype(np.int64)
-        return numbers + drawn * EPOCH if self.by_epoch else numbers
+        return numbers + drawn % EPOCHS * EPOCH if self.by_epoch else numbers
 
 
 def share_of(samples: int, plan: Plan) -> Share:

@@ -14,9 +14,10 @@ row of any epoch is found by itself.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,10 @@ class Pattern(NamedTuple):
 
     parts: tuple[tuple[int, int], ...]
     rows: int
+
+
+# From the length of each class, and how many samples it has.
+PatternsOf = Callable[[list[int], list[int]], list[Pattern]]
 
 
 # ---- patterns ------------------------------------------------------------------------------------
@@ -96,42 +101,27 @@ def grouped_patterns(
         max_samples: The samples of a batch, at most.
     """
     patterns: list[Pattern] = []
-    rest: tuple[tuple[int, int], ...] = ()  # of the shorter classes
+    rest: tuple[tuple[int, int], ...] = ()
+    taken = 0  # samples of the rest
     for number, (length, count) in enumerate(zip(longest, counts, strict=True)):
-        room = min(max_tokens // length, max_samples or count + max_tokens)
-        taken = sum(each for _, each in rest)
-        if taken >= room:  # fewer of these fit than of the shorter ones
-            patterns.append(Pattern(rest, 1))
-            rest, taken = (), 0
-        if rest and taken + count >= room:
-            patterns.append(Pattern((*rest, (number, room - taken)), 1))
-            rest, count = (), count - (room - taken)
-        elif rest:
-            rest, count = (*rest, (number, count)), 0
-        if count >= room:
-            patterns.append(Pattern(((number, room),), count // room))
-        if count % room:
-            rest = ((number, count % room),)
+        room = min(max_tokens // length, max_samples or max_tokens)
+        while count:
+            if taken >= room:  # also if fewer of these fit than of the shorter ones
+                patterns.append(Pattern(rest, 1))
+                rest, taken = (), 0
+            if not taken and count >= room:
+                patterns.append(Pattern(((number, room),), count // room))
+                count %= room
+            else:
+                used = min(room - taken, count)
+                rest, taken, count = (*rest, (number, used)), taken + used, count - used
     return [*patterns, Pattern(rest, 1)] if rest else patterns
 
 
-def merged(lengths: Integers, ratio: float) -> Integers:
-    """Return the class of each length; the longest of a class is up to `ratio` times its shortest.
-
-    Args:
-        lengths: Different ones, ascending.
-        ratio: More than 1.
-    """
-    found = np.empty(len(lengths), np.int64)
-    begin, number = 0, 0
-    while begin < len(lengths):
-        end = max(int(np.searchsorted(lengths, lengths[begin] * ratio, side="right")), begin + 1)
-        found[begin:end] = number
-        begin, number = end, number + 1
-    return found
-
-
 # ---- rows ----------------------------------------------------------------------------------------
+
+# Samples to sort and to count at a time.
+CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,78 +131,113 @@ class Rows:
     Attributes:
         members: The samples, class after class.
         starts: Where each class starts in `members`, and the end of the last.
-        ends: The number of rows up to the end of each pattern.
+        row_starts: The first row of each pattern, and the number of rows.
         part_starts: Where each pattern's parts start, and the end of the last.
         classes: The class of each part.
         each: How many samples of its class a row takes for each part.
         firsts: How many samples of its class earlier rows take, for each part's first row.
         costs: What a row costs, for each pattern.
+        space: Tokens of all rows, if each sample is as long as the longest class of its row.
     """
 
     members: Integers
     starts: Integers
-    ends: Integers
+    row_starts: Integers
     part_starts: Integers
     classes: Integers
     each: Integers
     firsts: Integers
     costs: npt.NDArray[np.float64]
+    space: int
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return int(self.row_starts[-1])
 
-    def samples(self, row: int, epoch: int) -> list[int]:
+    def samples(self, row: int, epoch: int) -> Integers:
         """Return the members of a row in an epoch, longest class first."""
-        pattern = int(np.searchsorted(self.ends, row, side="right"))
-        within = row - (int(self.ends[pattern - 1]) if pattern else 0)
-        parts = slice(int(self.part_starts[pattern]), int(self.part_starts[pattern + 1]))
-        each, classes = self.each[parts], self.classes[parts]
-        numbers = np.repeat(self.firsts[parts] + within * each, each)
+        pattern = self._patterns_of(row)
+        parts = slice(self.part_starts[pattern], self.part_starts[pattern + 1])
+        each = self.each[parts].astype(np.int64)
+        numbers = np.repeat(self.firsts[parts] + (row - self.row_starts[pattern]) * each, each)
         numbers += np.arange(len(numbers)) - np.repeat(np.cumsum(each) - each, each)
-        own = np.repeat(classes, each)
-        sizes = self.starts[own + 1] - self.starts[own]
+        own = np.repeat(self.classes[parts], each)
         keys = (own + 1).astype(np.uint64) * np.uint64(seed_of(ROWS, epoch) | 1)
-        found: list[int] = self.members[
-            self.starts[own] + permuted(numbers, sizes, keys).astype(np.int64)
-        ].tolist()
+        begins = self.starts[own]
+        places = begins + permuted(numbers, self.starts[own + 1] - begins, keys).astype(np.int64)
+        found: Integers = self.members[places]
         return found
 
     def costs_of(self, rows: Integers) -> npt.NDArray[np.float64]:
         """Return what these rows cost, in any epoch."""
-        return self.costs[np.searchsorted(self.ends, rows, side="right")]
+        found: npt.NDArray[np.float64] = self.costs[self._patterns_of(rows)]
+        return found
+
+    def _patterns_of(self, rows: Any) -> Any:
+        return np.searchsorted(self.row_starts, rows, side="right") - 1
 
 
-def rows_of(
-    members: Integers,
-    counts: Integers,
-    patterns: Sequence[Pattern],
+def arranged(
+    own: Integers,
+    bounds: Sequence[int],
+    longest: Integers,
     costs: npt.NDArray[np.float64],
+    patterns_of: PatternsOf,
     *,
     padded: bool = False,
 ) -> Rows:
-    """Return the rows that patterns describe.
+    """Return the rows of samples, window by window.
 
     Args:
-        members: The samples, class after class.
-        counts: The number of samples of each class.
-        patterns: How many of which classes make a row.
+        own: The class of each sample.
+        bounds: Where each window of samples begins, and the end of the last.
+        longest: The longest sample of each class.
         costs: What a sample of each class costs.
+        patterns_of: Returns rows for the lengths of some classes, and how many samples each has.
         padded: Whether each sample of a row costs as much as the most expensive one.
     """
-    parts = np.array([part for pattern in patterns for part in pattern.parts], np.int64)
-    classes, each = parts.T.copy()
-    per_pattern = np.array([len(pattern.parts) for pattern in patterns], np.int64)
-    times = np.array([pattern.rows for pattern in patterns], np.int64)
-    part_starts = np.concatenate([[0], np.cumsum(per_pattern)])
+    members = np.empty(len(own), np.uint32)
+    found: list[tuple[Integers, ...]] = []
+    known = 0  # classes of earlier windows
+    for begin, end in pairwise(bounds):
+        counts = tally(own[begin:end], len(longest))
+        _sort(own, begin, end, counts, members)
+        kinds = np.flatnonzero(counts)
+        patterns = patterns_of(longest[kinds].tolist(), counts[kinds].tolist())
+        parts = np.array([part for each in patterns for part in each.parts], np.int32)
+        numbers = np.array([(len(pattern.parts), pattern.rows) for pattern in patterns])
+        found.append((kinds, counts[kinds], parts[:, 0] + known, parts[:, 1], *numbers.T))
+        known += len(kinds)
+    kinds, counts, classes, each, sizes, rows = map(np.concatenate, zip(*found, strict=True))
+    starts, part_starts, row_starts = (np.append(0, np.cumsum(by)) for by in (counts, sizes, rows))
     # Samples of the class that earlier parts take: a running sum within each class.
-    taken = each * np.repeat(times, per_pattern)
+    taken = each * np.repeat(rows, sizes)
     order = np.argsort(classes, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts)])
     firsts = np.empty_like(each)
     firsts[order] = np.cumsum(taken[order]) - taken[order] - starts[classes[order]]
+    begins, kind = part_starts[:-1], kinds[classes]
+    samples = np.add.reduceat(each, begins)
+    row_costs = np.add.reduceat(each * costs[kind], begins)
     if padded:
-        samples = np.add.reduceat(each, part_starts[:-1])
-        row_costs = samples * np.maximum.reduceat(costs[classes], part_starts[:-1])
-    else:
-        row_costs = np.add.reduceat(each * costs[classes], part_starts[:-1])
-    return Rows(members, starts, np.cumsum(times), part_starts, classes, each, firsts, row_costs)
+        row_costs = samples * np.maximum.reduceat(costs[kind], begins)
+    space = int(np.sum(rows * samples * np.maximum.reduceat(longest[kind], begins)))
+    return Rows(members, starts, row_starts, part_starts, classes, each, firsts, row_costs, space)
+
+
+def tally(values: Integers, kinds: int) -> Integers:
+    """Return how often each number below `kinds` occurs, without a copy of the whole array."""
+    found = np.zeros(kinds, np.int64)
+    for begin in range(0, len(values), CHUNK):
+        found += np.bincount(values[begin : begin + CHUNK], minlength=kinds)
+    return found
+
+
+def _sort(own: Integers, begin: int, end: int, counts: Integers, members: Integers) -> None:
+    """Fill members from `begin` to `end` with these samples, class after class, ascending."""
+    at = begin + np.cumsum(counts) - counts
+    for first in range(begin, end, CHUNK):
+        some = own[first : min(first + CHUNK, end)]
+        order = np.argsort(some, kind="stable")
+        here = np.bincount(some, minlength=len(counts))
+        within = np.arange(len(some)) - np.repeat(np.cumsum(here) - here, here)
+        members[np.repeat(at, here) + within] = order + first
+        at += here

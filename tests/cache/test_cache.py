@@ -136,7 +136,7 @@ def test_another_length_is_noticed(tmp_path, monkeypatch):
     """Where nothing else shows it; with a version, what is new is added."""
     make(Growing(), tmp_path)
     monkeypatch.setattr(Growing, "length", 302)
-    with pytest.raises(forebay.ChangedError, match="302 samples, and had 300 when"):
+    with pytest.raises(forebay.ChangedError, match=r"parameter len\(\): 300 -> 302"):
         make(Growing(), tmp_path)
     cached = make(Growing(), tmp_path, version="2")
     assert [one["label"] for one in cached] == list(range(302))

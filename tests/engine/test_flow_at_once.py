@@ -195,6 +195,18 @@ def test_in_order_the_first_one_times_out_alone() -> None:
     assert script.of(SendTasks)[-1] == SendTasks(1, ((1, 1), (2, 1)))
 
 
+def test_in_order_the_limit_counts_from_the_answer_before() -> None:
+    """A task that waited for the one before it has its whole time."""
+    script = started(3, at_once=2, num_workers=1, timeout_s=5.0, retries=0, in_order=True)
+    script.now = 4.0
+    script.finish(0, 0)
+    script.say(AlarmRang(), at=8.9)
+    assert not script.of(KillWorker)
+    script.say(AlarmRang(), at=9.0)
+    script.say(WorkerDied(0, CRASH))
+    assert [each.task for each in script.of(ReportFailure)] == [1]
+
+
 def test_one_that_is_answered_before_the_kill_is_not_blamed() -> None:
     """And neither are the others."""
     script = started(2, at_once=2, num_workers=1, timeout_s=5.0, retries=0)

@@ -205,7 +205,7 @@ def test_statistics_count_tokens():
         tokens, filled = loader.statistics().tokens["dataset"]
         assert tokens == 2 * LENGTHS.sum()
         assert filled == pytest.approx(LENGTHS.sum() / (len(loader.dataset) * SIZE))
-        assert "rows 9" in str(loader.statistics())
+        assert "% filled" in str(loader.statistics())
     with mixed(batch_size=8) as loader:
         list(loader)
         found = loader.statistics()

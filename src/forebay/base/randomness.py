@@ -481,7 +481,8 @@ class ThreadTurns:
         if helpers is not None:
             helpers.end()
         threads = (thread, *(() if helpers is None else helpers.threads))
-        return not any([_turns.leave(each.ident or 0) for each in threads])
+        ran = [_turns.leave(each.ident or 0) for each in threads]
+        return not any(ran)
 
 
 class _DrawDetector:

@@ -355,12 +355,14 @@ class Index:
 
     Attributes:
         sizes: The size of each shard in bytes.
+        samples: A hash of where the samples come from; "" in the index of an older forebay.
     """
 
     plan: CachePlan
     sizes: tuple[int, ...]
     fingerprint: str
     version: str | None
+    samples: str
 
     def write(self, private: Path) -> None:
         """Write it to forebay's own folder, atomically."""
@@ -370,6 +372,7 @@ class Index:
             "sizes": list(self.sizes),
             "fingerprint": self.fingerprint,
             "version": self.version,
+            "samples": self.samples,
         }
         with atomic_file(private / NAME) as file:
             file.write(json.dumps(record).encode())
@@ -388,7 +391,8 @@ class Index:
                 )
             sizes = tuple(map(int, found["sizes"]))
             plan = CachePlan.from_json(found["plan"])
-            index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
+            texts = str(found["fingerprint"]), found["version"], str(found.get("samples", ""))
+            index = cls(plan, sizes, *texts)
             if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except (FileNotFoundError, NotADirectoryError):

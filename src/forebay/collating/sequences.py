@@ -6,6 +6,7 @@ rows of samples ──> fields of as many items as tokens ──> (batch, size),
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.base.batches import items_in
 from forebay.collating.rules import (
     Collation,
     Misfit,
@@ -21,6 +23,7 @@ from forebay.collating.rules import (
     default_at,
     described,
     fields_of,
+    odd_one,
     refusal,
 )
 from forebay.errors import InputError
@@ -32,6 +35,7 @@ _ADVICE = (
     "sequences() takes rows of forebay.pack_sequences: lists of samples. A sample is a tensor, "
     "array or list of tokens, or a container with such a field."
 )
+_COUNTED = "The samples of all rows are counted, one row after another."
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,15 @@ class Sequences(Collation):
             if type(row) is not list or not row:
                 raise refusal(Misfit(path, number, described(row), ""), len(samples), _ADVICE)
         flat = [_fields(sample) for row in samples for sample in row]
-        named: list[Hashable] = [name for name in TOKENS if name in flat[0]]
-        named += [name for name, value in flat[0].items() if _is_long(value)]
-        tokens = named[0] if named else None
-        if tokens is None:
+        if any(each.keys() != flat[0].keys() for each in flat):
+            odd = odd_one(path, [f"a sample with {sorted(each, key=repr)}" for each in flat])
+            assert odd is not None
+            raise refusal(odd, len(flat), f"Return the same fields for every sample. {_COUNTED}")
+        names: list[Hashable] = [*TOKENS, *flat[0]]
+        named = [name for name in names if items_in(flat[0].get(name)) is not None]
+        if not named:
             raise refusal(Misfit(path, None, described(samples[0][0]), ""), len(samples), _ADVICE)
+        tokens = named[0]
         own = [len(each[tokens]) for each in flat]
         ends = np.cumsum([0, *map(len, samples)])
         rows = [own[begin:end] for begin, end in pairwise(ends.tolist())]
@@ -68,11 +76,16 @@ class Sequences(Collation):
         batch: dict[Hashable, Any] = {}
         for name in flat[0]:
             values = [each[name] for each in flat]
-            if all(map(_has_length, values, own)):
-                fill = self.pad if name == tokens else self.ignore if _is_target(name) else 0
-                batch[name] = _packed(values, rows, size, fill, (*path, name))
-            else:
-                batch[name] = default_at(values, (*path, name))
+            fill: float = self.ignore if re.search("label|target", str(name)) else 0
+            try:
+                if [*map(items_in, values)] == own:
+                    fill = self.pad if name == tokens else fill
+                    batch[name] = _packed(values, rows, size, fill, (*path, name))
+                else:
+                    batch[name] = default_at(values, (*path, name))
+            except InputError as error:
+                error.add_note(f"forebay.collate: {_COUNTED}")
+                raise
         return batch | _structure(rows, size)
 
 
@@ -80,20 +93,6 @@ def _fields(sample: Any) -> Mapping[Hashable, Any]:
     """Return the fields of a sample; tokens alone are the field "tokens"."""
     fields = None if isinstance(sample, list) else fields_of(sample)
     return {"tokens": sample} if fields is None else {at: get(sample) for at, get in fields.items()}
-
-
-def _is_long(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.ndim > 0
-    return isinstance(value, list)
-
-
-def _has_length(value: Any, length: int) -> bool:
-    return _is_long(value) and len(value) == length
-
-
-def _is_target(name: Hashable) -> bool:
-    return isinstance(name, str) and ("label" in name or "target" in name)
 
 
 def _packed(

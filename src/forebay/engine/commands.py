@@ -162,10 +162,16 @@ class Worker:
         while len(self.begun) > count:
             self.begun.pop()
 
-    def overdue(self, timeout_s: float, now: float) -> list[int]:
-        """Return the tasks that exceed a time limit; one to be returned if it holds no others."""
+    def overdue(self, limits: Limits, now: float) -> list[int]:
+        """Return the tasks that exceed the time limit; one to be returned if it holds no others.
+
+        In order, only the first may: those behind it may be ready, and wait for it.
+        """
+        if limits.timeout_s is None:
+            return []
         running = zip(self.tasks or sorted(self.returning), self.begun, strict=False)
-        return [key for key, begun in running if now >= begun + timeout_s]
+        first = islice(running, 1 if limits.in_order else None)
+        return [key for key, begun in first if now >= begun + limits.timeout_s]
 
     def remove(self, keys: Container[int]) -> None:
         """Remove tasks that it holds no more."""

@@ -25,7 +25,6 @@ back after `RECLAIM_S`, as from any worker. A surplus worker that is needed agai
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -282,9 +281,8 @@ class Flow:
         for number, worker in self._workers.items():
             if not worker.begun or worker.timed_out:
                 continue
-            overdue = worker.overdue(self.limits.timeout_s or math.inf, now)
-            if overdue:  # in order, those behind the first one may only wait for it
-                worker.timed_out = overdue[:1] if self.limits.in_order else overdue
+            worker.timed_out = worker.overdue(self.limits, now)
+            if worker.timed_out:
                 commands.append(KillWorker(number))
             elif now >= worker.begun[-1] + RECLAIM_S and self._has_spare_tasks(worker):
                 spare = list(islice(worker.tasks, self.limits.at_once, None))
@@ -319,6 +317,8 @@ class Flow:
         if is_first:
             worker.tasks.popleft()
             worker.begun.popleft()
+            if worker.begun and self.limits.in_order:
+                worker.begun[0] = now  # it may have waited for the one before it
         else:
             worker.remove((key,))
         self._begin(worker, now)

@@ -7,7 +7,6 @@ Whatever makes the whole listing unusable (an empty folder, a truncated manifest
 from __future__ import annotations
 
 import glob
-import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +51,7 @@ class Listing:
     Attributes:
         total: The number of inputs; None if it is not known before the listing ends.
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
+        samples: Those of a Dataset, a `Samples`; None for other inputs.
     """
 
     kind: str
@@ -62,6 +62,7 @@ class Listing:
     folder: str | None = None
     total: int | None = None
     fingerprint: str = ""
+    samples: Any = field(default=None, repr=False, compare=False)
 
     @property
     def is_distinct(self) -> bool:
@@ -114,33 +115,6 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
         raise InputError("inputs: the list is empty\n  Give at least one path.")
     description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
     return Listing("paths", (), description, lambda: _walk_list(paths), total=len(paths))
-
-
-def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing:
-    """List the indices of a Dataset of `n` samples as inputs.
-
-    Args:
-        source_of: Returns the name of a sample; None if the Dataset knows none. The sample is
-            processed again if its name changes, or the file of that name.
-    """
-    if n < 1:
-        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
-    description = f"a Dataset of {n} sample{'s' * (n != 1)}"
-
-    def walk_names(name_of: Callable[[int], object]) -> Iterator[Input]:
-        for index in range(n):
-            given = name_of(index)
-            given = str(given) if isinstance(given, int) else given
-            name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
-            name = shown_location(name)  # a Dataset opens its samples itself
-            identity = "" if is_url(name) else _identity(name)
-            # The name is a part of the identity: another item may have this index by now.
-            yield Input(name, str(index), json.dumps([name, identity]))
-
-    def walk() -> Iterator[Input]:
-        return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
-
-    return Listing("indices", (), description, walk, total=n)
 
 
 def _list_path(name: str) -> Listing:
@@ -337,11 +311,12 @@ def _file(path: str) -> Input:
     except (OSError, ValueError) as error:
         return Input(path, None, _error_identity(path, error))
     if stat.S_ISLNK(status.st_mode):
-        return LinkInput(path, None, _identity(path))
+        return LinkInput(path, None, identity_of(path))
     return Input(path, None, _status_identity(status))
 
 
-def _identity(path: str) -> str:
+def identity_of(path: str) -> str:
+    """Return a value that changes with the file at a path."""
     try:
         return _status_identity(os.stat(path))
     except (OSError, ValueError) as error:
@@ -407,6 +382,11 @@ def _path_text(path: object, what: str) -> str:
         advice = "A path is a str or a pathlib.Path. Rows are a list of dicts alone, or a manifest."
         raise InputError(f"{what}: got {kind} instead of a path\n  {advice}")
     return str(text)
+
+
+def name_text(given: object, what: str) -> str:
+    """Return the name of an input without credentials; one that cannot be stored is an error."""
+    return shown_location(_storable(_path_text(given, what)))
 
 
 def _with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:

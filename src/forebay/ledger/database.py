@@ -286,7 +286,10 @@ def _advice(name: str) -> str:
             "same call again."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        return "Nothing was changed. Check the permissions of the file and its folder."
+        return (
+            "Nothing was changed. Check the permissions of the file and its folder, and the space "
+            "and inodes of the disk (df -h, df -i)."
+        )
     if name.startswith("SQLITE_IOERR"):
         return "Nothing recorded was lost. Check quota, disk and mount; make the same call again."
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

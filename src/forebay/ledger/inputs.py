@@ -363,7 +363,7 @@ CREATE UNIQUE INDEX temp.listing_key ON listing({_KEY.format("")});
 _MATCH = f"""
 INSERT INTO places
 SELECT i.ordinal, l.position, l.identity != i.identity,
-    i.ordinal = l.position AND l.identity = i.identity AND l.source = i.source
+    i.ordinal = l.position AND l.identity = i.identity AND l.source = i.source AND l.row IS i.row
 FROM inputs i CROSS JOIN listing l ON {_KEY.format("l.")} = {_KEY.format("i.")}
 WHERE i.ordinal < 0 OR i.ordinal > :known
 """  # noqa: S608

@@ -296,6 +296,15 @@ class Ledger:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that are no output's."""
+        query, sql = self._database.rows, "SELECT name FROM outputs WHERE name IN ({})"
+        listed = [*names]
+        known = {
+            name for part, marks in chunks(listed) for (name,) in query(sql.format(marks), part)
+        }
+        return [name for name in listed if name not in known]
+
     def own_files(self) -> list[str]:
         """Return the names of the files that belong to no input: tables, shards, their index."""
         return [*map(table_name, self.tables()), *read_shards(self).names]

@@ -20,8 +20,9 @@ class Input(NamedTuple):
 
     Attributes:
         source: The path or URL, without credentials: they may change, and the ledger keeps it.
-        row: The table's row as a JSON object, columns in the table's order; for a Dataset with
-            names the index; None otherwise.
+        row: The table's row as a JSON object, columns in the table's order; for a sample that has
+            a name, that and what tells it from others of the name, or its source again if only
+            others have names; None otherwise.
     """
 
     source: str
@@ -52,7 +53,8 @@ class Todo(NamedTuple):
     """One input that still has to be worked on, as the ledger lists it.
 
     Attributes:
-        opens: Its source or row with credentials; None if it has none.
+        opens: Its source or row with credentials; None if it has none. For a sample its index in
+            the Dataset, or None for that by its ordinal.
     """
 
     ordinal: int

@@ -216,8 +216,10 @@ class BatchJob:
 
     def drop(self, request: BatchRequest) -> None:
         """Do not fetch the samples of a batch that are not begun: it is not needed."""
-        if any(each is request for each in self._later):
-            self._later.remove(request)
+        for at, each in enumerate(self._later):
+            if each is request:  # not `remove`, which would compare the user's indices
+                del self._later[at]
+                break
         if self._map_fetcher is not None:
             self._map_fetcher.drop(request)
 
@@ -336,7 +338,8 @@ class BatchJob:
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
-        what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
+        every = request.index.tolist() if torch.is_tensor(request.index) else request.index
+        what = f"sample {index!r}" if index is not None else f"samples {shortened(every)}"
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
         note = f"forebay: {what}, {request}, {where}"
         return (note,) if self._spec.seed is None else (note, request.replay_note)

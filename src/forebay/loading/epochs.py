@@ -221,6 +221,8 @@ class Pipeline:
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
+        if isinstance(source, PlanSource | SamplerSource):
+            source.as_tensors = settings.is_sliced  # the dataset may have another format
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
@@ -260,9 +262,7 @@ class Pipeline:
             **asdict(settings.made_with),
             "tail": loader.tail,
             "sampler": type(loader.sampler).__name__,
-        }
-        if self.mixture is not None:
-            facts["weights"] = self.mixture.weights
+        } | ({} if self.mixture is None else {"weights": self.mixture.weights})
         self._has_agreed = check_agreement(ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -356,16 +356,15 @@ class Pipeline:
 
     def tokens_by_source(self, dataset: Any) -> dict[str, tuple[int, float]]:
         """Return the tokens returned from each dataset of rows; see `Statistics.tokens`."""
-        planner, rows = self.planner, sequence_rows(dataset)
+        planner = self.planner
         if planner is None or not isinstance(planner.source, PlanSource):
             return {}
-        parts = {"dataset": dataset} if rows is not None else getattr(dataset, "datasets", {})
-        counts = {name: count for name, (count, _) in self.samples_by_source(parts).items()}
-        counts = counts or {"dataset": self._mixture_position(planner)}
+        counts = self.samples_by_source(getattr(dataset, "datasets", ()))
+        counts = counts or {"dataset": (self._mixture_position(planner), 0.0)}
         return {
-            name: (round(counts[name] * each.tokens / len(each)), each.filled)
-            for name, each in parts.items()
-            if sequence_rows(each) is not None and name in counts
+            name: (round(counts[name][0] * each.tokens / len(each)), each.filled)
+            for name, each in sequence_rows(dataset).items()
+            if name in counts
         }
 
     @staticmethod
@@ -387,7 +386,8 @@ def feed_of(
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
     if settings.is_local:
-        return LocalFeed(spec, trace)
+        ahead = settings.sliced_ahead
+        return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
     workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())
@@ -520,7 +520,7 @@ class LoaderProgress:
 
     def _start(self, settings: Settings, epoch: int, origin: int) -> Position:
         """Return the position before an epoch that has not begun."""
-        loader, dataset = settings.loader, settings.loader.dataset
+        loader = settings.loader
         mixture = settings.plan.mixture if settings.plan else None
         if self.pipeline is not None:
             mixture = self.pipeline.mixture
@@ -532,7 +532,7 @@ class LoaderProgress:
             seed=loader.seed,
             set_epoch=self.recorders.values(),
             sampler=None if settings.is_iterable else states_of(settings.index_sampler),
-            dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
+            dataset=settings.dataset_state(),
             generator=state_of_generator(loader.generator) if draws else None,
             mixture=None if mixture is None else mixture.state(),
         )

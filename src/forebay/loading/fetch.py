@@ -21,9 +21,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import default_collate
 
-from forebay.base.datasets import OwnedGenerators
+from forebay.base.datasets import OwnedGenerators, getitems_of
 from forebay.base.randomness import (
     SeedsIfDrawn,
     SetSeed,
@@ -159,13 +160,12 @@ class _Begun(NamedTuple):
     """A batch that threads fetch.
 
     Attributes:
-        calls: One for each sample, or a single one for all `together`.
+        calls: One for each sample.
         process: Where the threads are.
     """
 
     request: BatchRequest
     calls: list[Future[_Fetched]]
-    together: bool
     process: int
 
 
@@ -216,7 +216,8 @@ class MapFetcher:
         # For very few samples, seeding takes less time than to find whether they draw.
         self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
-        self._getitems: Any = getattr(spec.dataset, "__getitems__", None)
+        self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
+        self._getitems = getitems_of(spec.dataset)
 
     def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
         """Return the samples of a batch, for `collate`."""
@@ -224,8 +225,10 @@ class MapFetcher:
         if self._sliced is not None:
             try:
                 return _Sliced(self._sliced(index))
-            except Exception:  # noqa: BLE001, S110 - fetching one by one finds the sample
-                pass
+            except Exception:  # fetching one by one finds the sample
+                if not self._sliced.has_samples:
+                    raise
+            index = torch.as_tensor(index).tolist()
         if self._threads is not None:
             return self._fetched_at_once(request, failures)
         if not self._spec.auto_collation:
@@ -255,7 +258,7 @@ class MapFetcher:
     def _find_owned(self, epoch: int) -> None:
         """Find the generators that the dataset owns, before the first batch of an epoch."""
         spec = self._spec
-        if spec.seed is None or not spec.seeds_owned or epoch == self._epoch:
+        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch:
             return
         self._epoch = epoch  # the user may have changed the dataset between epochs
         owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
@@ -286,7 +289,7 @@ class MapFetcher:
             failures.clear()
             return self._fetched(request, indices, failures, set_seed)
 
-        if self._spec.seed is None:
+        if not self._is_seeded:
             return fetched(seed_nothing)
         is_few = len(indices) < FEW_SAMPLES
         samples: list[Any] = (self._run_seeded if is_few else self._run_many_seeded)(fetched)
@@ -334,7 +337,7 @@ class MapFetcher:
 
     def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
-        if self._spec.seed is None:
+        if not self._is_seeded or self._spec.seed is None:
             return call()
         seed = seed_of(self._spec.seed, purpose, request.epoch, request.positions(1)[0])
 
@@ -358,9 +361,8 @@ class MapFetcher:
                 self._begin(later.popleft())
 
     def _begin(self, request: BatchRequest) -> None:
-        if self._sliced is None and id(request) not in self._begun:
-            together = self._getitems is not None and self._spec.auto_collation
-            self._begun[id(request)] = self._submitted(request, together=together)
+        if id(request) not in self._begun:
+            self._begun[id(request)] = self._submitted(request)
 
     def drop(self, request: BatchRequest) -> None:
         """Do not fetch the samples of a batch that are not begun."""
@@ -371,18 +373,15 @@ class MapFetcher:
     def _indices(self, request: BatchRequest) -> Sequence[Any]:
         return request.index if self._spec.auto_collation else [request.index]
 
-    def _submitted(self, request: BatchRequest, *, together: bool) -> _Begun:
+    def _submitted(self, request: BatchRequest) -> _Begun:
         """Have threads fetch the samples of a batch."""
         assert self._threads is not None
         indices, submit = self._indices(request), self._threads.submit
-        if together:
-            call = partial(self._call_seeded, request, SAMPLE, partial(self._getitems, indices))
-            return _Begun(request, [submit(partial(_fetched, call))], True, os.getpid())
         calls = [
             submit(partial(_fetched, partial(self._sample, request.epoch, position, index)))
             for position, index in zip(request.positions(len(indices)), indices, strict=True)
         ]
-        return _Begun(request, calls, False, os.getpid())
+        return _Begun(request, calls, os.getpid())
 
     def _sample(self, epoch: int, position: int, index: Any) -> Any:
         spec = self._spec
@@ -402,16 +401,9 @@ class MapFetcher:
             self._begin(request)
             begun = self._begun.pop(id(request))
             if begun.process != os.getpid():
-                begun = self._submitted(request, together=begun.together)
+                begun = self._submitted(request)
             self.begin_more()
         try:
-            if begun.together:
-                try:
-                    return self._taken(begun.calls[0]).sample
-                except Exception:
-                    if not self._spec.skip_errors:
-                        raise
-                begun = self._submitted(request, together=False)
             samples = self._gathered(request, begun.calls, failures)
         except BaseException as error:
             self._begun[id(request)] = begun

@@ -222,8 +222,13 @@ class Position:
         *,
         strict: bool,
         may_resize: bool,
+        has_batches: bool = True,
     ) -> Position:
-        """Return the position for a loader, after checking that the loader fits it."""
+        """Return the position for a loader, after checking that the loader fits it.
+
+        Args:
+            has_batches: False with batch_size=None: each rank takes one sample at a time.
+        """
         self._check_same(made_with, seed)
         # The length that counts is that of the epoch, which may be from before the dataset grew.
         was, now, length = self.made_with, made_with, self.length or self.made_with.length
@@ -245,8 +250,9 @@ class Position:
                 "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
                 "it was."
             )
-        if strict and differing:
-            raise OptionError(self._mismatch(*pairs[differing[0]], differing[0], world_size))
+        refused = [name for name in differing if has_batches or name != "global_batch_size"]
+        if strict and refused:
+            raise OptionError(self._mismatch(*pairs[refused[0]], refused[0], world_size))
         if self.batch and (not was.in_order or self.outstanding):
             self._check_known(is_same=not differing)
         if "global_batch_size" in differing and was.kind == "iterable" and not self.knows_workers:

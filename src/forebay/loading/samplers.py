@@ -114,15 +114,15 @@ def sampler_for_plan(
     dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None
 ) -> PlannedShuffle | PlannedOrder:
     """Return a sampler with the order of a dataset's plan."""
-    is_mix = isinstance(dataset, MixedDataset)
+    is_mix, is_rows = isinstance(dataset, MixedDataset), bool(sequence_rows(dataset))
     plan = Plan(
         length=dataset.samples if is_mix else len(dataset),
         batch_size=BLOCK,
         seed=seed or 0,
         shuffle=shuffle,
         mixture=dataset.mixture if is_mix else None,
-        by_epoch=sequence_rows(dataset) is not None,
-        costs_of=dataset.costs_of if is_mix or sequence_rows(dataset) is not None else None,
+        by_epoch=is_rows and not is_mix,
+        costs_of=dataset.costs_of if is_rows else None,
     )
     if shuffle:
         return PlannedShuffle(dataset, plan, seed, generator=generator)

@@ -190,7 +190,7 @@ class SamplerSource(Source):
         self.sampler = sampler
         self.iterator: Iterator[Any] | None = None
         self._seed, self._recorders = seed, recorders
-        self._plan, self._as_tensors = plan, as_tensors
+        self._plan, self.as_tensors = plan, as_tensors
 
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`."""
@@ -224,7 +224,7 @@ class SamplerSource(Source):
         # only ended that epoch, so it is iterated again.
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
-            rows = rows_of(sampler) if self._as_tensors else None
+            rows = rows_of(sampler) if self.as_tensors else None
             for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
                 if number >= skip or number in outstanding:

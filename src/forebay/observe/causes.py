@@ -176,6 +176,8 @@ class Causes:
             yield self._uneven_storage()
             yield self._busy_cores()
             yield self._crowded()
+            if self._setup.is_sliced:
+                yield self._in_trainer()
             why = f"batches take so little that waits of {present.wait_share:.1%} were expected"
             if is_off:
                 rates = f"{short_number(present.rate)} batches/s, but {short_number(recorded.rate)}"
@@ -211,12 +213,22 @@ class Causes:
     def _enough(self) -> Iterator[Finding]:
         capacity, recorded = self._simulated.capacity(), self._recorded
         could = f"the loader could make {short_number(capacity)} batches/s"
+        slicing = f" {self._slicing()}" if self._setup.is_sliced else ""
         ample = Claim(capacity * recorded.step_s, AMPLE)
         limit = f"{sentence_case(self._setup.step)} is the limit: {could}."
-        yield Finding("consumer", limit, claims=(ample,))
+        yield Finding("consumer", f"{limit}{slicing}", claims=(ample,))
         nothing, makes = "There is nothing to change", Claim(capacity, recorded.rate)
-        yield Finding("healthy", f"{nothing}: {could}.", claims=(makes,))
-        yield Finding("healthy", f"{nothing}.")
+        yield Finding("healthy", f"{nothing}: {could}.{slicing}", claims=(makes,))
+        yield Finding("healthy", f"{nothing}.{slicing}")
+
+    def _slicing(self) -> str:
+        """Return why no workers are started, as a sentence."""
+        count = self._setup.num_workers
+        unused = f", so num_workers={count} starts none" if count else ""
+        return (
+            "Batches are slices of tensors or columns in memory, made in this process: to send "
+            f"them from workers would take longer{unused}."
+        )
 
     def _in_trainer(self) -> Finding | None:
         """Handle batches that are made in the trainer's process."""
@@ -228,8 +240,7 @@ class Causes:
         if self._setup.is_sliced:
             return Finding(
                 "cpu",
-                f"{made}each, by slicing tensors in memory: sending them from a worker would take "
-                "longer.",
+                f"{made}each. {self._slicing()}",
                 remedy="Larger batches take less time per sample.",
             )
         recorded, is_disturbed = self._recorded, self._is_disturbed

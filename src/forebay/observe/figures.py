@@ -224,7 +224,7 @@ class Statistics:
         for name, (samples, epochs) in self.sources.items():
             lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
         for name, (tokens, filled) in self.tokens.items():
-            lines.append(f"tokens     {name}: {tokens:,}, rows {filled:.1%} filled")
+            lines.append(f"tokens     {name}: {tokens:,}, {filled:.1%} filled")
         lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
         return "\n".join(map(printable, lines))
 

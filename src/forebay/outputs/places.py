@@ -313,6 +313,10 @@ class Bucket(OutputFolder):
         """Return the name and bytes of every object, forebay's own left out, sorted."""
         return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
 
+    def strays(self, ledger: Ledger) -> list[str]:
+        """Return none: to list a bucket takes a request for each thousand objects."""
+        return []
+
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
         """Call `write` with a local path, and upload the file."""
         if not replaces and self.size(name) is not None:

@@ -14,8 +14,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Container
-from contextlib import suppress
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,29 @@ class Output:
         self._folders.clear()
 
 
+_current: ContextVar[Output | None] = ContextVar("output", default=None)
+
+
+def get_output() -> Output | None:
+    """Return the `out` of the sample that this thread makes for `preprocess`; None elsewhere.
+
+    It is for a Dataset whose `__getitem__` writes files, which is not called with `out`. It has the
+    method `file(name)`, which returns a path to write an output to. During training, in the
+    calling program and in threads that `__getitem__` starts, the result is None.
+    """
+    return _current.get()
+
+
+@contextmanager
+def current(out: Output) -> Iterator[None]:
+    """Make an output the one that `get_output` returns, in the block."""
+    token = _current.set(out)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 # To look at a file: no link is followed, and a pipe is not waited for.
 _LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 # Of Linux; elsewhere no file system has leases.
@@ -426,7 +450,15 @@ class Staging:
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self.folders = StagingFolders(self._root, self._run, worker)
+        try:
+            self.folders = StagingFolders(self._root, self._run, worker)
+        except OSError as error:
+            raise OutputError(
+                f"a worker cannot make its folder for staged files: {error}\n"
+                "  Completed work is kept, and no input counts as failed.\n"
+                "  Free some space and inodes (see df -h and df -i), or make the output folder "
+                "writable; then make the same call again."
+            ) from error
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 

@@ -24,7 +24,7 @@ from forebay.base.randomness import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import located
-from forebay.outputs.staging import Output, Staging
+from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -40,7 +40,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
     None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
-    each; anything else is one row with the value in the column `metadata`.
+    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
+    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
+    one value they would have no type but JSON.
     """
     if returned is None:
         return None
@@ -52,7 +54,8 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
             "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
         )
-    if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
+    is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
+    if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
     mappings = sum(isinstance(value, Mapping) for value in values)
@@ -64,6 +67,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must all be dicts, but one of {len(values)} values is of type "
             f"{type(other).__name__}"
         )
+    dimensions = {getattr(value, "ndim", -1) for value in values}
+    if len(dimensions) > 1 and max(dimensions) > 0:
+        return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
 
 
@@ -105,12 +111,9 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
     if isinstance(value, os.PathLike):
         text = os.fspath(value)
         return final_name(text) or text
-    for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
-        if hasattr(value, method) and hasattr(value, "dtype"):
-            try:
-                return getattr(value, method)()
-            except (ValueError, RuntimeError):
-                continue
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
+        with suppress(ValueError, RuntimeError):
+            return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, Mapping):
@@ -186,7 +189,7 @@ class PreprocessJob:
         self._work = work
         self._kind = kind
         self._outputs = outputs
-        outputs.function = _name_of(work, kind, save)
+        outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
         self._directory: str | None = None
         self._owned = OwnedGenerators()
@@ -216,7 +219,8 @@ class PreprocessJob:
     def run(self, assignment: Assignment) -> Answer:
         """Return `((name, size, staged, place), …), metadata JSON` for one input.
 
-        Its payload is its source, its row, and, if it has credentials, what opens it.
+        Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
+        what opens it.
         """
         source, row, *others = assignment.payload
         opens = others[0] if others else source if row is None else row
@@ -245,7 +249,8 @@ class PreprocessJob:
             full = isinstance(error, Exception) and self._is_environment(error)
             out.discard()
             if full:
-                raise Refusal("environment") from error
+                cause = error.__cause__ if isinstance(error, Refusal) else error
+                raise Refusal("environment") from cause
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
@@ -275,10 +280,10 @@ class PreprocessJob:
     def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            sample = self._work[int(source if row is None else row)]
-            if self._save is not None:
-                sample = _exhausted(self._save(sample, out))
-            return sample, out.final_name
+            with current(out):
+                sample = self._work[int(opens)]
+                returned = sample if self._save is None else self._save(sample, out)
+                return _exhausted(returned), out.final_name
         if row is not None:
             listed = located(json.loads(opens), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
@@ -318,7 +323,7 @@ class PreprocessJob:
             return False
 
 
-def _name_of(work: Any, kind: str, save: Any) -> str:
+def name_of_work(work: Any, kind: str, save: Any) -> str:
     """Return what messages call the user's code."""
     called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
     name = str(getattr(called, "__qualname__", type(called).__qualname__))

@@ -12,17 +12,18 @@ from fnmatch import translate
 from functools import partial
 from typing import Any, Literal
 
-from forebay.base.datasets import is_map_style, names_of
+from forebay.base.datasets import is_map_style
 from forebay.base.output_names import SHARD_BYTES
 from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
-from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
+from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
 from forebay.ledger.database import DONE, reading
+from forebay.ledger.records import Todo
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
-from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
-from forebay.runs.ranges import verb_of
+from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
+from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 
@@ -139,8 +140,11 @@ def preprocess(
     listing = listing_for(work, inputs, save=save, folder=folder)
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
-    with Session(work, output, options, described=partial(_described, work, save)) as session:
+    described = partial(_described, work, save, listing.samples)
+    with Session(work, output, options, described=described) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
+        if listing.samples is not None:
+            listing = sample_listing(listing.samples.of(session))
         session.enrol(listing, whole=options.redo is not None)
         _redo(session)
         return session.process_inputs()
@@ -172,7 +176,9 @@ def retry(
             f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
-    with Session(work, output, options, described=partial(_described, work, save)) as session:
+    samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
+    described = partial(_described, work, save, samples)
+    with Session(work, output, options, described=described) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
@@ -193,8 +199,26 @@ def retry(
                 "  Nothing was started. Make the call of preprocess again: it tries the failed "
                 "inputs again, too."
             )
+        todo = None if samples is None else _found_again(session, samples)
         session.start_workers(kind, folder=folder, save=save)
-        return session.process_inputs(failed_only=True)
+        return session.process_inputs(failed_only=True, todo=todo)
+
+
+def _found_again(session: Session, samples: Samples) -> list[Todo]:
+    """Return the failed samples, each with its index in a Dataset that may have another order."""
+    failed = {each.row or each.source: each for each in session.ledger.todo(failed_only=True)}
+    todo = []
+    for index, one in enumerate(sample_listing(samples.of(session))):
+        if each := failed.pop(one.row or one.source, None):
+            todo.append(each._replace(opens=str(index)))
+    if failed:
+        first = next(iter(failed.values())).source
+        raise OptionError(
+            f"{len(failed):,} of the failed samples are not in this Dataset, such as "
+            f"{shortened(first)}\n"
+            "  Nothing was started. Pass the Dataset of the call in which they failed."
+        )
+    return sorted(todo)
 
 
 def _redo(session: Session) -> None:
@@ -226,9 +250,13 @@ def _matching(names: list[str]) -> Callable[[str], bool]:
     return is_meant
 
 
-def _described(work: Any, save: Any) -> Fingerprint:
+def _described(work: Any, save: Any, samples: Samples | None) -> Fingerprint:
     """Return the description of what makes the outputs, for change detection."""
-    return describe(work) if save is None else describe_parts({"dataset": work, "save": save})
+    if samples is None:
+        return describe(work)
+    bases = describe_bases(samples.bases, samples.lengths, fixed=False)
+    parts = describe_parts({} if save is None else {"save": save})
+    return replace(parts, name=bases[0].name, bases=bases)
 
 
 def listing_for(
@@ -249,7 +277,7 @@ def listing_for(
         _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)
-        return indices(len(work), names_of(work))
+        return sample_listing(samples_of(work))
     if save is not None:
         raise OptionError(
             "save= writes the samples of a Dataset, and the work is of type "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.formatting import counted, duration, summary
+from forebay.base.formatting import byte_size, counted, duration, summary
 from forebay.errors import shown_location
 from forebay.failures import Failure, Group, grouped, short_tracebacks
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     from forebay.observe.diagnosis import Diagnosis
 
 
+# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
+# numbers of that image. An embedding is smaller.
+LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
+_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
 # Failures that a report lists in the terminal; more of them are grouped by their errors.
 SHOWN = 10
 
@@ -40,6 +45,48 @@ class Later:
         for name in [*self._makers]:
             self.get(name)
         return vars(self)
+
+
+def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
+    """Return what to say of files that were written into the output folder directly.
+
+    Args:
+        call: What returns the path to write to instead, such as "out.file".
+    """
+    first = names[0]
+    was = "file was" if len(names) == 1 else "files were"
+    return (
+        f"{len(names):,} {was} written to {folder} without {call}(), such as {first!r}\n"
+        "  A kill leaves such a file incomplete, nothing removes it when its input changes, and "
+        "`forebay verify` counts it as an orphan.\n"
+        f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
+        "and remove what is there."
+    )
+
+
+def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
+    """Return what to say if one of these metadata, as JSON, is large and has an array.
+
+    Args:
+        total: How many inputs there are.
+        call: As for `note_on_strays`.
+    """
+    largest = max(metadata, key=len, default="")
+    if len(largest) < LARGE_METADATA or not any(
+        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
+    ):
+        return None
+    way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
+    if call != "out.file":
+        way = (
+            f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
+        )
+    return (
+        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
+        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
+        "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
+        f"{way}."
+    )
 
 
 def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list[str]:
@@ -67,6 +114,7 @@ class RunReport:
     elapsed_s: float
     later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -136,6 +184,8 @@ class Report(RunReport):
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        notes: What is probably not as it was meant, such as files that were written into the output
+            folder without `out.file`.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
             that they were idle, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
@@ -160,6 +210,7 @@ class Report(RunReport):
             f"outputs   {shown_location(self.output)}",
             f"metadata  {shown_location(str(self.metadata_path))}",
         ]
+        lines += (f"note      {each}" for each in self.notes)
         again = "To try them again, repeat the call or use `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 

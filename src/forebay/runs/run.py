@@ -19,8 +19,9 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,9 @@ from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
 from forebay.runs.commits import Commit, Commits, perform_pending
-from forebay.runs.fingerprint import Fingerprint, difference
-from forebay.runs.job import PreprocessJob
-from forebay.runs.report import FailureBudget, Later, Report
+from forebay.runs.fingerprint import Fingerprint, difference, number_bases
+from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.report import FailureBudget, Later, Report, note_on_arrays, note_on_strays
 from forebay.show.page import LiveRun
 
 if TYPE_CHECKING:
@@ -177,17 +178,19 @@ def workers_for(
 
 
 def _payloads(
-    listed: Iterable[Todo], progress: Progress, budget: FailureBudget
+    listed: Iterable[Todo], progress: Progress, budget: FailureBudget, kind: str
 ) -> Iterator[tuple[int, tuple[str | None, ...]]]:
     """Yield ordinals and payloads, and raise the total if the listing turns out to be longer.
 
-    A payload is a source, a row and, only if there are credentials, what opens the input.
+    A payload is a source, a row and, only if there are credentials, what opens the input; for a
+    sample, the index of it, which is listed in the order of its Dataset.
     """
     for each in listed:
         if each.ordinal > progress.total:
             progress.total = each.ordinal
             budget.set_total(each.ordinal)
-        yield each.ordinal, each[1:3] if each.opens is None else each[1:]
+        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
+        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -283,7 +286,8 @@ class Session:
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self.verb = verb == "preprocess", verb
-        self._kind = ""  # what the inputs are; set by `start_workers`
+        self._kind, self._notes = "", list[str]()  # `_kind`: of the inputs
+        self._user = "", ""  # the user's code in messages, and the call that names its files
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -326,7 +330,8 @@ class Session:
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        self._kind = kind
+        call = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
+        self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = Download(self.folder.private / "staging" / "fetched")
@@ -378,21 +383,18 @@ class Session:
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
         gone, kept = enrolment.gone, enrolment.same + enrolment.changed
-        if not gone or self.starts_over:
+        if not gone or self.starts_over or not self._has_table:
             return
-        say = note if self.options.progress else log.warning
         if enrolment.new and not kept and listing.kind == "rows":
-            say(
-                f"{shown_location(self.output)}: of the {gone:,} rows of the earlier run "
-                "none is in the manifest now, so each of its rows is processed. A row with another "
-                "value, or with other columns, is another input."
+            self.say(
+                f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
+                "processed. A row with another value, or with other columns, is another input."
             )
-        elif self._has_table:
+        else:
             noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
-            say(
-                f"{shown_location(self.output)}: {gone:,} of the {counted(gone + kept, noun)} of "
-                f"the earlier run {'is' if gone == 1 else 'are'} not listed now, so the table is "
-                "without them; "
+            self.say(
+                f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+                f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
                 "their files stay in the folder. For one table of all, list them too; for two "
                 "tables, use another output folder."
             )
@@ -434,6 +436,8 @@ class Session:
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
+        if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
+            self._notes.append(note_on_strays(strays, shown_location(self.output), *self._user))
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -445,6 +449,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
             later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
             decisions=times["decisions"],
+            notes=tuple(self._notes),
         )
 
     def _run(
@@ -468,7 +473,8 @@ class Session:
             lookahead=LOOKAHEAD,
             max_suspects=1 if options.stops_at_first_failure else 64,
         )
-        engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+        payloads = _payloads(todo, progress, budget, self._kind)
+        engine = Engine(pool, limits, payloads, name_of=_name_of)
         trace.longest_task = engine.longest_task
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0
@@ -504,6 +510,7 @@ class Session:
                     engine.release(commit.delivered)
                     progress.update(commit.done, commit.failed, commit.metadata)
                     committed += len(commit.delivered) + commit.failed
+                    self._look_at_metadata(commit.metadata, progress.total)
                     self._stop_if_refused(commit, budget)
         finally:
             # However the run ends, including Ctrl-C: end all workers, and commit the results.
@@ -564,6 +571,13 @@ class Session:
         if reason := budget.refused(commit.delivered, refused):
             raise _too_many(reason, name, failure)
 
+    def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
+        """Say once, early, that metadata are large arrays."""
+        if self._has_table and not self._notes:
+            self._notes += filter(None, [note_on_arrays(metadata, total, *self._user)])
+            for each in self._notes:
+                self.say(each)
+
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
 
@@ -575,6 +589,11 @@ class Session:
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
         known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
         return partial(_details, *known, **others)
+
+    def say(self, text: str) -> None:
+        """Say something of the output: above the progress display, or in the log without one."""
+        say = note if self.options.progress else log.warning
+        say(f"{shown_location(self.output)}: {text}")
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
@@ -603,8 +622,8 @@ class Session:
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
-        # A range of samples is known by its indices alone.
-        only = "" if self.verb == "preprocess" else ", if every sample has the index that it had"
+        known = "name or index" if self.verb == "preprocess" else "index"
+        only = f", if every sample has the {known} that it had" if self._described.bases else ""
         raise ChangedError(
             f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
@@ -624,8 +643,17 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self._described.to_json(), verb=self.verb, **others)
+        ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
 
     @cached_property
     def _described(self) -> Fingerprint:
         return self._describe()
+
+    @cached_property
+    def work(self) -> tuple[Fingerprint, list[int]]:
+        """The description for the ledger, with Datasets of earlier calls; where its own are."""
+        was = None if self.starts_over else self.ledger.get_meta("work")
+        known = () if was is None else Fingerprint.from_json(was).bases
+        accepts = self.options.version is not None
+        bases, numbers = number_bases(known, self._described.bases, accepts=accepts)
+        return replace(self._described, bases=bases), numbers

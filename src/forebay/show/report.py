@@ -492,6 +492,7 @@ def run_summary(report: Any) -> dict[str, Any]:
         **({"environment": environment()} if details else {}),
         "failures": failure_groups(report.failures),
         "failures_known": len(report.failures),
+        "notes": [cut(each, 1000) for each in getattr(report, "notes", ())],
     }
     return _summary(kind, title, str(report.diagnosis), totals, others)
 
@@ -526,7 +527,8 @@ def _run_sections(summary: Mapping[str, Any]) -> list[str]:
         slowest = table(["time", f"slowest {task}"], rows, code=(1,))
         throughput = section("Throughput", _throughput(summary))
         sections = [throughput, section("Durations", durations, slowest)]
-    return [*sections, section("Failures", _failures(summary))]
+    notes = "".join(paragraph(each) for each in summary.get("notes", ()))
+    return [section("Notes", notes), section("Failures", _failures(summary)), *sections]
 
 
 def _throughput(summary: Mapping[str, Any]) -> str:
