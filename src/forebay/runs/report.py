@@ -17,6 +17,7 @@ from forebay.failures import Failure, Group, grouped, short_tracebacks
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
+    from forebay.ledger.inputs import Enrolment
     from forebay.observe.diagnosis import Diagnosis
 
 
@@ -45,6 +46,23 @@ class Later:
         for name in [*self._makers]:
             self.get(name)
         return vars(self)
+
+
+def note_on_gone(enrolment: Enrolment, kind: str) -> str:
+    """Return what to say of inputs of an earlier run that are not listed now."""
+    gone, kept = enrolment.gone, enrolment.same + enrolment.changed
+    if enrolment.new and not kept and kind == "rows":
+        return (
+            f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
+            "processed. A row with another value, or with other columns, is another input."
+        )
+    noun = {"rows": "row", "indices": "sample"}.get(kind, "input")
+    return (
+        f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+        f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
+        "stay in the folder. For one table of all, list them too; for two tables, use another "
+        "output folder."
+    )
 
 
 def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base import process
 from forebay.base.files import Download, location_text
-from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
@@ -57,10 +56,11 @@ from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
+from forebay.runs import report
 from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
-from forebay.runs.report import FailureBudget, Later, Report, note_on_arrays, note_on_strays
+from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
 
 if TYPE_CHECKING:
@@ -382,22 +382,8 @@ class Session:
             read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        gone, kept = enrolment.gone, enrolment.same + enrolment.changed
-        if not gone or self.starts_over or not self._has_table:
-            return
-        if enrolment.new and not kept and listing.kind == "rows":
-            self.say(
-                f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
-                "processed. A row with another value, or with other columns, is another input."
-            )
-        else:
-            noun = {"rows": "row", "indices": "sample"}.get(listing.kind, "input")
-            self.say(
-                f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
-                f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; "
-                "their files stay in the folder. For one table of all, list them too; for two "
-                "tables, use another output folder."
-            )
+        if enrolment.gone and self._has_table and not self.starts_over:
+            self.say(report.note_on_gone(enrolment, listing.kind))
 
     def process_inputs(
         self,
@@ -437,7 +423,9 @@ class Session:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
         if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
-            self._notes.append(note_on_strays(strays, shown_location(self.output), *self._user))
+            self._notes.append(
+                report.note_on_strays(strays, shown_location(self.output), *self._user)
+            )
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -574,7 +562,7 @@ class Session:
     def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
         """Say once, early, that metadata are large arrays."""
         if self._has_table and not self._notes:
-            self._notes += filter(None, [note_on_arrays(metadata, total, *self._user)])
+            self._notes += filter(None, [report.note_on_arrays(metadata, total, *self._user)])
             for each in self._notes:
                 self.say(each)
 
