@@ -82,8 +82,8 @@ def serve(
         report(WorkerDied(incarnation, failure_of(error)))
         return
     report(WorkerStarted(incarnation))
-    if lanes := getattr(job, "lanes", None):
-        _serve_at_once(incarnation, lanes(incarnation), receive, report)
+    if (copies := getattr(job, "copies", None)) is not None:
+        _serve_at_once(incarnation, copies, receive, report)
         return
     if begin := getattr(job, "begin", None):
         receive = _Ahead(receive, begin).receive
@@ -139,10 +139,10 @@ def _serve_at_once(
     receive: Callable[[bool], Sequence[Assignment] | None],
     report: Callable[[Event], None],
 ) -> None:
-    """Run tasks in as many threads as there are jobs, until `receive` returns None."""
+    """Run tasks in a thread for each job, until `receive` returns None."""
     tasks, reporting = _SharedTasks(receive), threading.Lock()
 
-    def lane(job: Job) -> None:
+    def run(job: Job) -> None:
         while (assignment := tasks.take()) is not None:
             event = perform(incarnation, job, assignment)
             with reporting:
@@ -155,14 +155,13 @@ def _serve_at_once(
                     report(returned)
         job.close()
 
-    names = [f"forebay-lane-{number}" for number in range(1, len(jobs))]
     threads = [
-        threading.Thread(target=lane, args=(job,), name=name, daemon=True)
-        for name, job in zip(names, jobs[1:], strict=True)
+        threading.Thread(target=run, args=(job,), name=f"forebay-input-{number}", daemon=True)
+        for number, job in enumerate(jobs[1:], 1)
     ]
     for thread in threads:
         thread.start()
-    lane(jobs[0])
+    run(jobs[0])
     for thread in threads:
         thread.join()
 
