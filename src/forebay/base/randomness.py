@@ -22,7 +22,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -480,7 +480,10 @@ class ThreadTurns:
         helpers = self.helpers.pop(thread, None)
         if helpers is not None:
             helpers.end()
-        threads = (thread, *(() if helpers is None else helpers.threads))
+        return self.leave([thread, *(() if helpers is None else helpers.threads)])
+
+    def leave(self, threads: Iterable[threading.Thread]) -> bool:
+        """End all turns of threads that hang; return whether all only waited for one."""
         ran = [_turns.leave(each.ident or 0) for each in threads]
         return not any(ran)
 

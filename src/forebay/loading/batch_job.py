@@ -203,6 +203,8 @@ class BatchJob:
         """End the threads that fetch samples."""
         if self._threads is not None:
             self._threads.close()
+            if self._turns is not None:  # or one that hangs would keep all others waiting
+                self._turns.leave(self._threads.threads)
 
     @property
     def begin(self) -> Callable[[Assignment], None] | None:
