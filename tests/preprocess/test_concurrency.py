@@ -56,7 +56,7 @@ def test_inputs_are_processed_at_once_with_the_same_outputs(inputs, tmp_path):
     names = [name for name in expected if not name.startswith("packed/")]
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
     for number in range(12):
-        with forebay.open_output(tmp_path / "out", f"packed/{number:04d}.txt") as file:
+        with forebay.open_output(tmp_path / "out" / f"packed/{number:04d}.txt") as file:
             assert file.read() == (inputs / f"{number:04d}.txt").read_bytes()
     assert not staged(tmp_path / "out")
 
