@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tarfile
 import threading
 from pathlib import Path
 
@@ -55,9 +56,11 @@ def test_inputs_are_processed_at_once_with_the_same_outputs(inputs, tmp_path):
     found, expected = published(tmp_path / "out"), published(tmp_path / "expected")
     names = [name for name in expected if not name.startswith("packed/")]
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
-    for number in range(12):
-        with forebay.open_output(tmp_path / "out" / f"packed/{number:04d}.txt") as file:
-            assert file.read() == (inputs / f"{number:04d}.txt").read_bytes()
+    packed = {}
+    for shard in (tmp_path / "out" / "packed").iterdir():
+        with tarfile.open(shard) as members:
+            packed |= {each.name: members.extractfile(each).read() for each in members}
+    assert packed == {each.name: each.read_bytes() for each in inputs.iterdir()}
     assert not staged(tmp_path / "out")
 
 
