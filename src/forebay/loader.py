@@ -95,8 +95,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             at a time: `iter(loader)` invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
-            generators of the process: with `seed`, samples that draw from them are made by one
-            thread at a time. If the training loop draws from `random`, numpy or torch's CPU
+            generators of the process: with `seed`, and without `concurrency`, samples that draw
+            from them are made by one thread at a time. If the training loop draws from `random`, numpy or torch's CPU
             generator meanwhile, its numbers and the samples depend on thread timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
@@ -126,6 +126,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             `seed`, random numbers in it depend on seed, epoch and batch: it is passed a generator
             of the device if it has a parameter `generator`, and otherwise the global generators
             are seeded for the call, that of the device included. It runs in the calling thread.
+        concurrency: How many samples each worker (without workers, this process) fetches at once,
+            in threads: for a map-style dataset whose `__getitem__` waits for a network or a disk,
+            and can be called by several threads. Batches are the same. None is 1. Not for a dataset
+            with `__getitems__`, an iterable dataset, or slices of what is in memory.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
         snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
             exact at every step.
