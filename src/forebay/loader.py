@@ -96,8 +96,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
             generators of the process: with `seed`, and without `concurrency`, samples that draw
-            from them are made by one thread at a time. If the training loop draws from `random`, numpy or torch's CPU
-            generator meanwhile, its numbers and the samples depend on thread timing.
+            from them are made by one thread at a time. If the training loop draws from `random`,
+            numpy or torch's CPU generator meanwhile, its numbers and the samples depend on thread
+            timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
             after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with

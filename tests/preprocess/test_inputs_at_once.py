@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import tarfile
 import threading
 from pathlib import Path
 
 import numpy
 import pytest
 from driving import here, make_inputs, published, staged, table
+from packing import members
 
 import forebay
 from forebay import OptionError
@@ -56,11 +56,7 @@ def test_inputs_are_processed_at_once_with_the_same_outputs(inputs, tmp_path):
     found, expected = published(tmp_path / "out"), published(tmp_path / "expected")
     names = [name for name in expected if not name.startswith("packed/")]
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
-    packed = {}
-    for shard in (tmp_path / "out" / "packed").iterdir():
-        with tarfile.open(shard) as members:
-            packed |= {each.name: members.extractfile(each).read() for each in members}
-    assert packed == {each.name: each.read_bytes() for each in inputs.iterdir()}
+    assert members(tmp_path / "out") == {each.name: each.read_bytes() for each in inputs.iterdir()}
     assert not staged(tmp_path / "out")
 
 
