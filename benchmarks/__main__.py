@@ -12,7 +12,7 @@ These are measured only when they are named:
     diagnose                        an idle machine, half an hour: why training waits
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
-    concurrency                     1.5 minutes: small objects behind a network, several at once
+    concurrency                     three minutes: small objects behind a network, several at once
     tracing                         an idle machine, two minutes: what the loader's record costs
     heap                            8 GiB of memory, three minutes: the freed memory workers keep
     large                           20 GiB of memory, half an hour: the DataLoader
