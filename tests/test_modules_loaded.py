@@ -55,7 +55,7 @@ def loaded_by(code, folder):
     ("first", "code", "most"),
     [
         ("", PREPROCESS, 75),
-        ("", LOADER, 62),
+        ("", LOADER, 64),
         (CACHE, OPEN_CACHE, 30),
         ("", PREDICT, 100),
     ],

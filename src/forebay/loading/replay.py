@@ -55,7 +55,8 @@ def replayed(
         request = BatchRequest(index, epoch, batch, position, repeated)
         recorders.call_on_dataset(values)
         try:
-            result = BatchJob(settings.spec(seed=pipeline.seed)).make(request)
+            spec = replace(settings.spec(seed=pipeline.seed), concurrency=1)  # in this thread
+            result = BatchJob(spec).make(request)
         finally:
             recorders.call_on_dataset(recorders.values())
     if isinstance(result, BatchError):

@@ -118,7 +118,9 @@ class RangeReader:
 
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
-        return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
+        return diagnosis_of(
+            trace, replace(setup, consumer="the model", step="the model", concurrency=None)
+        )
 
     def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}
