@@ -55,7 +55,7 @@ def loaded_by(code, folder):
     ("first", "code", "most"),
     [
         ("", PREPROCESS, 75),
-        ("", LOADER, 64),
+        ("", LOADER, 62),
         (CACHE, OPEN_CACHE, 30),
         ("", PREDICT, 100),
     ],

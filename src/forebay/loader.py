@@ -27,8 +27,7 @@ from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
-from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics

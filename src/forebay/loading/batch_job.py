@@ -46,7 +46,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.set_epoch import owner_of_set_epoch
+from forebay.loading.samplers import owner_of_set_epoch
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing

@@ -20,8 +20,7 @@ from forebay.loading.epochs import Pipeline
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
-from forebay.loading.samplers import holds_position, set_states
-from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.samplers import SetEpochRecorders, holds_position, set_states
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 

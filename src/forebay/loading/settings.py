@@ -35,8 +35,13 @@ from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
-from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
-from forebay.loading.set_epoch import length_of
+from forebay.loading.samplers import (
+    has_state,
+    is_self_contained,
+    length_of,
+    planned_sampler,
+    resized,
+)
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.record import Trace

@@ -33,7 +33,7 @@ from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.planner import Planner
-from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.loading.samplers import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.record import Trace
