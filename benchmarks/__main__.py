@@ -12,6 +12,7 @@ These are measured only when they are named:
     diagnose                        an idle machine, half an hour: why training waits
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
+    concurrency                     three minutes: small objects behind a network, several at once
     tracing                         an idle machine, two minutes: what the loader's record costs
     heap                            8 GiB of memory, three minutes: the freed memory workers keep
     large                           20 GiB of memory, half an hour: the DataLoader
@@ -43,6 +44,7 @@ from benchmarks.auto import auto
 from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
 from benchmarks.columns import loading_columns
+from benchmarks.concurrency import concurrency
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
@@ -95,6 +97,7 @@ TABLES = (
         "diagnose": diagnose,
         "disk": disk,
         "auto": auto,
+        "concurrency": concurrency,
         "tracing": tracing,
         "heap": kept_heap,
         "large-order": order,

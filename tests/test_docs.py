@@ -27,7 +27,10 @@ COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"
 WITH_COMMANDS = [
     each for each in (COMMAND_LINE, *TUTORIALS[1:]) if "\nforebay " in each.read_text("utf-8")
 ]
-PROGRAMS = [*TUTORIALS, HOW_TO / "waiting.md", HOW_TO / "device.md", HOW_TO / "packing.md"]
+PROGRAMS = [
+    *TUTORIALS,
+    *(HOW_TO / f"{name}.md" for name in ("waiting", "slow-storage", "device", "packing")),
+]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.
 RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"

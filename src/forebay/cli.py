@@ -94,6 +94,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "address": {"help": "Address of the Ray cluster; 'auto' finds it."},
     "num_cpus": {"type": float, "help": "CPUs of a worker on a cluster. Default: 1."},
     "num_gpus": {"type": float, "help": "GPUs of a worker on a cluster. Default: 0."},
+    "concurrency": {"type": _COUNT, "help": "Inputs that each worker processes at once."},
     "timeout": {"type": float, "help": "Seconds one input may take."},
     "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
     "on_error": {
@@ -303,8 +304,9 @@ def cli() -> None:
 @cli.command("preprocess", short_help="Run a function on every input.")
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
-@options("num_workers", "backend", *_CLUSTER, "timeout", "retries", "on_error", "max_failures")
-@options("limit", "redo", "restart", "metadata", "shard_bytes", "save", "version", "quiet")
+@options("num_workers", "concurrency", "backend", *_CLUSTER, "timeout", "retries", "on_error")
+@options("max_failures", "limit", "redo", "restart", "metadata", "shard_bytes", "save")
+@options("version", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
 

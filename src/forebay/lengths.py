@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from forebay.base import trees
 from forebay.base.batches import items_in
-from forebay.base.datasets import is_map_style
+from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
 from forebay.options import check_positive
@@ -341,7 +341,7 @@ class SequenceRows(Dataset[Any]):
             InputError: A sample has another number of tokens than its length says.
         """
         numbers, begins = self._members(index)
-        together = getattr(self.dataset, "__getitems__", None)
+        together = getitems_of(self.dataset)
         try:
             found = together(numbers) if together else [self.dataset[at] for at in numbers]
         except Exception as error:

@@ -27,8 +27,7 @@ from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
-from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
@@ -53,6 +52,7 @@ _FIXED = {
     "tail": "repeat",
     "device": None,
     "device_transform": None,
+    "concurrency": None,
 }
 _READ_ONLY = ("epoch", "mask", "failures")
 _TAKEN = (
@@ -94,9 +94,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             at a time: `iter(loader)` invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
-            generators of the process: with `seed`, samples that draw from them are made by one
-            thread at a time. If the training loop draws from `random`, numpy or torch's CPU
-            generator meanwhile, its numbers and the samples depend on thread timing.
+            generators of the process: with `seed`, and without `concurrency`, samples that draw
+            from them are made by one thread at a time. If the training loop draws from `random`,
+            numpy or torch's CPU generator meanwhile, its numbers and the samples depend on thread
+            timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
             after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
@@ -125,6 +126,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             `seed`, random numbers in it depend on seed, epoch and batch: it is passed a generator
             of the device if it has a parameter `generator`, and otherwise the global generators
             are seeded for the call, that of the device included. It runs in the calling thread.
+        concurrency: How many samples each worker (without workers, this process) fetches at once,
+            in threads: for a map-style dataset whose `__getitem__` waits for a network or a disk,
+            and can be called by several threads. Batches are the same. None is 1. Not for a dataset
+            with `__getitems__`, an iterable dataset, or slices of what is in memory.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
         snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
             exact at every step.
@@ -166,6 +171,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         tail: Literal["repeat", "uneven"] = "repeat",
         device: str | torch.device | None = None,
         device_transform: Callable[..., Any] | None = None,
+        concurrency: int | None = None,
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
@@ -183,6 +189,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
+        self.concurrency = concurrency
         for name, value in earlier.items():
             if getattr(self, name) is _FIXED[name] is not value:
                 kind = type(self).__name__
@@ -193,7 +200,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
-        is_named = is_named or isinstance(num_workers, AutoWorkers)
+        is_named = is_named or isinstance(num_workers, AutoWorkers) or concurrency not in (None, 1)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None

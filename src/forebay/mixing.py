@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from forebay.base.datasets import is_map_style, sequence_rows
+from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
 from forebay.options import check_positive
@@ -150,7 +150,7 @@ class MixedDataset(Dataset[Any]):
         self.samples = sum(lengths) if samples is None else samples
         self._ends = list(accumulate(lengths))
         self._sources = list(self.datasets.values())
-        if any(hasattr(source, "__getitems__") for source in self._sources):
+        if any(getitems_of(source) is not None for source in self._sources):
             self.__getitems__ = self._get_together
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ class MixedDataset(Dataset[Any]):
             wanted.setdefault(source, []).append((position, index_there))
         for source, pairs in wanted.items():
             dataset = self._sources[source]
-            together = getattr(dataset, "__getitems__", None)
+            together = getitems_of(dataset)
             own = [index_there for _, index_there in pairs]
             found = together(own) if together is not None else [dataset[each] for each in own]
             samples.update(zip((position for position, _ in pairs), found, strict=True))

@@ -146,6 +146,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a string such as '2', or None",
     ),
     "shard_bytes": (_is_positive, "1, 2, 3, …"),
+    "concurrency": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
 }
 
 
@@ -168,6 +169,7 @@ class PreprocessOptions:
     metadata: str = "parquet"
     version: str | None = None
     shard_bytes: int = SHARD_BYTES
+    concurrency: int | None = None
     progress: bool = True
 
     @classmethod
@@ -197,6 +199,18 @@ class PreprocessOptions:
                 "for, or set it to 1 or more."
             )
         check_killable(self.timeout, self.num_workers)
+        if (self.concurrency or 1) > 1 and (self.num_workers == 0 or self.backend == "thread"):
+            where = "num_workers=0" if self.num_workers == 0 else "backend='thread'"
+            raise OptionError(
+                f"concurrency={self.concurrency} is for worker processes, and {where} has none\n"
+                "  Nothing was started. Leave concurrency out; with backend='thread', num_workers "
+                "is the number of inputs that are processed at once."
+            )
+
+    @property
+    def at_once(self) -> int:
+        """How many inputs each worker processes at once; a trial in this process, one."""
+        return (self.concurrency or 1) if self.workers else 1
 
     @property
     def cluster(self) -> Ray | None:

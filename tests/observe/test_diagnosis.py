@@ -209,6 +209,26 @@ def test_storage_where_it_cannot_be_told_gives_no_number():
     assert "Try num_workers=" in str(found)
 
 
+def test_waits_for_a_network_are_for_several_samples_at_once():
+    """With the rate that this gives, also for one worker; up to what the rest of a batch takes."""
+    steps, waits = [0.01] * 200, jittered(0.2, 200)
+    found = told(steps, workers(1, concurrency=1), waits, cpu=0.02)
+    assert (found.cause, list(found.advice)) == ("storage", ["concurrency"])
+    assert found.advice["concurrency"] in range(18, 26)
+    assert found.expected_rate == pytest.approx(97, rel=0.05)
+    more = told(steps, workers(1, concurrency=4), waits, cpu=0.02)
+    assert more.advice["concurrency"] in range(60, 65), "four of them wait at once already"
+    bound = told([0.001] * 200, workers(1, concurrency=1), waits, cpu=0.2)
+    assert bound.expected_rate == pytest.approx(1 / 0.04, rel=0.05)
+
+
+def test_a_dataset_that_cannot_have_it_and_a_disk_are_not_told_so():
+    """How much a disk serves at once is not known."""
+    found = told([0.01] * 200, workers(1), jittered(0.2, 200), cpu=0.02)
+    assert (found.cause, list(found.advice)) == ("storage", ["num_workers"])
+    assert list(reading(2, concurrency=1).advice) == ["num_workers"]
+
+
 def test_a_model_that_waits_for_storage_is_told_so():
     """In the words of predict."""
     setup = workers(1, consumer="the model", step="the model")

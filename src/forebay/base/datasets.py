@@ -24,6 +24,14 @@ def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
+def getitems_of(dataset: Any) -> Any:
+    """Return what reads several samples with one call; None if a dataset reads one at a time."""
+    subset = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
+    if type(dataset) is subset and getitems_of(dataset.dataset) is None:
+        return None  # its own one only calls `__getitem__` for each
+    return getattr(dataset, "__getitems__", None)
+
+
 def sequence_rows(dataset: Any) -> dict[str, Any]:
     """Return the datasets of `pack_sequences` and `batch_by_length`: this one, or those it mixes.
 
@@ -79,21 +87,23 @@ class OwnedGenerators:
         """Find them; no code of the user is called."""
         found = dict(_found(roots))
         self.paths = tuple(found)
-        self._generators = tuple(found.values())
-        self._seeds = tuple((_number(path), _setter(each, path)) for path, each in found.items())
+        # Each with what its seeds are combined with, and what seeds it.
+        self.parts = tuple(
+            (each, _number(path), _setter(each, path)) for path, each in found.items()
+        )
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return bool(self._seeds)
+        return bool(self.parts)
 
     def seed(self, seed: int) -> None:
         """Seed each from 64 bits, which must look random, and from its path."""
-        for number, set_seed in self._seeds:
+        for _, number, set_seed in self.parts:
             set_seed(seed ^ number)
 
     def beside(self, set_seed: Callable[[int], None]) -> Callable[[int], None]:
         """Return a function that calls one with a seed, and seeds these generators, too."""
-        if not self._seeds:
+        if not self.parts:
             return set_seed
 
         def seed_all(seed: int) -> None:
@@ -104,11 +114,11 @@ class OwnedGenerators:
 
     def states(self) -> list[Any]:
         """Return copies of the states."""
-        return [_state_of(each) for each in self._generators]
+        return [_state_of(each) for each, _, _ in self.parts]
 
     def restore(self, states: Sequence[Any]) -> None:
         """Set the generators to states that `states` returned."""
-        for generator, state in zip(self._generators, states, strict=True):
+        for (generator, _, _), state in zip(self.parts, states, strict=True):
             _restore(generator, state)
 
 
@@ -252,6 +262,7 @@ def _setter(generator: Any, path: str) -> Callable[[int], object]:
     if isinstance(generator, numpy.random.RandomState):
         return lambda seed: generator.seed(seed >> 32)
     bits = getattr(generator, "bit_generator", generator)
+    bits = getattr(bits.lock, "bits", bits)  # of `local_generators`: those that it stands for
     if type(bits) in (numpy.random.PCG64, numpy.random.PCG64DXSM):
         return _pcg64_setter(bits, _number(f"{path} inc"))
 

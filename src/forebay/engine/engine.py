@@ -146,7 +146,7 @@ class Engine:
     def longest_task(self) -> tuple[str, float] | None:
         """Return the name of the task that has been running for longest, and when it began."""
         found = self._flow.longest_task()
-        return None if found is None else (self._name_of(self._payloads[found[0]]), found[1])
+        return None if found is None else (self._name_of(self._payloads[found[1]]), found[0])
 
     def wake(self) -> None:
         """Make `step` return early. The only method that other threads may call."""

@@ -37,6 +37,7 @@ from forebay.loading.planner import Planner
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
     NO_STATE,
+    SetEpochRecorders,
     chain_of,
     draw_seed,
     has_state,
@@ -46,7 +47,6 @@ from forebay.loading.samplers import (
     state_of_generator,
     states_of,
 )
-from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning

@@ -58,6 +58,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
         auto_workers=int(AutoWorkers()),
+        concurrency=None if settings.one_at_a_time else settings.concurrency,
         backend=backend_name(loader.backend),
         cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
         takes_turns=settings.by_torchs_rules,

@@ -48,7 +48,7 @@ from forebay.loading.workers import (
     pool_for,
 )
 from forebay.observe.record import FINEST_S, Trace
-from forebay.pools.events import Refusal
+from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
 
@@ -408,7 +408,9 @@ class LocalFeed:
         self._job = LocalJob(spec)
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
-        if spec.seed is not None and draws:
+        if spec.concurrency > 1:
+            pass  # each thread that makes a sample does that
+        elif spec.seed is not None and draws:
             self._generators = generators_kept
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
@@ -430,16 +432,20 @@ class LocalFeed:
         """Queue requests; an iterable dataset is begun now, as torch does."""
         self._job.prepare(tasks[0].payload, self._generators or nullcontext)
         self._queue.extend(tasks)
+        if begin := self._job.begin:
+            for each in tasks:
+                begin(Assignment(each.task, 1, each.payload))
         self._send_ahead()
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
         while self._ahead and self._ahead[0][0].task < before:
-            made = self._ahead.popleft()[1]
+            task, made = self._ahead.popleft()
+            self._job.drop(task.payload)
             if made is not None:
                 made.cancel()
         while self._queue and self._queue[0].task < before:
-            self._queue.popleft()
+            self._job.drop(self._queue.popleft().payload)
 
     def take(self) -> tuple[int, Result]:
         """Make the next batch, or wait for the thread that does, and return it with its task."""
@@ -516,11 +522,12 @@ class LocalFeed:
         return [(task, nbytes(getattr(result, "batch", None))) for task, result in ready]
 
     def close(self) -> None:
-        """Stop the thread.
+        """Stop the threads.
 
         At the interpreter's end, wait for a daemon thread that takes a batch: torch would abort in
         its midst.
         """
+        self._job.close()
         thread, self._thread, self._most_ahead = self._thread, None, 0
         if thread is not None and os.getpid() == self._owner:
             thread.shutdown(cancel_futures=True)

@@ -44,6 +44,7 @@ class BatchSpec:
     Attributes:
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
+        concurrency: Samples that each worker fetches at once.
     """
 
     dataset: Any
@@ -60,6 +61,7 @@ class BatchSpec:
     first_epoch: int = 0
     worker_states: tuple[WorkerState, ...] = ()
     tracks_state: bool = False
+    concurrency: int = 1
 
 
 class BatchRequest(NamedTuple):

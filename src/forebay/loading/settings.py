@@ -25,17 +25,23 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.datasets import cached_samples, sequence_rows
+from forebay.base.datasets import cached_samples, getitems_of, sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
 from forebay.loading.feed import RELEASED_TOGETHER
+from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
-from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
-from forebay.loading.set_epoch import length_of
+from forebay.loading.samplers import (
+    has_state,
+    is_self_contained,
+    length_of,
+    planned_sampler,
+    resized,
+)
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.progress import log
@@ -46,6 +52,7 @@ from forebay.options import (
     backend_name,
     capacity_shown,
     check_backend,
+    check_positive,
     check_timeout,
     cluster_of,
     low_mark_of,
@@ -275,6 +282,31 @@ class Settings:
         return self.loader.num_workers == 0 or self.is_sliced
 
     @property
+    def concurrency(self) -> int:
+        """The number of samples that each worker fetches at once."""
+        return self.loader.concurrency or 1
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why samples of this dataset cannot be fetched at once; empty if they can."""
+        dataset = self.loader.dataset
+        if self.is_iterable:
+            return "an iterable dataset yields one sample after the other"
+        if self.auto_collation and slicing(dataset, self.loader.collate_fn) is not None:
+            return "its batches are slices of what is in memory, where nothing waits"
+        if self.auto_collation and getitems_of(dataset) is not None:
+            return "its __getitems__ is called with a whole batch, and can read at once itself"
+        return ""
+
+    @property
+    def at_once(self) -> int:
+        """The number of batches that each worker has samples of, so that no thread is idle."""
+        if self.concurrency == 1:
+            return 1
+        # Of a sampler of the user it is not known how many samples its batches have.
+        return 1 + math.ceil(AHEAD * self.concurrency / (self.batch_size or 1))
+
+    @property
     def is_filled(self) -> bool:
         """Return whether workers fill a buffer."""
         return self.loader.buffer is not None and not self.is_local
@@ -392,6 +424,7 @@ class Settings:
             first_epoch=first_epoch,
             worker_states=worker_states,
             tracks_state=self.tracks_state and not self.is_local,
+            concurrency=self.concurrency,
         )
 
     def workers(self) -> Workers:
@@ -413,7 +446,7 @@ class Settings:
     @property
     def _prefetched(self) -> int:
         """Batches that workers make in advance, without a buffer; 0 without workers."""
-        return (self.loader.prefetch_factor or 1) * int(self.loader.num_workers)
+        return max(self.loader.prefetch_factor or 1, self.at_once) * int(self.loader.num_workers)
 
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
@@ -426,7 +459,7 @@ class Settings:
         )
         grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
         if self.is_local:
-            usual = 1 if self.is_iterable else usual
+            usual = 1 if self.is_iterable else max(usual, self.at_once - 1)
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
         if buffer is not None and (buffer.max_batches is None or not self.by_torchs_rules):
@@ -442,10 +475,11 @@ class Settings:
         limits = Limits(
             num_workers=loader.num_workers,
             slots=depth.most + loader.num_workers,
+            at_once=self.at_once,
             in_order=True,
             retries=RETRIES,
             timeout_s=loader.timeout or None,
-            group_s=GROUP_S,
+            group_s=GROUP_S if self.at_once == 1 else 0.0,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
@@ -482,6 +516,7 @@ class Settings:
             "backend": "process",
             "on_error": "raise",
             "drop_last": False,
+            "concurrency": None,
         }
         known = {name: getattr(loader, name) for name in usual}
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
@@ -509,11 +544,14 @@ def check(settings: Settings) -> None:
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
+    if loader.concurrency is not None:
+        check_positive("concurrency", loader.concurrency, " or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
     check_loader_device(loader.device)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
     on_cluster = cluster_of(backend) is not None
+    alone = settings.one_at_a_time if settings.concurrency > 1 else ""
     refused = [
         (
             buffer is not None and not workers,
@@ -557,6 +595,13 @@ def check(settings: Settings) -> None:
             f"on_error={loader.on_error!r}: its iterator ends where it raises, and threads "
             "cannot share it\n"
             "  Use a map-style dataset, or backend='process' and on_error='raise'.",
+        ),
+        (
+            bool(alone),
+            f"concurrency={loader.concurrency!r} is impossible with "
+            f"{type(loader.dataset).__name__}: {alone}\n"
+            "  Nothing was started. Leave concurrency out, or pass a map-style dataset whose "
+            "__getitem__ reads one sample.",
         ),
         (
             settings.is_iterable and isinstance(workers, AutoWorkers),

@@ -21,15 +21,17 @@ from torch.utils.data import BatchSampler
 from forebay.base.randomness import PrivateGenerators
 from forebay.loading.samplers import (
     SamplerStates,
+    SetEpochRecorders,
+    Values,
     holds_position,
     is_self_contained,
+    length_of,
     rank_of,
     resized,
     rows_of,
     set_states,
     states_of,
 )
-from forebay.loading.set_epoch import SetEpochRecorders, Values, length_of
 from forebay.plan import SAMPLER, Plan, seed_of, share_of
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from forebay.base.process import LONGEST_WAIT_S
-from forebay.base.randomness import ThreadTurns
 from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
-from forebay.loading.batch_job import BatchJob, ProcessJob
+from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
 from forebay.loading.messages import BatchSpec
 from forebay.loading.slots import BatchSlots
 from forebay.observe.progress import log
@@ -74,11 +73,12 @@ def pool_for(
         slots: The slab that is shared with the workers, and the slot of each batch; None for
             threads.
     """
+    # A worker that fetches samples of several batches at once has begun all that it holds.
+    keeps_tasks = turns or spec.concurrency > 1
     if workers.backend == "thread":
-        thread_turns = ThreadTurns()
-        return ThreadPool(
-            BatchJob(spec, keeps_tasks=turns, turns=thread_turns), thread_turns.abandon
-        )
+        thread_turns = turns_of(spec)
+        job = BatchJob(spec, keeps_tasks=keeps_tasks, turns=thread_turns)
+        return ThreadPool(job, thread_turns.abandon)
     assert slots is not None
     if workers.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
@@ -86,7 +86,7 @@ def pool_for(
         borrows = not (to_device or slots.is_on_disk)
         return pool_on_cluster(spec, workers.cluster, workers.count, slots, borrows=borrows)
     return ProcessPool(
-        ProcessJob(spec, slots.slab, keeps_tasks=turns), workers.count, workers.start
+        ProcessJob(spec, slots.slab, keeps_tasks=keeps_tasks), workers.count, workers.start
     )
 
 

@@ -456,6 +456,12 @@ class Causes:
         if cause == "workers" and not self._is_reading:
             return Finding("workers", f"{need}.", change)
         why = f"{need}.{self._reading()}"
+        # How many reads a disk serves at once is not known: there, workers are tried.
+        is_remote = cause == "storage" and not self._is_reading
+        at_once = simulated.more_at_once() if is_remote else None
+        if at_once is not None and simulated.helps(at_once):
+            why += " A worker can wait for several samples at once, if the dataset allows it."
+            return Finding(cause, why, at_once)
         if self._slowdown is not None:
             most = math.inf if setup.cores is None else WORKERS_PER_CORE * setup.cores
             return Finding(cause, why, change, is_expected=change.num_workers <= most)

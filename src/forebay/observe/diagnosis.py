@@ -28,7 +28,7 @@ from forebay.observe.causes import (
 )
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import MadeRecord, SlowSample, StepRecord
-from forebay.observe.recorded_work import SimulatedLoader, recorded_work
+from forebay.observe.recorded_work import MOST_CONCURRENCY, SimulatedLoader, recorded_work
 from forebay.observe.simulation import Setup
 
 # Fewer steps are too few to judge by.
@@ -199,6 +199,7 @@ class RunTimes:
     record_s: float
     cores: float | None
     decisions: tuple[str, ...] = ()
+    at_once: int = 1  # inputs of each worker
     system_s: float = 0.0
     faults: int = 0
     threads_s: float = 0.0
@@ -212,7 +213,7 @@ def diagnose_run(times: RunTimes) -> Diagnosis:
     `wait_share` is the part of the time that they were idle; `rate` is in inputs per second.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
-    idle = max(1.0 - times.busy_s / (times.num_workers * elapsed_s), 0.0)
+    idle = max(1.0 - times.busy_s / (times.num_workers * times.at_once * elapsed_s), 0.0)
     cause, verdict = _cause(times, elapsed_s, idle)
     known = numbers_in({each.name: getattr(times, each.name) for each in fields(times)})
     return Diagnosis(cause, idle, {}, times.inputs / elapsed_s, None, known, verdict)
@@ -265,13 +266,22 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
         return "storage", (
             f"{idled}, and waited for a disk, the network or a lock for "
             f"{1 - ran_s / times.busy_s:.0%} of their work. More than "
-            f"num_workers={times.num_workers} may help, as long as storage serves them."
+            f"num_workers={times.num_workers} may help, as long as storage serves them"
+            f"{_at_once(times, ran_s)}."
         )
     if times.num_workers < times.cores:
         return "workers", (
             f"{idled}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
         )
     return "healthy", f"{idled}, and used {used:.1f} of {cores}."
+
+
+def _at_once(times: RunTimes, ran_s: float) -> str:
+    """Return that workers can process more inputs at once, as the end of a sentence, if so."""
+    most = min(math.ceil(times.busy_s / max(ran_s, 1e-9)), MOST_CONCURRENCY)
+    if not times.keeps_freed or most <= times.at_once:  # threads are workers themselves
+        return ""
+    return f"; or concurrency={most}, for inputs at once in threads of each worker"
 
 
 def _enough(times: RunTimes, elapsed_s: float) -> str:

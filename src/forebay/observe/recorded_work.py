@@ -273,6 +273,7 @@ FILLED = 0.6
 # The smallest value is advised that gives this share of the rate with the largest.
 NEARLY = 0.98
 MOST_WORKERS = 512
+MOST_CONCURRENCY = 64
 # Batches that take less than this are prefetched in larger numbers.
 TINY_S = 0.001
 # A sample is slow if it takes this many times what the slowest of a batch usually takes, and is
@@ -372,6 +373,26 @@ class SimulatedLoader:
         best = max(result(most).rate, result(min(max(needed, now + 1), most)).rate)
         found = _least(now + 1, most, lambda number: result(number).rate >= NEARLY * best)
         return Change({"num_workers": found}, result(found), found)
+
+    def more_at_once(self) -> Change | None:
+        """Return the smallest `concurrency` that gives nearly all that it can; None without one."""
+        recorded, now, count = self.recorded, self.setup.concurrency, self.setup.num_workers
+        if now is None or now >= MOST_CONCURRENCY or not count:
+            return None
+        cpu_s = recorded.batch_s - recorded.other_s
+
+        @cache
+        def result(concurrency: int) -> SimulationResult:
+            # Waits overlap; Python runs the rest in one thread at a time.
+            batch_s = max((cpu_s + recorded.other_s * now) / concurrency, cpu_s)
+            change = min(batch_s / max(recorded.batch_s, 1e-9), 1.0)
+            batches = [seconds * change for seconds in self._work.batch_s]
+            work = self._work.in_rounds(count, batches)
+            return self._within_cores(simulate(work, self._arrangement))
+
+        enough = NEARLY * result(MOST_CONCURRENCY).rate
+        found = _least(now + 1, MOST_CONCURRENCY, lambda each: result(each).rate >= enough)
+        return Change({"concurrency": found}, result(found), count)
 
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""

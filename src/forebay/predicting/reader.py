@@ -33,7 +33,7 @@ from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.planner import Planner
-from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.loading.samplers import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.record import Trace
@@ -118,7 +118,9 @@ class RangeReader:
 
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
-        return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
+        return diagnosis_of(
+            trace, replace(setup, consumer="the model", step="the model", concurrency=None)
+        )
 
     def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}

@@ -166,9 +166,14 @@ class PreprocessJob:
 
     Args:
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+        concurrency: Inputs that a worker processes at once, each in a thread of its own.
+
+    Attributes:
+        copies: The jobs of these threads, once it is open; None for one at a time.
     """
 
     keeps_tasks = False
+    copies: list[PreprocessJob] | None = None
 
     def __init__(
         self,
@@ -181,8 +186,10 @@ class PreprocessJob:
         save: Callable[[Any, Output], Any] | None = None,
         *,
         seeds_owned: bool = True,
+        concurrency: int = 1,
     ) -> None:
         self._turns = turns
+        self._concurrency = concurrency
         self._seeds_owned = seeds_owned
         self._save = save
         self._folder = folder
@@ -197,15 +204,34 @@ class PreprocessJob:
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Make the staging folder, and record the working directory."""
-        self._outputs = copy(self._outputs)  # worker threads share what their jobs refer to
-        self._outputs.open(incarnation)
+        outputs = self._outputs  # worker threads share what their jobs refer to
+        self._outputs = copy(outputs)
+        self._outputs.open(incarnation * self._concurrency)
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
         if self._seeds_owned:
             self._owned = OwnedGenerators(work=self._work, save=self._save)
-        if self._owned and self._turns is not None:
+        if self._concurrency > 1:
+            self._open_copies(outputs, incarnation)
+        elif self._owned and self._turns is not None:
             self._turns.run_alone()
+
+    def _open_copies(self, outputs: Staging, incarnation: int) -> None:
+        """Make the jobs of the threads, which share all but their outputs."""
+        from forebay.base.local_generators import LocalGenerators
+
+        local = LocalGenerators()
+        self._turns = ThreadTurns(local)
+        if not local.own(self._owned):
+            self._turns.run_alone()
+        self._owned = OwnedGenerators()  # seeded with the others, for each thread
+        self.copies = [self]
+        for number in range(1, self._concurrency):
+            other = copy(self)
+            other._outputs = copy(outputs)
+            other._outputs.open(incarnation * self._concurrency + number)
+            self.copies.append(other)
 
     def close(self) -> None:
         """Stop seeding libraries that are imported; close the outputs."""

@@ -38,6 +38,7 @@ def preprocess(
     folder: str | os.PathLike[str] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
+    concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     on_error: str | None = None,
@@ -96,6 +97,10 @@ def preprocess(
             is the same as None.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
+        concurrency: How many inputs each worker process works on at once, in threads: for a
+            function that waits for a network or a disk, and can be called by several threads; it
+            must not change the working directory. The outputs are the same. None is 1. Not with
+            `num_workers=0` or `backend="thread"`.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
         retries: How often an input that failed is tried again; None for 1, or for 0 where the
             first failure ends the run.
@@ -158,6 +163,7 @@ def retry(
     save: Callable[[Any, Any], Any] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
+    concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     version: str | None = None,

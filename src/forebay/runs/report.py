@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size, counted, duration, summary
-from forebay.errors import shown_location
+from forebay.errors import FailuresError, shown_location
 from forebay.failures import Failure, Group, grouped, short_tracebacks
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
@@ -62,6 +62,16 @@ def note_on_gone(enrolment: Enrolment, kind: str) -> str:
         f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
         "stay in the folder. For one table of all, list them too; for two tables, use another "
         "output folder."
+    )
+
+
+def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
+    """Return the error that ends a run in which too many inputs fail."""
+    return FailuresError(
+        f"stopped early: {reason}\n"
+        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
+        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
+        f"again.\n{failure.traceback}"
     )
 
 

@@ -86,12 +86,15 @@ class RunTuning:
 
     Args:
         times: What the workers did, up to each update; None if they are threads of this process.
+        at_once: Inputs that each worker processes at once.
         began: When the run began, in seconds of a monotonic clock.
     """
 
-    def __init__(self, most: int, times: ProcessTimes | None, began: float) -> None:
+    def __init__(
+        self, most: int, times: ProcessTimes | None, began: float, at_once: int = 1
+    ) -> None:
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
-        self._times = times
+        self._times, self._at_once = times, at_once
         self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
@@ -134,7 +137,7 @@ class RunTuning:
             steps=0,
             steps_s=0.0,
             made=trace.tasks,
-            made_s=trace.busy_s,
+            made_s=trace.busy_s / self._at_once,
             cpu_s=cpu_s,
             queued_s=queued_s,
             trainer_cpu_s=driver_s,
@@ -203,15 +206,6 @@ def _name_of(payload: tuple[str | None, ...]) -> str:
     """Return what the log calls an input: its path, its row, or its index."""
     source, row, *_ = payload
     return source or row or ""
-
-
-def _too_many(reason: str, name: str, failure: Failure) -> FailuresError:
-    return FailuresError(
-        f"stopped early: {reason}\n"
-        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
-        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
-        f"again.\n{failure.traceback}"
-    )
 
 
 def _full(failure: Failure) -> OutputError:
@@ -346,6 +340,7 @@ class Session:
             folder,
             save,
             seeds_owned=seeds_owned,
+            concurrency=self.options.at_once,
         )
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
@@ -449,10 +444,12 @@ class Session:
         living, looked_at, tuning = ProcessTimes(), -math.inf, None
         if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
             times = living if isinstance(pool, ProcessPool) else None
-            tuning = RunTuning(int(options.num_workers), times, time.monotonic())
+            most = int(options.num_workers)
+            tuning = RunTuning(most, times, time.monotonic(), options.at_once)
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
             slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
+            at_once=options.at_once,
             max_bytes=MAX_BYTES,
             retries=options.further_tries,
             timeout_s=options.timeout,
@@ -517,6 +514,7 @@ class Session:
             "elapsed_s": now - began,
             "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
             "busy_s": trace.busy_s,
+            "at_once": options.at_once,
             "cpu_s": None if options.cluster else after.ru_utime - before.ru_utime + system_s,
             "system_s": system_s,
             "faults": after.ru_minflt - before.ru_minflt,
@@ -546,7 +544,7 @@ class Session:
                 raise _as_exception(outcome, self.ledger.name_of(outcome.task))
             reason = budget.failed(failure.error) or reason
         if reason is not None:
-            raise _too_many(reason, self.ledger.name_of(outcome.task), failure)
+            raise report.too_many(reason, self.ledger.name_of(outcome.task), failure)
 
     def _stop_if_refused(self, commit: Commit, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if inputs with refused outputs require that."""
@@ -557,7 +555,7 @@ class Session:
                 raise OutputError(failure.message)
         refused = {each.ordinal for each in commit.refused}
         if reason := budget.refused(commit.delivered, refused):
-            raise _too_many(reason, name, failure)
+            raise report.too_many(reason, name, failure)
 
     def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
         """Say once, early, that metadata are large arrays."""
