@@ -27,8 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.base.files import private_folder
-from forebay.base.process import standard_library_first
+from forebay.base.process import private_folder, standard_library_first
 from forebay.errors import ChangedError, ForebayError, InputError, OutputError, shown_location
 
 # Bytes of the JSON of a message, and of what follows it.

@@ -27,9 +27,17 @@ from typing import TYPE_CHECKING, Any
 from forebay.engine.engine import NewTask
 from forebay.failures import Failure
 from forebay.loading.feed import CLOSED
-from forebay.loading.messages import BatchRequest, BatchResult, Result, WorkerExhausted, WorkerState
+from forebay.loading.messages import (
+    CHUNK,
+    LOOKAHEAD,
+    BatchRequest,
+    BatchResult,
+    Result,
+    WorkerExhausted,
+    WorkerState,
+)
 from forebay.loading.samplers import SamplerStates, SetEpochRecorders, Values, next_values
-from forebay.loading.settings import CHUNK, LOOKAHEAD, Settings
+from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.options import MAX_BATCHES
 from forebay.plan import worker_seed_of

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, fields
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from forebay.base.files import is_private, private_folders
 from forebay.base.formatting import byte_size, counted, duration, short_number
-from forebay.base.process import kernel
+from forebay.base.process import is_private, kernel, private_folders
 from forebay.errors import one_line
 from forebay.observe.figures import MOST, checked_number, top_figures
 from forebay.show.page import (
