@@ -119,7 +119,7 @@ def open_regular(
     """
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows else os.O_NOFOLLOW)
     mode = "r+" if flags & os.O_RDWR else "r"
-    file = FileIO(path, mode, opener=lambda name, _: os.open(name, flags))
+    file = FileIO(path, mode, opener=lambda name, _: os.open(name, flags, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))

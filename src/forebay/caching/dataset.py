@@ -160,9 +160,11 @@ class CachedDataset(Dataset[Any]):
         from forebay.caching.remote import Lookahead
         from forebay.windows import InOrder
 
-        order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
-        if order is None or self.remote is None:
+        if self.remote is None:
             return None
+        order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
+        if order is None:  # nothing to fetch ahead, but what is fetched is counted
+            order = InOrder(self._starts[:1], batch)
         lanes = order.lanes_of(first, count)
         return Lookahead(self.remote, order, lanes, self.window, fetched)
 

@@ -253,7 +253,7 @@ class Fetcher:
             return
         self._number += 1
         client = self._clients[accepted] = _Client(self._number, accepted)
-        facts = {"id": self._id, "extent": self._slab.extent}
+        facts = {"id": self._id, "extent": self._slab.extent, "disk": self._place.disk}
         shared = [
             _in_memory("index", self._index_bytes),
             _in_memory("blocks", self._blocks_bytes),

@@ -31,6 +31,7 @@ from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
 from forebay.errors import ForebayError, InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
+from forebay.observe.progress import log
 from forebay.observe.record import Fetched
 from forebay.windows import InOrder, Window, Windows
 
@@ -129,6 +130,12 @@ class BucketReader:
             if self._shared is None or self._shared.id != found.facts["id"]:
                 self._shared = Shared(found, self.place)
                 self._decoded.clear()
+                if (kept := found.facts["disk"]) != self.place.disk:
+                    log.warning(
+                        "%s: another program of this node reads it with disk=%r, which holds until "
+                        "that one ends, instead of disk=%r",
+                        *(shown_location(self.place.url), kept, self.place.disk),
+                    )
             else:
                 for descriptor in found.descriptors:
                     os.close(descriptor)

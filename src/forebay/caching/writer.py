@@ -228,7 +228,7 @@ def line_of(failure: Failure) -> str:
 def _marked(path: Path) -> Iterator[Callable[[int], object]]:
     """Yield a function that stores an index in a file, which remains if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         yield lambda index: os.pwrite(file, b"%20d" % index, 0)
     finally:
