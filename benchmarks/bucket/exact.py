@@ -80,7 +80,9 @@ def _cell(
 def faults(ground: Ground, quick: bool) -> None:
     """Print what 10 % of broken answers change: the time."""
     store = store_of(ground, quick)
-    print("a tenth of the answers broken: 503, reset, too short, a bit flipped; an epoch, 2 workers")
+    print(
+        "a tenth of the answers broken: 503, reset, too short, a bit flipped; an epoch, 2 workers"
+    )
     rows, wanted = [], ""
     for share in (0.0, 0.1):
         each = [Fault(kind, share=share / len(KINDS), keys="*/shard-*") for kind in KINDS]
@@ -90,7 +92,9 @@ def faults(ground: Ground, quick: bool) -> None:
         met = store.server.counters()["faults"]
         word = "same" if found["hash"] == wanted else "another"
         broken = ", ".join(f"{count} {kind}" for kind, count in sorted(met.items())) or "none"
-        rows.append((f"{share:.0%}", broken, word, f"{found['s']:.1f} s", f"{found['lost_s']:.1f} s"))
+        rows.append(
+            (f"{share:.0%}", broken, word, f"{found['s']:.1f} s", f"{found['lost_s']:.1f} s")
+        )
     show(("broken", "answers", "hash", "epoch", "lost, by statistics"), rows)
     print("Lost: of all requests together, and many are under way at once.")
 
@@ -120,8 +124,8 @@ def kills(ground: Ground, quick: bool) -> None:
         rows.append((victim, f"{killed}", same, f"{left}", adopted))
     show(("killed", "times", "batches", "processes, files left", "bytes fetched / data"), rows)
     print(
-        "A trainer notes each batch and then its state; a batch that was noted twice, because a kill\n"
-        "came between, counts once. Left: processes of the run, and files in /dev/shm, after 10 s."
+        "A trainer notes each batch and then its state; a batch that was noted twice, because a\n"
+        "kill came between, counts once. Left: processes of the run, and files in /dev/shm, after 10 s."
     )
 
 
@@ -131,8 +135,8 @@ def _trained(
     """Train with kills; return the batches, the kills, what is left, and what was fetched."""
     folder = Path(tempfile.mkdtemp(dir=store.scratch))
     given = options | {"directory": tempfile.mkdtemp(dir=store.scratch)}
-    drawn, killed, left = random.Random(7), 0, 0  # noqa: S311
-    shared = {*os.listdir("/dev/shm")}  # noqa: S108
+    drawn, killed, left = random.Random(7), 0, 0
+    shared = {*os.listdir("/dev/shm")}
     store.server.set(**LINK)
     until = time.monotonic() + LIMIT_S + 12 * count
     while True:
@@ -160,7 +164,7 @@ def _trained(
             break
         if code != -signal.SIGKILL:
             raise RuntimeError(f"the training ended with {code}: {call.process.args}")
-    left += len({*os.listdir("/dev/shm")} - shared)  # noqa: S108
+    left += len({*os.listdir("/dev/shm")} - shared)
     lines = list(dict.fromkeys((folder / LOG).read_text().splitlines()))
     assert (folder / STATE).exists()
     fetched = f"{store.server.counters()['bytes'] / store.cache_bytes:.2f}"

@@ -27,7 +27,7 @@ LINK: dict[str, Any] = {
     "slow_factor": 17.0,
     "rate": 75e6,
 }
-# And 75 MB/s for each of this machine's cores, in all: AWS gives c6id.8xlarge 49 for each of its 32.
+# And 75 MB/s for each core here, in all: a c6id.8xlarge of AWS has 49 for each of its 32.
 SHARED: dict[str, Any] = LINK | {"link": 150e6}
 LIMIT_S = 300.0
 

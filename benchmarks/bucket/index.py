@@ -31,7 +31,7 @@ def index(ground: Ground, quick: bool) -> None:
     folder = store.root / BUCKET / "large"
     record = json.loads((store.root / BUCKET / "forebay" / INDEX).read_bytes())
     shards = -(-count // (ROWS * BLOCKS_PER_SHARD))
-    table = _blocks(count, shards)
+    table = _blocks(count)
     record["plan"] |= {"samples": count, "per_shard": ROWS * BLOCKS_PER_SHARD}
     record |= {
         "sizes": [BLOCKS_PER_SHARD * BLOCK_BYTES + 4096] * shards,
@@ -62,7 +62,7 @@ def index(ground: Ground, quick: bool) -> None:
     print("Memory beyond that of the same with the small cache. Target: 2 s and 60 MB a node.")
 
 
-def _blocks(count: int, shards: int) -> bytes:
+def _blocks(count: int) -> bytes:
     from forebay.caching.blocks import BLOCK
 
     number = np.arange(-(-count // ROWS))
@@ -120,7 +120,9 @@ def _fetchers() -> list[int]:
 def _memory(pid: str) -> tuple[int, int]:
     """Return the private and the shared bytes of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {name: int(rest.split()[0]) * 1024 for name, rest in (each.split(":") for each in lines)}
+    sizes = {
+        name: int(rest.split()[0]) * 1024 for name, rest in (each.split(":") for each in lines)
+    }
     private = sizes["Private_Clean"] + sizes["Private_Dirty"]
     return private, sizes["Shared_Clean"] + sizes["Shared_Dirty"]
 

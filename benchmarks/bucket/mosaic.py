@@ -1,7 +1,7 @@
 """Mosaic Streaming as it can be installed here.
 
-Its import needs torchvision, for decoding that is not used here, and there is none for a torch without
-CUDA on PyPI. Its pins exclude the other libraries, so it is installed without its dependencies.
+Its import needs torchvision, for decoding that is not used here, and PyPI has none for a torch
+without CUDA. Its pins exclude other libraries here, so it is installed without its dependencies.
 """
 
 from __future__ import annotations

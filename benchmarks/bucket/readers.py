@@ -91,7 +91,9 @@ def litdata(target: Target) -> Epochs:
     """By chunks, through a cache on disk."""
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # the check needs the network
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no setting for that
     dataset = StreamingDataset(
         f"s3://{BUCKET}/litdata",
         cache_dir=target.scratch,
@@ -134,7 +136,7 @@ def mosaic(target: Target) -> Epochs:
     )
     for stream in dataset.streams:  # what workers inherit would mix their answers
         if getattr(stream, "_downloader", None) is not None:
-            stream._downloader.clean_up()  # noqa: SLF001
+            stream._downloader.clean_up()
     loader = StreamingDataLoader(
         dataset,
         batch_size=BATCH,

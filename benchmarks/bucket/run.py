@@ -76,6 +76,7 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
             if stop and samples >= stop:
                 break
         now = time.perf_counter()
+        time.sleep(target.options.get("linger_s", 0))  # until what is fetched ahead is there
         found["epochs"].append(
             {
                 "seconds": now - last,

@@ -43,7 +43,10 @@ class Samples:
             raise IndexError(index)
         size = int(self._sizes[index])
         start = index * 7919 % (POOL_BYTES - size)
-        return {"image": struct.pack(HEAD, index) + self._pool[start : start + size - 8], "label": index}
+        return {
+            "image": struct.pack(HEAD, index) + self._pool[start : start + size - 8],
+            "label": index,
+        }
 
 
 def number_of(image: Any) -> int:

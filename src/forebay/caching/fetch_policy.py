@@ -198,7 +198,11 @@ class Requests:
             if known is None or known.flights:
                 heapq.heappop(self._queue)
                 continue
-            is_full = self._in_flight and self._in_flight + known.unit.length > self.limit
+            # What a reader waits for does not wait in turn, unless the bucket has refused requests:
+            # the first batch needs more blocks than the first limit has room for.
+            is_urgent = known.rank == NEEDED and not self._was_throttled
+            limit = MOST_BYTES if is_urgent else self.limit
+            is_full = self._in_flight and self._in_flight + known.unit.length > limit
             if is_full or len(self._flights) >= MOST_REQUESTS:  # it stays the next
                 self._was_full = True
                 return []
