@@ -89,8 +89,8 @@ def epochs(ground: Ground, quick: bool) -> None:
     names = ("litdata", "webdataset", "mosaicml-streaming", "datasets", "obstore", "boto3", "s3fs")
     print(
         "Samples per second of a whole epoch, with its start. Fetched: bytes of the epoch, with\n"
-        "what is fetched ahead, as a share of the data. CPU: of all processes, for what was fetched;\n"
-        f"the server's is not in it. forebay: window={WINDOW / 1e6:.0f} MB.\n"
+        "what is fetched ahead, as a share of the data. CPU: of all processes, for what was\n"
+        f"fetched; the server's is not in it. forebay: window={WINDOW / 1e6:.0f} MB.\n"
         + ", ".join(f"{name} {each}" for name, each in versions(*names).items())
     )
     print()

@@ -125,7 +125,7 @@ def kills(ground: Ground, quick: bool) -> None:
     show(("killed", "times", "batches", "processes, files left", "bytes fetched / data"), rows)
     print(
         "A trainer notes each batch and then its state; a batch that was noted twice, because a\n"
-        "kill came between, counts once. Left: processes of the run, and files in /dev/shm, after 10 s."
+        "kill came between, counts once. Left after 10 s: processes of the run, files in /dev/shm."
     )
 
 

@@ -241,11 +241,14 @@ class Requests:
         """Return the requests that may be hedged, and after how many seconds."""
         if self.counts.hedges + 1 > HEDGE_SHARE * self.counts.requests:
             return []
-        found = []
+        found, after = [], {}
         for flight in self._flights.values():
-            known = self._latencies[flight.get.length.bit_length()]
+            size = flight.get.length.bit_length()
+            known = self._latencies[size]
             if not flight.is_hedged and len(known) >= LEAST_KNOWN:
-                found.append((flight, HEDGE_AFTER * percentile(known, 0.95)))
+                if size not in after:
+                    after[size] = HEDGE_AFTER * percentile(known, 0.95)
+                found.append((flight, after[size]))
         return found
 
     def _hedges(self, now: float) -> list[Get]:
