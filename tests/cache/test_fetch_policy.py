@@ -133,6 +133,12 @@ def test_the_bytes_in_flight_grow_as_long_as_that_helps():
     fast.run(requests, lambda: len(got) == 3000, got.extend)
     assert requests.limit > START_BYTES
     assert 3000 * SIZE / fast.now > 0.7 * 4e9
+    slow, requests, got = Bucket(rate=150e6, tail=0.0), Requests(Random(0)), []
+    for block in range(600):
+        requests.want(unit(block, shard=block), (1, 0, block))
+    slow.run(requests, lambda: len(got) == 600, got.extend)
+    assert requests.limit == START_BYTES
+    assert 600 * SIZE / slow.now > 0.95 * 150e6
 
 
 def test_a_refusal_halves_what_is_in_flight_once_for_all_that_were_sent_together():
