@@ -68,7 +68,7 @@ def epochs(ground: Ground, quick: bool) -> None:
         try:
             found, setting = _best(store, peer, SHARED)
         except RuntimeError as error:
-            rows.append((peer.title, *[""] * 7, reason(error)))
+            rows.append((peer.title, *[""] * 8, reason(error)))
             continue
         best[peer.name] = setting
         first, last = found["epochs"][0], found["epochs"][-1]
@@ -76,14 +76,18 @@ def epochs(ground: Ground, quick: bool) -> None:
         bare = bare or rate
         cells = [f"{rate:,.0f}", f"{rate / bare:.2f}"]
         again = f"{_rate(last):,.0f}" if len(found["epochs"]) > 1 else ""
-        cells += [again, f"{found['first_s']:.2f} s", *_rests(found, first, data)]
+        link = _link(first, last) if again else ""
+        cells += [again, link, f"{found['first_s']:.2f} s", *_rests(found, first, data)]
         workers, threads = setting
         words = [f"{workers} workers"] * (peer.name != "bare") + [f"{threads} at once"] * bool(
             threads
         )
         rows.append((peer.title, *cells, ", ".join(words)))
     show(
-        ("", "samples/s", "x bare", "epoch 2", "first batch", "fetched", "GETs", "CPU s a GB", ""),
+        (
+            *("", "samples/s", "x bare", "epoch 2", "MB/s fetched in it", "first batch", "fetched"),
+            *("GETs", "CPU s a GB", ""),
+        ),
         rows,
     )
     names = ("litdata", "webdataset", "mosaicml-streaming", "datasets", "obstore", "boto3", "s3fs")
@@ -128,6 +132,11 @@ def _best(store: Store, peer: Peer, link: dict[str, Any]) -> tuple[dict[str, Any
 
 def _rate(epoch: dict[str, Any]) -> float:
     return epoch["samples"] / float(epoch["seconds"])
+
+
+def _link(first: dict[str, Any], last: dict[str, Any]) -> str:
+    """Return how fast bytes came in the last epoch."""
+    return f"{(last['counters']['bytes'] - first['counters']['bytes']) / last['seconds'] / 1e6:.0f}"
 
 
 def _rests(found: dict[str, Any], epoch: dict[str, Any], data: int) -> tuple[str, ...]:
