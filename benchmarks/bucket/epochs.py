@@ -49,6 +49,8 @@ PEERS = (
     Peer("huggingface", "Hugging Face streaming", ((2, 0),), "parquet"),
 )
 LATENCIES = (0.0, 1.0)
+# For a first batch at most, with the imports: what takes longer has hung.
+FIRST_S = 60.0
 # Until what is fetched ahead is there, where bytes are counted.
 LINGER_S = 4.0
 
@@ -178,7 +180,13 @@ def _first(store: Store, best: dict[str, tuple[int, int]]) -> None:
         try:
             for latency in LATENCIES:
                 store.server.set(first_byte_s=latency)
-                found = store.run(peer.name, workers=workers, threads=threads, options={"stop": 1})
+                found = store.run(
+                    peer.name,
+                    workers=workers,
+                    threads=threads,
+                    limit_s=FIRST_S,
+                    options={"stop": 1},
+                )
                 seconds.append(found["first_s"])
         except RuntimeError as error:
             rows.append((peer.title, reason(error)))

@@ -74,7 +74,7 @@ class Store:
         Raises:
             RuntimeError: It failed, or took too long.
         """
-        scratch = given.pop("scratch", None)
+        scratch, limit_s = given.pop("scratch", None), given.pop("limit_s", LIMIT_S)
         own = scratch or tempfile.mkdtemp(dir=self.scratch)
         try:
             with self.started(name, scratch=own, **given) as call:
@@ -82,7 +82,7 @@ class Store:
                 while call.process.poll() is None and "disk" in given.get("options", {}):
                     most = max(most, disk_bytes(Path(own)))
                     time.sleep(0.1)
-                return json.loads(call.answer(LIMIT_S)) | {"most_disk": most}
+                return json.loads(call.answer(limit_s)) | {"most_disk": most}
         finally:
             if scratch is None:
                 shutil.rmtree(own, ignore_errors=True)
@@ -124,6 +124,8 @@ def store_of(ground: Ground, quick: bool) -> Store:
 
 def reason(error: Exception) -> str:
     """Return why a run failed, in a line: the last exception that it printed."""
+    if found := re.search(r"did not end in .*", str(error)):
+        return found[0]
     lines = [line for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
     return (named or lines or [type(error).__name__])[-1][:120]
