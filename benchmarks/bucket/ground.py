@@ -78,8 +78,12 @@ class Store:
         own = scratch or tempfile.mkdtemp(dir=self.scratch)
         try:
             with self.started(name, scratch=own, **given) as call:
-                most = 0  # of the disk, at any time
-                while call.process.poll() is None and "disk" in given.get("options", {}):
+                most, until = 0, time.monotonic() + limit_s  # of the disk, at any time
+                while "disk" in given.get("options", {}) and call.process.poll() is None:
+                    if time.monotonic() > until:
+                        raise RuntimeError(
+                            f"did not end in {limit_s:g} s, and took {most / 1e6:,.0f} MB of disk"
+                        )
                     most = max(most, disk_bytes(Path(own)))
                     time.sleep(0.1)
                 return json.loads(call.answer(limit_s)) | {"most_disk": most}
