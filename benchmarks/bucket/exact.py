@@ -145,7 +145,7 @@ def _trained(
                 if time.monotonic() > until:
                     raise RuntimeError(f"the run did not end after {killed} kills")
                 _wait_for_batches(call, folder, drawn.randint(1, 8))
-                pids = processes(call.left())[victim] if victim else []
+                pids = processes(call.process.pid, call.left())[victim] if victim else []
                 if pids and call.process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(drawn.choice(pids), signal.SIGKILL)

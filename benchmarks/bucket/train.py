@@ -6,6 +6,7 @@ global batches. `... train FOLDER JSON` is a training that is killed and continu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -110,20 +111,17 @@ def train(folder: Path, given: dict[str, Any]) -> None:
     print(json.dumps({"done": True}), flush=True)
 
 
-def processes(call_pids: list[int]) -> dict[str, list[int]]:
-    """Return processes by what they are: trainer, fetcher, workers."""
-    found: dict[str, list[int]] = {"fetcher": [], "worker": [], "trainer": []}
-    for pid in call_pids:
-        try:
+def processes(trainer: int, pids: list[int]) -> dict[str, list[int]]:
+    """Return the processes of a training by what they are."""
+    found: dict[str, list[int]] = {"fetcher": [], "worker": [], "trainer": [trainer]}
+    for pid in pids:
+        with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"forebay.caching.fetcher" in words:
-            found["fetcher"].append(pid)
-        elif b"benchmarks.bucket.train" in words:
-            found["trainer"].append(pid)
-        else:
-            found["worker"].append(pid)
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if b"forebay.caching.fetcher" in words:
+                found["fetcher"].append(pid)
+            elif pid != trainer and parent not in (1, trainer):  # a child of what forks workers
+                found["worker"].append(pid)
     return found
 
 

@@ -320,10 +320,12 @@ class Pipeline:
     def close(self, between_epochs: bool = False) -> None:
         """Stop the workers; the position is kept, and between epochs what is fetched ahead, too."""
         feed, self.feed = self.feed, None
+        planner = self.planner  # no global names from here on: the interpreter may be exiting
         if feed is None:
+            if planner is not None and not between_epochs:
+                planner.source.close()
             return
         feed.close()
-        planner = self.planner  # no global names from here on: the interpreter may be exiting
         if planner is not None:
             planner.worker_states = feed.worker_states() or planner.worker_states
             planner.detach(between_epochs)
