@@ -139,6 +139,7 @@ def _trained(
     shared = {*os.listdir("/dev/shm")}
     store.server.set(**LINK)
     until = time.monotonic() + LIMIT_S + 12 * count
+    error = ""
     while True:
         with store.call("benchmarks.bucket.train", str(folder), json.dumps(given)) as call:
             while call.process.poll() is None and killed < count:
@@ -153,8 +154,10 @@ def _trained(
                     if victim == "trainer":
                         call.process.wait()
             if call.process.poll() is None:
-                with contextlib.suppress(RuntimeError):
+                try:
                     call.answer(LIMIT_S)
+                except RuntimeError as failure:
+                    error = reason(failure)
             code = call.process.wait()
             end = time.monotonic() + 10
             while call.left() and time.monotonic() < end:
@@ -163,7 +166,8 @@ def _trained(
         if code == 0:
             break
         if code != -signal.SIGKILL:
-            raise RuntimeError(f"the training ended with {code}: {call.process.args}")
+            error = error or reason(RuntimeError(call.process.communicate()[1]))
+            raise RuntimeError(f"ended with {code} after {killed} kills: {error}")
     left += len({*os.listdir("/dev/shm")} - shared)
     lines = list(dict.fromkeys((folder / LOG).read_text().splitlines()))
     assert (folder / STATE).exists()
