@@ -34,6 +34,9 @@ $(DEV): pyproject.toml constraints-dev.txt
 $(BENCH): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints-dev.txt --editable '.[bench]'
+	# Its pins exclude the other peers: without them; `bench` has what its import needs.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--constraint constraints-dev.txt mosaicml-streaming
 	touch $@
 
 $(DOCS): $(DEV)

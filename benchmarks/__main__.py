@@ -20,6 +20,7 @@ These are measured only when they are named:
     ten-million hundred-million     4 GB of disk: preprocess
     ray                             a Ray cluster, on this machine
     nodes                           five minutes: a cluster of 64 simulated nodes
+    bucket                          12 GB of disk, half an hour: training from a bucket
 
 A first word stands for all tables that begin with it: loading-big, loading-single and so on.
 
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.auto import auto
+from benchmarks.bucket import TABLES as BUCKET
 from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
 from benchmarks.columns import loading_columns
@@ -93,6 +95,7 @@ USUAL = (
 TABLES = (
     USUAL
     | RAY
+    | BUCKET
     | {
         "diagnose": diagnose,
         "disk": disk,
@@ -122,6 +125,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there, too")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
+    parser.add_argument("--kills", type=int, default=0, help="of each process, in bucket-kills")
     options = parser.parse_args()
     # The first word of several tables' names means all of them.
     chosen = {name: [each for each in TABLES if _among(each, name)] for name in options.tables}
@@ -136,7 +140,7 @@ def main() -> None:
     try:
         with contextlib.redirect_stdout(copy):
             print(describe(root), flush=True)
-            ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES)
+            ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES, options.kills)
             for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
                 print(flush=True)
                 TABLES[name](ground, options.quick)

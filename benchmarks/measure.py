@@ -39,10 +39,13 @@ class Ground:
     creating a file takes up to thirty times as long, for every peer. If an earlier benchmark has
     left the disk in that state, each run waits until it is over. The peers' temporary files are in
     another folder, since litdata deletes as many files as there are inputs.
+
+    Attributes:
+        kills: How often a process is killed in tables that do so; 0 for as often as usual.
     """
 
-    def __init__(self, root: Path, count: int) -> None:
-        self.root = root
+    def __init__(self, root: Path, count: int, kills: int = 0) -> None:
+        self.root, self.kills = root, kills
         self.sources = root / SOURCES
         self._count = count
         self._probes = root / "probes"

@@ -73,6 +73,7 @@ class Settings:
         slow_share: Share of answers that take `slow_factor` times as long until their first byte.
         slow_factor: See above.
         rate: Bytes per second of a connection; None for no limit.
+        link: Bytes per second of all connections together; None for no limit.
         requests_per_s: Above it, a request is answered with 503 SlowDown; None for no limit.
         faults: In the order in which they are looked at.
     """
@@ -83,6 +84,7 @@ class Settings:
     slow_share: float = 0.0
     slow_factor: float = 1.0
     rate: float | None = None
+    link: float | None = None
     requests_per_s: float | None = None
     faults: tuple[Fault, ...] = ()
 

@@ -244,6 +244,32 @@ class Request:
         return self.headers.get("x-amz-security-token") or signed.partition("/")[0]
 
 
+class Link:
+    """What all connections share: those that want to send take turns.
+
+    Args:
+        rate: Bytes per second; None for no limit.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self.rate = rate
+        self._free_at = 0.0
+
+    def reserve(self, nbytes: int) -> float | None:
+        """Return when so many bytes may be sent; None for now."""
+        if self.rate is None:
+            return None
+        now = time.monotonic()
+        when = max(self._free_at, now - BURST_S)
+        self._free_at = when + nbytes / self.rate
+        return when if when > now else None
+
+    def give_back(self, nbytes: int) -> None:
+        """Return what was not sent."""
+        if self.rate is not None:
+            self._free_at -= nbytes / self.rate
+
+
 class Connection:
     """A socket, what was received from it and not used, and how much it may send."""
 
@@ -285,20 +311,26 @@ class Connection:
             except BlockingIOError:
                 yield self.plug.fileno(), select.EPOLLOUT
 
-    def send_body(self, body: Body, end: int, rate: float | None) -> Waits:
-        """Send a body from where it stands to `end`, at most at a rate."""
-        at_once = AT_ONCE if rate is None else AT_ONCE_PACED
+    def send_body(self, body: Body, end: int, rate: float | None, link: Link) -> Waits:
+        """Send a body from where it stands to `end`, at most at a rate and at that of the link."""
+        is_paced = rate is not None or link.rate is not None
+        at_once = AT_ONCE_PACED if is_paced else AT_ONCE
         while body.at < end:
             if rate is not None:
                 now = time.monotonic()
                 self._allowed_at = max(self._allowed_at, now - BURST_S)
                 if self._allowed_at > now:
                     yield self._allowed_at
+            asked = min(end - body.at, at_once)
+            if (when := link.reserve(asked)) is not None:
+                yield when
             try:
-                sent = body.send(self.plug, min(end - body.at, at_once))
+                sent = body.send(self.plug, asked)
             except BlockingIOError:
+                link.give_back(asked)
                 yield self.plug.fileno(), select.EPOLLOUT
                 continue
+            link.give_back(asked - sent)
             if rate is not None:
                 self._allowed_at += sent / rate
 
@@ -371,6 +403,7 @@ class Service:
     def set(self, settings: Settings) -> None:
         """Replace the settings and begin to count anew."""
         self._script = Script(settings, time.monotonic())
+        self._link = Link(settings.link)
         self._asked: Counter[tuple[str, str, str]] = Counter()
         before = getattr(self, "_counters", Counters())
         self._counters = Counters(connections=before.connections, serving=before.serving)
@@ -478,16 +511,16 @@ class Service:
         file = os.open(found.path, os.O_RDONLY)
         try:
             body = Body(request.name, file, begin, self._counters)
-            rate = self._script.settings.rate
+            rate, link = self._script.settings.rate, self._link
             yield from connection.send(head, more=True)
             if kind == "flip":
                 body.flip(end, self._script.draw("bit", asked))
             elif kind in ("short", "reset", "cut", "stall"):
-                yield from connection.send_body(body, stop, rate)
+                yield from connection.send_body(body, stop, rate, link)
             if fault and kind == "stall":
                 yield time.monotonic() + fault.seconds
             if kind not in ("short", "reset", "cut"):
-                yield from connection.send_body(body, end, rate)
+                yield from connection.send_body(body, end, rate, link)
         finally:
             os.close(file)
         if kind == "reset":

@@ -305,6 +305,19 @@ def test_a_connection_is_no_faster_than_its_rate(serve):
     assert time.monotonic() - began > 0.05
 
 
+def test_all_connections_share_the_link(serve):
+    """Two of 1 MiB each at 10 MB/s, less what may be made up for, take a tenth of a second."""
+    server, client = serve(link=10e6)
+    other = Client(server)
+    began = time.monotonic()
+    with closing(other.connection):
+        thread = threading.Thread(target=client.ask)
+        thread.start()
+        assert other.ask()[1] == BODY
+        thread.join()
+    assert time.monotonic() - began > 0.1
+
+
 def test_an_unknown_fault_or_setting_is_refused(serve):
     """A slip in a test does not serve without faults."""
     server, _ = serve()

@@ -102,6 +102,19 @@ def test_what_is_needed_now_overtakes_what_is_needed_later():
     assert [get.units[0].key for get in requests.due(0.1)] == [300]
 
 
+def test_what_is_needed_now_is_requested_at_once_unless_the_bucket_refuses():
+    """More than the limit at first: else the first batch takes several round trips."""
+    count = 2 * START_BYTES // SIZE
+    requests = Requests(Random(0))
+    for block in range(count):
+        requests.want(unit(block, shard=block), NEEDED)
+    gets = requests.due(0.0)
+    assert len(gets) == count
+    for get in gets:
+        requests.failed(get.number, THROTTLED, "503", 0.1)
+    assert len(requests.due(1000.0)) == START_BYTES // 2 // SIZE
+
+
 def test_neighbours_in_a_shard_are_one_request_but_not_all_of_them():
     """So that several are under way; never across shards."""
     requests = Requests(Random(0))
@@ -120,6 +133,12 @@ def test_the_bytes_in_flight_grow_as_long_as_that_helps():
     fast.run(requests, lambda: len(got) == 3000, got.extend)
     assert requests.limit > START_BYTES
     assert 3000 * SIZE / fast.now > 0.7 * 4e9
+    slow, requests, got = Bucket(rate=150e6, tail=0.0), Requests(Random(0)), []
+    for block in range(600):
+        requests.want(unit(block, shard=block), (1, 0, block))
+    slow.run(requests, lambda: len(got) == 600, got.extend)
+    assert requests.limit == START_BYTES
+    assert 600 * SIZE / slow.now > 0.95 * 150e6
 
 
 def test_a_refusal_halves_what_is_in_flight_once_for_all_that_were_sent_together():

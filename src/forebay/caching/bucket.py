@@ -9,6 +9,7 @@ obstore in threads takes a tenth of s3fs's processor time for a request (docs/de
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from datetime import timedelta
@@ -163,7 +164,9 @@ def _settings_of(url: str) -> dict[str, Any]:
     if given:
         raise ValueError(f"fsspec's settings {', '.join(given)}")
     settings: dict[str, Any] = {"config": config}
-    if not {"access_key_id", "skip_signature"} & {*config}:
+    # obstore reads keys of the environment by itself, and importing boto3 takes half a second.
+    has_keys = all(os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+    if not has_keys and not {"access_key_id", "skip_signature"} & {*config}:
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
 

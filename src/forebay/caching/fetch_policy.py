@@ -29,7 +29,8 @@ TIMEOUT_S, SLOWEST = 5.0, 2 * MIB
 # How often a unit is requested before it is given up, and the longest pause between two tries.
 MOST_TRIES, MOST_PAUSE_S, FIRST_PAUSE_S = 10, 20.0, 0.1
 # The bytes in flight are doubled as long as that makes the rate grow by a factor, measured for so
-# long; once the bucket has refused requests, they grow by a step each time.
+# long, and the last doubling, which did not, is undone; once the bucket has refused requests, they
+# grow by a step each time.
 PROBE_S, GROWTH, STEP_BYTES = 0.5, 1.1, 4 * MIB
 # The shortest wait: what is due may not be possible at once.
 LEAST_WAIT_S = 0.005
@@ -129,6 +130,7 @@ class Requests:
         self._latencies: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KNOWN))
         self._resumes = self._halved = -math.inf
         self._probe_began, self._probe_bytes, self._best = 0.0, 0, 0.0
+        self._settled = START_BYTES  # the limit at which the best rate was measured
         self._was_full = self._was_throttled = False
         self._busy_since = 0.0
 
@@ -187,7 +189,10 @@ class Requests:
         if self._was_full and self._was_throttled:
             self.limit = min(self.limit + STEP_BYTES, MOST_BYTES)
         elif self._was_full and rate > GROWTH * self._best:
-            self.limit, self._best = min(2 * self.limit, MOST_BYTES), rate
+            self._settled, self._best = self.limit, rate
+            self.limit = min(2 * self.limit, MOST_BYTES)
+        elif self._was_full:  # more in flight would only be slower, each of them
+            self.limit = min(self.limit, self._settled)
         self._probe_began, self._probe_bytes, self._was_full = now, 0, False
 
     def _next(self) -> list[Unit]:
@@ -198,7 +203,11 @@ class Requests:
             if known is None or known.flights:
                 heapq.heappop(self._queue)
                 continue
-            is_full = self._in_flight and self._in_flight + known.unit.length > self.limit
+            # What a reader waits for does not wait in turn, unless the bucket has refused requests:
+            # the first batch needs more blocks than the first limit has room for.
+            is_urgent = known.rank == NEEDED and not self._was_throttled
+            limit = MOST_BYTES if is_urgent else self.limit
+            is_full = self._in_flight and self._in_flight + known.unit.length > limit
             if is_full or len(self._flights) >= MOST_REQUESTS:  # it stays the next
                 self._was_full = True
                 return []
@@ -237,11 +246,14 @@ class Requests:
         """Return the requests that may be hedged, and after how many seconds."""
         if self.counts.hedges + 1 > HEDGE_SHARE * self.counts.requests:
             return []
-        found = []
+        found, after = [], {}
         for flight in self._flights.values():
-            known = self._latencies[flight.get.length.bit_length()]
+            size = flight.get.length.bit_length()
+            known = self._latencies[size]
             if not flight.is_hedged and len(known) >= LEAST_KNOWN:
-                found.append((flight, HEDGE_AFTER * percentile(known, 0.95)))
+                if size not in after:
+                    after[size] = HEDGE_AFTER * percentile(known, 0.95)
+                found.append((flight, after[size]))
         return found
 
     def _hedges(self, now: float) -> list[Get]:

@@ -140,20 +140,22 @@ class Fetcher:
         self._place, self._listening = place, listening
         self._bucket = bucket_at(place.url)
         self._index_bytes = self._read(INDEX)
-        self._blocks_bytes = self._read(BLOCKS)
+        # Written once for all clients: of a large cache, it has tens of megabytes.
+        self._index_file = _in_memory("index", self._index_bytes)
+        self._blocks_file = _in_memory("blocks", self._read(BLOCKS))
         try:  # readers look at the rest of the index, and say more
             index = json.loads(self._index_bytes)
             samples, per_shard = (int(index["plan"][name]) for name in ("samples", "per_shard"))
             known = int(index["blocks"]["count"]), int(index["blocks"]["crc32"])
             sizes = [*map(int, index["sizes"])]
-            self._blocks = Blocks(self._blocks_bytes, samples, per_shard, sizes, known)
+            blocks_bytes = memoryview(mmap.mmap(self._blocks_file, 0, access=mmap.ACCESS_READ))
+            self._blocks = Blocks(blocks_bytes, samples, per_shard, sizes, known)
         except DAMAGES as error:
             raise InputError(
                 f"{shown_location(place.url)}/{PRIVATE}: the index of the cache is damaged: "
                 f"{shortened(error)}\n  Call forebay.cache with the same dataset and URL."
             ) from error
-        self._lengths = self._blocks.length.astype(np.int64)
-        self._shards = self._blocks.first // per_shard
+        self._lengths, self._per_shard = self._blocks.length, per_shard
         self._slab = Slab()
         self._slab.record_size(int(self._lengths.max()))
         self._id = secrets.token_hex(8)
@@ -161,7 +163,7 @@ class Fetcher:
         self._pins: Pins | None = None
         if place.directory is not None and place.disk:
             folder = Path(place.directory) / place.name
-            identity = f"{crc32(self._index_bytes):08x}{crc32(self._blocks_bytes):08x}"
+            identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
             self._pins = Pins(folder, identity, place.disk, self._lengths)
         self._table_file = _in_memory("table", bytes(8 * len(self._blocks)))
         self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(self._blocks)), np.uint64)
@@ -255,11 +257,8 @@ class Fetcher:
         client = self._clients[accepted] = _Client(self._number, accepted)
         facts = {"id": self._id, "extent": self._slab.extent, "disk": self._place.disk}
         shared = [
-            _in_memory("index", self._index_bytes),
-            _in_memory("blocks", self._blocks_bytes),
-            os.dup(self._table_file),
-            os.dup(self._slab.fileno()),
-            *([] if self._pins is None else [os.dup(self._pins.descriptor)]),
+            *(self._index_file, self._blocks_file, self._table_file, self._slab.fileno()),
+            *([] if self._pins is None else [self._pins.descriptor]),
         ]
         try:
             message = packed(facts)
@@ -268,9 +267,6 @@ class Fetcher:
         except OSError:
             self._part(client)
             return
-        finally:
-            for descriptor in shared:
-                os.close(descriptor)
         accepted.setblocking(False)
         self._selector.register(accepted, selectors.EVENT_READ)
         self._flush(client)
@@ -410,7 +406,7 @@ class Fetcher:
         self._put(_Verified(block, is_whole))
 
     def _unit(self, block: int) -> Unit:
-        place = int(self._shards[block]), int(self._blocks.offset[block])
+        place = int(self._blocks.first[block]) // self._per_shard, int(self._blocks.offset[block])
         return Unit(block, *place, int(self._lengths[block]))
 
     def _drop(self, blocks: Sequence[int]) -> None:

@@ -80,7 +80,9 @@ class Shared:
         for descriptor in (index, blocks, table, *disk):
             os.close(descriptor)
         names = names_of(self.index.plan.structure)
-        self.schemas = [schema_of(names, specs) for specs in self.index.specs]
+        kinds = {id(specs): specs for specs in self.index.specs}  # shards share few
+        schemas = {kind: schema_of(names, specs) for kind, specs in kinds.items()}
+        self.schemas = [schemas[id(specs)] for specs in self.index.specs]
 
     def bytes_of(self, block: int, entry: int) -> Bytes:
         """Return the memory of a block, which may be another's by now."""

@@ -162,7 +162,7 @@ class Pipeline:
         """Begin an epoch, or the rest of one; return the planner, which returns its batches."""
         self.keeps_workers, self.reader = settings.keeps_workers, id(iterator)
         if not self.keeps_workers:
-            self.close()
+            self.close(between_epochs=True)
         is_rest = position.batch > 0 and settings.by_torchs_rules
         skip = position.batch if settings.is_iterable and not position.knows_workers else 0
         if skip:  # a dataset without a state is read again up to the position
@@ -317,16 +317,18 @@ class Pipeline:
         if self.planner is not None:
             self.planner.refresh()
 
-    def close(self) -> None:
-        """Stop the workers; the position is kept."""
+    def close(self, between_epochs: bool = False) -> None:
+        """Stop the workers; the position is kept, and between epochs what is fetched ahead, too."""
         feed, self.feed = self.feed, None
+        planner = self.planner  # no global names from here on: the interpreter may be exiting
         if feed is None:
+            if planner is not None and not between_epochs:
+                planner.source.close()
             return
         feed.close()
-        planner = self.planner  # no global names from here on: the interpreter may be exiting
         if planner is not None:
             planner.worker_states = feed.worker_states() or planner.worker_states
-            planner.detach()
+            planner.detach(between_epochs)
 
     # ---- a mixture -----------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self._is_over = True
         self.pipeline.reader = None
         if not self.pipeline.keeps_workers:
-            self.pipeline.close()
+            self.pipeline.close(between_epochs=True)
 
     def _shutdown_workers(self) -> None:
         self.pipeline.close()
@@ -173,7 +173,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             return
         is_read = pipeline.reader == id(self) or pipeline.reader is None
         if self._loader is None or (is_read and not pipeline.keeps_workers):
-            pipeline.close()
+            pipeline.close(between_epochs=self._loader is not None)
 
 
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:

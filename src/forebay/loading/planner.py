@@ -233,10 +233,11 @@ class Planner:
             raise RuntimeError(CLOSED)
         return self._feed
 
-    def detach(self) -> None:
+    def detach(self, between_epochs: bool = False) -> None:
         """Forget the closed feed; the position is kept."""
         self._feed = None
-        self.source.close()
+        if not between_epochs:
+            self.source.close()
 
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""

@@ -1,0 +1,17 @@
+"""Train from a bucket: forebay beside its peers, on one server with latency, a tail and a rate."""
+
+from __future__ import annotations
+
+from benchmarks.bucket.epochs import disk, epochs, ranks
+from benchmarks.bucket.exact import faults, grid, kills
+from benchmarks.bucket.index import index
+
+TABLES = {
+    "bucket-epochs": epochs,
+    "bucket-disk": disk,
+    "bucket-ranks": ranks,
+    "bucket-grid": grid,
+    "bucket-faults": faults,
+    "bucket-kills": kills,
+    "bucket-index": index,
+}

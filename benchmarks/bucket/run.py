@@ -1,0 +1,134 @@
+"""One run of one reader in a separate process; its last line is the result, as JSON.
+
+As a program: `python -m benchmarks.bucket.run NAME TARGET`, the target as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bucket.ground import disk_bytes
+from benchmarks.bucket.stores import number_of
+from benchmarks.call import own_processes
+
+# Imported before the clock starts.
+IMPORTS = {
+    "forebay": ("forebay", "forebay.caching.remote", "forebay.loading.settings"),
+    "litdata": ("litdata",),
+    "webdataset": ("webdataset",),
+    "huggingface": ("datasets", "s3fs"),
+    "obstore": ("obstore.store",),
+    "boto3": ("boto3",),
+    "s3fs": ("s3fs",),
+    "bare": ("obstore.store", "forebay.caching.blocks"),
+}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def image_of(sample: Any) -> Any:
+    """Return the bytes of a sample, in any library's form."""
+    return sample["image"] if isinstance(sample, dict) else sample[0]
+
+
+def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Read epochs and say how long it took and what came."""
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
+    for each in IMPORTS.get(name, ()):
+        importlib.import_module(each)
+    if name == "mosaic":
+        from benchmarks.bucket.mosaic import prepare
+
+        prepare()
+        importlib.import_module("streaming")
+    from benchmarks.bucket.readers import READERS, Target
+
+    target = Target(**given)
+    stop = target.options.get("stop")
+    found: dict[str, Any] = {"first_s": None, "epochs": [], "hash": []}
+    cpu = _cpu_s()
+    began = last = time.perf_counter()
+    for epoch in READERS[name](target):
+        seen, hashed = bytearray(target.count), hashlib.sha256()
+        samples = nbytes = wrong = 0
+        for batch in epoch:
+            if found["first_s"] is None:
+                found["first_s"] = time.perf_counter() - began
+            if name == "bare":
+                nbytes += batch[0]
+                continue
+            for each in batch:
+                image = image_of(each)
+                number = number_of(image)
+                nbytes += len(image)
+                wrong += seen[number]
+                seen[number] = 1
+                hashed.update(number.to_bytes(8, "little"))
+            samples += len(batch)
+            if stop and samples >= stop:
+                break
+        now = time.perf_counter()
+        time.sleep(target.options.get("linger_s", 0))  # until what is fetched ahead is there
+        found["epochs"].append(
+            {
+                "seconds": now - last,
+                "samples": target.count if name == "bare" else samples,
+                "bytes": nbytes,
+                "lost": 0 if name == "bare" else target.count - sum(seen),
+                "twice": wrong,
+                "counters": _counters(target.url),
+            }
+        )
+        found["hash"].append(hashed.hexdigest()[:16])
+        last = time.perf_counter()
+        found["cpu_s"], found["fetcher_s"] = _cpu_s() - cpu, _cpu_s("forebay.caching.fetcher")
+        found["disk"] = disk_bytes(Path(target.scratch))
+        if stop:
+            break
+    return found
+
+
+def _cpu_s(which: str = "") -> float:
+    """Return the processor time of this process and those that it started, or of some of them."""
+    total = 0.0
+    for pid in own_processes():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if which.encode() in words:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += sum(int(fields[at]) for at in (11, 12)) / TICKS
+    if not which:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        total += children.ru_utime + children.ru_stime
+    return total
+
+
+def _counters(url: str) -> dict[str, Any]:
+    import http.client
+
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.request("GET", "/_control")
+        counters = json.loads(connection.getresponse().read())["counters"]
+    return {
+        "gets": counters["requests"].get("GET", 0),
+        "requests": sum(counters["requests"].values()),
+        "bytes": counters["bytes"],
+        "faults": sum(counters["faults"].values()),
+        "most": counters["serving_most"],
+    }
+
+
+if __name__ == "__main__":
+    answer = measure(sys.argv[1], json.loads(sys.argv[2]))
+    print()
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # some libraries wait at their end
