@@ -13,7 +13,7 @@ row of any epoch is found by itself.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,59 +60,57 @@ def packed_patterns(lengths: Sequence[int], counts: Sequence[int], size: int) ->
         size: How long a row is at most.
     """
     number = {length: at for at, length in enumerate(lengths)}
-    left = dict(zip(lengths, counts, strict=True))
-    live = np.array(lengths)
+    left, live = dict(zip(lengths, counts, strict=True)), [*lengths]
     patterns = []
-    while len(live):
-        row: Counter[int] = Counter()
-        space, fits, chosen = size, live, [int(live[-1])]
+    while live:
+        row: dict[int, int] = {}
+        space, chosen = size, [live[-1]]
         while chosen:
-            row.update(chosen)
-            space -= sum(chosen)
-            if spent := [length for length in {*chosen} if row[length] == left[length]]:
-                fits = np.delete(fits, fits.searchsorted(spent))
-            fits = fits[: fits.searchsorted(space, "right")]
+            for length in chosen:
+                row[length] = row.get(length, 0) + 1
+                space -= length
+            for length in {*chosen}:
+                if row[length] == left[length]:
+                    del live[bisect_left(live, length)]
             half = space // 2
-            chosen = _filling(fits, space, left.get(half, 0) - row[half] > 1)
+            chosen = _filling(live, space, left.get(half, 0) - row.get(half, 0) > 1)
         rows = min(left[length] // each for length, each in row.items())
         for length, each in row.items():
             left[length] -= rows * each
-        spent = [length for length in row if not left[length]]
-        live = np.delete(live, live.searchsorted(spent))
+            if not left[length] and rows > 1:  # if one row takes all, they are not live any more
+                del live[bisect_left(live, length)]
         parts = tuple((number[length], each) for length, each in row.items())
         patterns.append(Pattern(parts, rows))
     return patterns
 
 
-# Pairs to look at first, of nearly equal lengths: one of them nearly always fills a space exactly.
-NEAREST = 64
-
-
-def _filling(fits: Integers, space: int, has_two: bool) -> list[int]:
+def _filling(live: list[int], space: int, has_two: bool) -> list[int]:
     """Return the next samples of a row, by length; none if nothing fits.
 
     Args:
-        fits: The lengths that are left and fit, ascending.
+        live: The lengths that are left, ascending.
         space: Tokens that the row still takes.
         has_two: Whether there are two samples of half the space.
     """
-    longest = int(fits[-1]) if len(fits) else 0
+    end = bisect_right(live, space)
+    longest = live[end - 1] if end else 0
     if longest in (0, space):
         return [longest] * (longest > 0)
     if 2 * longest < space:  # at least three: one of an equal share
-        return [int(fits[fits.searchsorted(space / -(-space // longest))])]
-    begin = int(fits.searchsorted(space / 2))
-    begin += 2 * int(fits[begin]) == space and not has_two
-    found = [longest]
-    for end in (begin + NEAREST, len(fits)):
-        some = fits[begin:end]
-        others = fits.searchsorted(space - some, "right") - 1
-        sums = np.where(others < 0, 0, some + fits[others])
-        if sum(found) < sums.max(initial=0):
-            at = int(sums.argmax())
-            found = [int(some[at]), int(fits[others[at]])]
-        if sum(found) == space:
+        return [live[bisect_left(live, space / -(-space // longest))]]
+    begin = bisect_left(live, space / 2)
+    begin += 2 * live[begin] == space and not has_two
+    best, found, other = longest, [longest], end
+    for length in live[begin:end]:  # a pair of nearly equal lengths nearly always fills it exactly
+        while other and live[other - 1] + length > space:
+            other -= 1
+        if not other:
             break
+        if live[other - 1] + length > best:
+            found = [length, live[other - 1]]
+            best = sum(found)
+            if best == space:
+                break
     return found
 
 
