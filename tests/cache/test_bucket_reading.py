@@ -279,16 +279,6 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
     assert server.counters()["bytes"] <= 1.03 * sizes + 2 * 150_000
 
 
-def test_what_is_fetched_ahead_is_kept_between_epochs(server, root):
-    """Without persistent workers, too: in each later epoch, each byte is fetched once."""
-    cached, epochs = forebay.open_cache(URL, window="150KB"), 4
-    cached[0]
-    server.set()
-    ask(cached, epochs=epochs)
-    sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
-    assert server.counters()["bytes"] <= 1.03 * epochs * sizes + 2 * 150_000
-
-
 def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
     """Three ranks, then four, then two, in the middle of an epoch."""
     whole = ask(forebay.open_cache(URL, window="150KB"), 48, drop_last=True)[0]
